@@ -1,0 +1,217 @@
+"""Every exception the appliance raises, grouped by what must happen next.
+
+    ApplianceError
+    ├── ClientFault            reply with the code, keep the connection
+    │   ├── OffsetOutOfRange
+    │   ├── CorruptBatch
+    │   ├── UnknownPartition
+    │   ├── MessageTooLarge
+    │   ├── InvalidTimestamp
+    │   ├── InvalidRequest
+    │   ├── UnsupportedVersion
+    │   ├── TopicExists
+    │   ├── InvalidTopic
+    │   ├── InvalidPartitions
+    │   ├── InvalidSetting
+    │   ├── OutOfOrderSequence
+    │   ├── StaleProducerEpoch
+    │   └── UnknownGroup
+    ├── ProtocolFault          the peer broke framing: close its connection, say nothing more
+    │   └── FrameTooLarge
+    ├── Unavailable            a restart, an election or a full disk is under way: the client may retry
+    │   ├── WriterGone
+    │   ├── NotLeader
+    │   ├── ZooKeeperAway
+    │   ├── BrokerAway
+    │   ├── RequestTimedOut
+    │   ├── BufferFull
+    │   └── DiskFull
+    ├── StorageFault           what is on disk cannot be trusted: take the partition offline
+    │   └── CorruptLog
+    └── ConfigFault            a person must change a file or an argument: say which and how
+        ├── UnknownKey
+        ├── BadValue
+        └── AlreadyRunning
+
+A handler catches one of the branches, never ``Exception``.  Both wire protocols carry ``code`` (the numbers of
+the Kafka protocol, which have names that operators know); the command line exits with ``exit_status``
+(``sysexits.h``).  :func:`from_code` turns a received code back into the class that a client raises.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ApplianceError(Exception):
+    code: ClassVar[int] = -1
+    exit_status: ClassVar[int] = 1
+
+    @property
+    def retriable(self) -> bool:
+        return isinstance(self, Unavailable)
+
+
+class ClientFault(ApplianceError):
+    exit_status = 65  # EX_DATAERR
+
+
+class OffsetOutOfRange(ClientFault):
+    code = 1
+
+
+class CorruptBatch(ClientFault):
+    code = 2
+
+
+class UnknownPartition(ClientFault):
+    """A topic or partition that this cluster does not have."""
+
+    code = 3
+    exit_status = 66  # EX_NOINPUT
+
+
+class MessageTooLarge(ClientFault):
+    code = 10
+
+
+class InvalidTopic(ClientFault):
+    code = 17
+
+
+class InvalidTimestamp(ClientFault):
+    code = 32
+
+
+class UnsupportedVersion(ClientFault):
+    code = 35
+    exit_status = 76  # EX_PROTOCOL
+
+
+class TopicExists(ClientFault):
+    code = 36
+
+
+class InvalidPartitions(ClientFault):
+    code = 37
+
+
+class InvalidSetting(ClientFault):
+    code = 40
+
+
+class InvalidRequest(ClientFault):
+    code = 42
+
+
+class OutOfOrderSequence(ClientFault):
+    code = 45
+
+
+class StaleProducerEpoch(ClientFault):
+    code = 47
+
+
+class UnknownGroup(ClientFault):
+    code = 69
+    exit_status = 66
+
+
+class ProtocolFault(ApplianceError):
+    exit_status = 76
+
+
+class FrameTooLarge(ProtocolFault):
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"peer announced a frame of {size_bytes} bytes, limit {limit_bytes}")
+
+
+class Unavailable(ApplianceError):
+    exit_status = 75  # EX_TEMPFAIL: scripts may retry
+
+
+class WriterGone(Unavailable):
+    """The partition's writer is being restarted; what it had in hand may or may not be in the log."""
+
+    code = 5
+
+
+class NotLeader(Unavailable):
+    code = 6
+
+
+class RequestTimedOut(Unavailable):
+    code = 7
+
+
+class BrokerAway(Unavailable):
+    """No connection to the appliance."""
+
+    code = 8
+
+
+class ZooKeeperAway(Unavailable):
+    code = 15
+
+
+class BufferFull(Unavailable):
+    code = 89
+
+
+class StorageFault(ApplianceError):
+    """The partition is offline until ``appliance log repair`` or an operator decides."""
+
+    code = 56
+    exit_status = 74  # EX_IOERR
+
+
+class DiskFull(Unavailable):
+    """No room on the disk: retriable, the service resumes by itself when there is room."""
+
+    code = 56
+    exit_status = 75
+
+
+class CorruptLog(StorageFault):
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path}:{position}: {reason}")
+        self.path, self.position, self.reason = path, position, reason
+
+
+class ConfigFault(ApplianceError):
+    exit_status = 78  # EX_CONFIG
+
+
+class UnknownKey(ConfigFault): ...
+
+
+class BadValue(ConfigFault): ...
+
+
+class AlreadyRunning(ConfigFault):
+    exit_status = 75
+
+
+def _by_code() -> dict[int, type[ApplianceError]]:
+    classes: dict[int, type[ApplianceError]] = {}
+    waiting: list[type[ApplianceError]] = [ApplianceError]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        if cls is not StorageFault and cls is not CorruptLog:
+            classes.setdefault(cls.code, cls)
+    return classes
+
+
+_CLASSES = _by_code()
+
+
+def from_code(code: int, message: str = "") -> ApplianceError:
+    """The exception for a code that came over the wire; an unknown code becomes a plain ApplianceError.
+
+    Code 56 (Kafka's KAFKA_STORAGE_ERROR) comes back as the retriable :class:`DiskFull`, as in Kafka's clients.
+    """
+    cls = _CLASSES.get(code, ApplianceError)
+    if cls is FrameTooLarge:
+        cls = ApplianceError
+    return cls(message or f"error {code}")

@@ -1,0 +1,1 @@
+"""The processes: supervisor, network worker, writer, coordinator; one file and one ``run`` each."""

@@ -1,0 +1,1 @@
+"""Kafka's RecordBatch v2, the one format of the appliance: check, place, encode, decode."""

@@ -1,0 +1,1 @@
+"""The only owner of shared-memory layouts: segment tables, arenas, doorbells."""

@@ -1,0 +1,140 @@
+"""What both doors decode to, and what they encode from: the same few values for the native and the Kafka door.
+
+A door's codec turns one frame into one of the requests below and a list of results into the pieces of a reply.
+It neither reads sockets nor opens files: a reply is a list of ``bytes`` and :class:`FileRange` that the network
+worker writes and sendfiles in order (h11's ``send_with_data_passthrough``).  ``context`` is whatever the codec
+needs to encode the reply (correlation id, API version); nobody else looks into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+EARLIEST = -2
+LATEST = -1
+MAX_TIMESTAMP = -3
+"""Special values of :attr:`OffsetsPart.timestamp`; values >= 0 are milliseconds since 1970."""
+
+
+class OpenFile(Protocol):
+    """An open segment file.  Its descriptor is closed when the last reference goes, so a range still queued for a slow reader keeps its file although retention has unlinked it.
+    """
+
+    fd: int
+
+
+class FileRange(NamedTuple):
+    """``count`` bytes at ``position`` of an open file: what ``sendfile`` takes."""
+
+    file: OpenFile
+    position: int
+    count: int
+
+
+class ProducePart(NamedTuple):
+    """Record batches for one partition: ``frame[start:stop]``, nothing copied."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+
+class FetchPart(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    bytes_max: int
+
+
+class OffsetsPart(NamedTuple):
+    """``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; ``offset`` >= 0 asks about that offset instead."""
+
+    topic: str
+    partition: int
+    timestamp: int
+    offset: int = -1
+
+
+@dataclass(slots=True)
+class Produce:
+    context: Any
+    acks: int
+    timeout_ms: int
+    parts: list[ProducePart]
+
+
+@dataclass(slots=True)
+class Fetch:
+    context: Any
+    wait_ms_max: int
+    bytes_min: int
+    bytes_max: int
+    parts: list[FetchPart]
+
+
+@dataclass(slots=True)
+class Offsets:
+    context: Any
+    parts: list[OffsetsPart]
+
+
+@dataclass(slots=True)
+class Cold:
+    """Anything else: the frame goes to the coordinator as it is and its reply frame comes back as bytes."""
+
+    context: Any
+
+
+@dataclass(slots=True)
+class Local:
+    """The codec knows the answer itself (hello, ApiVersions, a request it refuses); then maybe hang up."""
+
+    reply: bytes
+    close: bool = False
+
+
+Request = Produce | Fetch | Offsets | Cold | Local
+
+
+class ProduceResult(NamedTuple):
+    """``base``: offset of the first record; ``end``: offset after the last; both -1 on error."""
+
+    error: int
+    base: int
+    end: int
+    log_start: int
+    message: str = ""
+
+
+class FetchResult(NamedTuple):
+    """``pieces`` together hold ``size`` bytes of whole record batches; ``end``: where readers may read to."""
+
+    error: int
+    log_start: int
+    end: int
+    size: int
+    pieces: tuple[bytes | FileRange, ...]
+
+
+class OffsetsResult(NamedTuple):
+    """``records``: how many records the log has had before ``offset`` (differences give lag in messages)."""
+
+    error: int
+    offset: int
+    timestamp: int
+    records: int
+
+
+class Codec(Protocol):
+    """One door.  All functions are pure; ``frame`` is the frame without its u32 size prefix."""
+
+    def decode(self, frame: memoryview) -> Request:
+        """Raises ProtocolFault when the frame cannot be answered: close the connection."""
+
+    def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes: ...
+
+    def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]: ...
+
+    def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes: ...
