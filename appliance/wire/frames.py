@@ -1,0 +1,34 @@
+"""Length-prefixed frames cut out of a buffer that somebody else fills.
+
+Both protocols frame alike: a big-endian u32 size, then that many bytes.  An oversized frame is refused as soon as
+its four size bytes are in, so a peer can never make us hold more than one frame and one ``recv``.
+"""
+
+from __future__ import annotations
+
+from ..errors import FrameTooLarge
+
+SIZE_BYTES = 4
+
+
+def cut(buffer: memoryview, start: int, stop: int, frame_bytes_max: int) -> tuple[list[tuple[int, int]], int, int]:
+    """Find the whole frames in ``buffer[start:stop]``.
+
+    Returns:
+        The frames as (start, stop) without their size prefixes; where the first unfinished frame starts; and how many
+        bytes that frame takes in all, its prefix included (0 while its size is not known).
+
+    Raises:
+        FrameTooLarge: a peer announced more than ``frame_bytes_max`` bytes; drop the connection.
+    """
+    frames: list[tuple[int, int]] = []
+    while stop - start >= SIZE_BYTES:
+        body = start + SIZE_BYTES
+        size = int.from_bytes(buffer[start:body], "big")
+        if size > frame_bytes_max:
+            raise FrameTooLarge(size, frame_bytes_max)
+        if body + size > stop:
+            return frames, start, SIZE_BYTES + size
+        frames.append((body, body + size))
+        start = body + size
+    return frames, start, 0

@@ -1,0 +1,162 @@
+"""The native protocol, both directions: this page is its specification.
+
+A frame is ``u32 size | u16 header size | msgpack array header | payload``, big-endian; ``size`` counts what follows
+it.  Record batches travel in the payload exactly as they lie in the log.  The first request of a connection is
+``hello``; requests may be pipelined; replies leave in the order of the requests.  A header that is not an array of
+the shape below, or an unknown api number, ends the connection: nothing behind it can be trusted.
+
+    request header [api, correlation id, ...]                     reply header [correlation id, error, ...]
+
+    0 produce   [0, c, topic, partition, acks, timeout_ms]        [c, error, base, end, log start, message]
+                + record batches of that partition                no reply when acks = 0
+    1 fetch     [1, c, wait_ms_max, bytes_min, bytes_max,         [c, 0, [[error, log start, end, size]...]]
+                 [[topic, partition, offset, bytes_max]...]]      + the partitions' bytes, one after another
+    2 offsets   [2, c, [[topic, partition, timestamp, offset]...]]
+                                                                  [c, 0, [[error, offset, timestamp, records]...]]
+    3 metadata  [3, c, [topic...] or nil]                         [c, error, {cluster, broker, zookeeper, brokers, topics}]
+    4 admin     [4, c, verb, {arguments}]                         [c, error, message, result]
+    9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
+
+``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
+after the last.  ``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; a non-negative ``offset`` asks about that offset
+instead.  ``records`` counts the records before ``offset`` since the log began: differences are lag in messages.
+Errors are the numbers of :mod:`appliance.errors`; 0 is none.  Metadata and admin are answered by the coordinator.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgpack
+
+from ..errors import ProtocolFault, UnsupportedVersion
+from .requests import (
+    Cold,
+    Fetch,
+    FetchPart,
+    FetchResult,
+    FileRange,
+    Local,
+    Offsets,
+    OffsetsPart,
+    OffsetsResult,
+    Produce,
+    ProducePart,
+    ProduceResult,
+    Request,
+)
+
+PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, HELLO = 0, 1, 2, 3, 4, 9
+VERSION: Final = 1
+MAGIC: Final = "appliance"
+PARTS_MAX: Final = 10_000
+"""Most partitions in one fetch or offsets request."""
+
+_PREFIX = struct.Struct(">IH")
+assert _PREFIX.size == 6
+_pack = msgpack.Packer().pack
+
+
+def encode_frame(header: Sequence[Any], payload_bytes: int = 0) -> bytes:
+    """Size prefix and header of a frame; ``payload_bytes`` of payload are to follow."""
+    packed: bytes = _pack(header)
+    return _PREFIX.pack(2 + len(packed) + payload_bytes, len(packed)) + packed
+
+
+def decode_header(frame: memoryview) -> tuple[list[Any], int]:
+    """The header of a frame (without its size prefix) and where its payload starts.
+
+    Raises:
+        ProtocolFault: not a frame of this protocol.
+    """
+    if len(frame) < 3:
+        raise ProtocolFault("frame too short for a header")
+    stop = 2 + (frame[0] << 8 | frame[1])
+    if stop > len(frame):
+        raise ProtocolFault("header is longer than its frame")
+    try:
+        header = msgpack.unpackb(frame[2:stop])
+    except (ValueError, TypeError) as error:
+        raise ProtocolFault(f"header is not msgpack: {error}") from None
+    if type(header) is not list or len(header) < 2 or type(header[1]) is not int:
+        raise ProtocolFault("header is not an array of at least two")
+    return header, stop
+
+
+class NativeCodec:
+    """The server's side of one connection; remembers only whether the client has said hello."""
+
+    def __init__(self, broker_id: int, frame_bytes_max: int) -> None:
+        self._broker_id = broker_id
+        self._frame_bytes_max = frame_bytes_max
+        self._greeted = False
+
+    def decode(self, frame: memoryview) -> Request:
+        header, stop = decode_header(frame)
+        api = header[0]
+        if not self._greeted:
+            return self._hello(header)
+        try:
+            if api == PRODUCE:
+                _, context, topic, partition, acks, timeout_ms = header
+                _expect(type(topic) is str and type(partition) is int and acks in (0, 1, -1))
+                _expect(type(timeout_ms) is int)
+                return Produce(context, acks, timeout_ms, [ProducePart(topic, partition, stop, len(frame))])
+            if api == FETCH:
+                _, context, wait_ms_max, bytes_min, bytes_max, parts = header
+                _expect(type(wait_ms_max) is int and type(bytes_min) is int and type(bytes_max) is int)
+                _expect(len(parts) <= PARTS_MAX)
+                return Fetch(context, wait_ms_max, bytes_min, bytes_max, [_fetch_part(p) for p in parts])
+            if api == OFFSETS:
+                _, context, parts = header
+                _expect(len(parts) <= PARTS_MAX)
+                return Offsets(context, [_offsets_part(p) for p in parts])
+        except (ValueError, TypeError) as error:
+            raise ProtocolFault(f"request of api {api} has the wrong shape: {error}") from None
+        if api in (METADATA, ADMIN):
+            return Cold(header[1])
+        raise ProtocolFault(f"unknown api {api!r}")
+
+    def _hello(self, header: list[Any]) -> Request:
+        if header[0] != HELLO or len(header) != 5 or header[2] != MAGIC:
+            raise ProtocolFault("the first request must be hello")
+        if header[3] != VERSION:
+            error = UnsupportedVersion.code
+            return Local(encode_frame([header[1], error, VERSION, self._broker_id, {}]), close=True)
+        self._greeted = True
+        limits = {"frame_bytes_max": self._frame_bytes_max}
+        return Local(encode_frame([header[1], 0, VERSION, self._broker_id, limits]))
+
+    def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
+        error, base, end, log_start, message = results[0]
+        return encode_frame([request.context, error, base, end, log_start, message])
+
+    def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
+        rows = [result[:4] for result in results]
+        size = sum(result.size for result in results)
+        reply: list[bytes | FileRange] = [encode_frame([request.context, 0, rows], size)]
+        for result in results:
+            reply += result.pieces
+        return reply
+
+    def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
+        return encode_frame([request.context, 0, results])
+
+
+def _expect(condition: bool) -> None:
+    if not condition:
+        raise ValueError("unexpected type or value")
+
+
+def _fetch_part(part: Any) -> FetchPart:
+    topic, partition, offset, bytes_max = part
+    _expect(type(topic) is str and type(partition) is type(offset) is type(bytes_max) is int)
+    return FetchPart(topic, partition, offset, bytes_max)
+
+
+def _offsets_part(part: Any) -> OffsetsPart:
+    topic, partition, timestamp, offset = part
+    _expect(type(topic) is str and type(partition) is type(timestamp) is type(offset) is int)
+    return OffsetsPart(topic, partition, timestamp, offset)
