@@ -1,0 +1,98 @@
+"""appliance.catalog: what was stored comes back, and what cannot be trusted is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.catalog import FILE_NAME, Catalog, Topic, check_name
+from appliance.errors import InvalidTopic, StorageFault
+
+names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
+topics = st.builds(
+    Topic,
+    name=names,
+    partitions=st.dictionaries(
+        st.integers(0, 9_999), st.lists(st.integers(0, 2**31), min_size=1, max_size=3), max_size=20
+    ),
+    settings=st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3),
+    created=st.integers(0, 2**62),
+)
+
+
+def test_an_empty_directory_has_no_topics(tmp_path: Path) -> None:
+    assert Catalog.load(tmp_path).topics == {}
+
+
+@settings(max_examples=50, deadline=None)
+@given(stored=st.lists(topics, max_size=4), cluster=st.text(max_size=10))
+def test_what_is_stored_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, stored: list[Topic], cluster: str
+) -> None:
+    directory = tmp_path_factory.mktemp("catalog")
+    catalog = Catalog.load(directory)
+    catalog.topics = {topic.name: topic for topic in stored}
+    catalog.cluster = cluster
+    catalog.store()
+    loaded = Catalog.load(directory)
+    assert loaded.topics == catalog.topics and loaded.cluster == cluster
+    assert [path.name for path in directory.iterdir()] == [FILE_NAME]
+
+
+def test_hosted_names_each_partition_stored_here(tmp_path: Path) -> None:
+    catalog = Catalog.load(tmp_path)
+    catalog.topics["b"] = Topic("b", {0: [1], 1: [2, 1], 2: [2]})
+    catalog.topics["a"] = Topic("a", {0: [1]})
+    assert catalog.hosted(1) == [("a", 0), ("b", 0), ("b", 1)]
+    assert catalog.hosted(3) == []
+
+
+def test_the_first_broker_leads() -> None:
+    topic = Topic("a", {0: [2, 1], 1: []})
+    assert [topic.leader(partition) for partition in (0, 1, 2)] == [2, -1, -1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"version":2,"cluster":"","topics":{}}',
+        b'{"version":1,"cluster":"","topics":{"../x":{"partitions":{}}}}',
+        b'{"version":1,"cluster":"","topics":{"x":{"partitions":{"one":[1]}}}}',
+        b'{"version":1,"cluster":"","topics":{"x":{"partitions":{"1":"1"}}}}',
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(StorageFault, match=FILE_NAME):
+        Catalog.load(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_old_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog.load(tmp_path)
+    catalog.topics["a"] = Topic("a", {0: [1]})
+    catalog.store()
+    catalog.topics["b"] = Topic("b", {0: [1]})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError):
+        catalog.store()
+    assert list(Catalog.load(tmp_path).topics) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
+def test_good_names(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\n", "a\0"])
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidTopic):
+        check_name(name)
