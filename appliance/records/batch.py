@@ -1,0 +1,178 @@
+"""The header of Kafka's RecordBatch v2: the one module that knows its layout; admits and places batches.
+
+    at  size  field                     at  size  field
+     0   8    base offset               27   8    base timestamp (of the first record, ms)
+     8   4    bytes after this field    35   8    largest timestamp (ms)
+    12   4    partition leader epoch    43   8    producer id (-1: none)
+    16   1    magic = 2                 51   2    producer epoch
+    17   4    CRC32C of [21, size)      53   4    base sequence
+    21   2    attributes                57   4    number of records
+    23   4    last offset delta         61        records, compressed as one if attributes say so
+
+All integers are big-endian.  Attributes: bits 0-2 codec, bit 3 LogAppendTime, bit 4 transactional, bit 5
+control batch, bit 6 delete horizon.  The base offset lies outside the CRC, so that :func:`place` may store
+it without touching anything else: a batch of S bytes and N records at byte P of its log gets P + S - N, its
+last record P + S - 1, and the next batch starts where the next offset is.  That needs N <= S: :func:`check`
+demands it.
+
+``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one
+into the log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`): a batch that is cut
+off or fails its checksum is a :class:`~appliance.errors.CorruptBatch`, which clients send again; one whose
+checksum holds but that breaks a rule would break it again, and is refused for good.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from ..errors import CorruptBatch, InvalidRequest, MessageTooLarge, UnsupportedVersion
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES = 61
+assert HEADER.size == HEADER_BYTES
+
+BASE_OFFSET_AT = 0
+LENGTH_AT = 8
+LEADER_EPOCH_AT = 12
+MAGIC_AT = 16
+CRC_AT = 17
+ATTRIBUTES_AT = 21
+LAST_OFFSET_DELTA_AT = 23
+BASE_TIMESTAMP_AT = 27
+MAX_TIMESTAMP_AT = 35
+PRODUCER_ID_AT = 43
+PRODUCER_EPOCH_AT = 51
+BASE_SEQUENCE_AT = 53
+COUNT_AT = 57
+
+LENGTH_END = 12
+"""A batch is this many bytes longer than its length field says."""
+
+MAGIC = 2
+CODEC_MASK = 0x07
+CODEC_MAX = 4
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+DELETE_HORIZON = 0x40
+_REFUSED = TRANSACTIONAL | CONTROL | DELETE_HORIZON
+
+
+class BatchInfo(NamedTuple):
+    """What the broker needs to know of a batch: ``size`` in bytes, ``count`` of records, timestamps in ms."""
+
+    size: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    max_timestamp: int
+    first_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    attributes: int
+
+
+_unpack_header = HEADER.unpack_from
+_info = tuple.__new__
+
+
+def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
+    """Admit the first batch in ``buffer[start:stop]``; the next one starts ``size`` bytes further.
+
+    Raises:
+        CorruptBatch: not a whole batch, or its checksum does not match.
+        MessageTooLarge: more than ``bytes_max`` bytes.
+        UnsupportedVersion: not magic 2, or a codec that nobody knows.
+        InvalidRequest: its fields contradict each other, or it is a control or transactional batch.
+    """
+    if stop - start < HEADER_BYTES:
+        raise CorruptBatch(f"{stop - start} bytes are no record batch: its header alone has {HEADER_BYTES}")
+    (
+        _, length, _, magic, crc, attributes, last_delta, first_timestamp, max_timestamp,
+        producer_id, producer_epoch, base_sequence, count,
+    ) = _unpack_header(buffer, start)  # fmt: skip
+    size = length + LENGTH_END
+    # One condition for the common case; _refuse finds out which part of it failed.
+    if (
+        magic != MAGIC
+        or not HEADER_BYTES <= size <= bytes_max
+        or size > stop - start
+        or attributes & _REFUSED
+        or attributes & CODEC_MASK > CODEC_MAX
+        or not 1 <= count <= size
+        or last_delta != count - 1
+        or crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc
+    ):
+        raise _refuse(buffer, start, stop, bytes_max)
+    return _info(  # the generated constructor of a named tuple takes twice as long
+        BatchInfo,
+        (
+            size, count, max_timestamp, first_timestamp,
+            producer_id, producer_epoch, base_sequence, attributes,
+        ),
+    )  # fmt: skip
+
+
+def _refuse(
+    buffer: memoryview, start: int, stop: int, bytes_max: int
+) -> CorruptBatch | MessageTooLarge | UnsupportedVersion | InvalidRequest:
+    """The error for a batch that :func:`check` did not admit."""
+    _, length, _, magic, crc, attributes, last_delta, *_, count = _unpack_header(buffer, start)
+    size = length + LENGTH_END
+    if magic != MAGIC:
+        return UnsupportedVersion(f"record batch of magic {magic}: only magic 2 (Kafka 0.11+) is stored")
+    if size < HEADER_BYTES:
+        return CorruptBatch(f"a record batch of {size} bytes is shorter than its header")
+    if size > bytes_max:
+        return MessageTooLarge(
+            f"record batch of {size} bytes, limit {bytes_max}: send smaller ones or raise max.message.bytes"
+        )
+    if size > stop - start:
+        return CorruptBatch(f"record batch of {size} bytes, only {stop - start} are there")
+    if crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc:
+        return CorruptBatch(f"record batch of {size} bytes fails its CRC32C")
+    if attributes & (TRANSACTIONAL | CONTROL):
+        return InvalidRequest("transactional and control batches are refused: produce without transactions")
+    if attributes & DELETE_HORIZON:
+        return InvalidRequest("a delete horizon is set by brokers only")
+    if attributes & CODEC_MASK > CODEC_MAX:
+        return UnsupportedVersion(f"codec {attributes & CODEC_MASK} is none of none, gzip, snappy, lz4, zstd")
+    if count < 1:
+        return InvalidRequest(f"a record batch of {count} records")
+    if count > size:
+        return InvalidRequest(f"{count} records in a batch of {size} bytes: offsets are bytes, so send it uncompressed")
+    return InvalidRequest(f"last offset delta {last_delta} in a batch of {count} records")
+
+
+def place(buffer: memoryview, start: int, position: int, size: int, count: int) -> None:
+    """Store the base offset of the batch at ``start``, which will be at ``position`` of its log."""
+    buffer[start : start + 8] = (position + size - count).to_bytes(8, "big")
+
+
+_BASE_AND_LENGTH = struct.Struct(">qi")
+_TIMESTAMP_AND_COUNT = struct.Struct(">q14xi")
+assert MAX_TIMESTAMP_AT + _TIMESTAMP_AND_COUNT.size == HEADER_BYTES
+
+
+def walk(buffer: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Go from header to header: (start, size, base offset, count, largest timestamp) of every whole batch.
+
+    Stops in front of a partial batch at the end.  Checks no checksum.
+
+    Raises:
+        CorruptBatch: a header says that its batch is shorter than itself, so there is no way on.
+        UnsupportedVersion: not magic 2.
+    """
+    while stop - start >= HEADER_BYTES:
+        base, length = _BASE_AND_LENGTH.unpack_from(buffer, start)
+        size = length + LENGTH_END
+        if buffer[start + MAGIC_AT] != MAGIC or size < HEADER_BYTES:
+            raise _refuse(buffer, start, stop, size)
+        if size > stop - start:
+            return
+        max_timestamp, count = _TIMESTAMP_AND_COUNT.unpack_from(buffer, start + MAX_TIMESTAMP_AT)
+        yield start, size, base, count, max_timestamp
+        start += size
