@@ -13,7 +13,7 @@ the shape below, or an unknown api number, ends the connection: nothing behind i
                  [[topic, partition, offset, bytes_max]...]]      + the partitions' bytes, one after another
     2 offsets   [2, c, [[topic, partition, timestamp, offset]...]]
                                                                   [c, 0, [[error, offset, timestamp, records]...]]
-    3 metadata  [3, c, [topic...] or nil]                         [c, error, {cluster, broker, zookeeper, brokers, topics}]
+    3 metadata  [3, c, [topic...] or nil]              [c, error, {cluster, broker, zookeeper, brokers, topics}]
     4 admin     [4, c, verb, {arguments}]                         [c, error, message, result]
     9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
 

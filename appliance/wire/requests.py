@@ -18,7 +18,9 @@ MAX_TIMESTAMP = -3
 
 
 class OpenFile(Protocol):
-    """An open segment file.  Its descriptor is closed when the last reference goes, so a range still queued for a slow reader keeps its file although retention has unlinked it.
+    """An open segment file.  Its descriptor is closed when the last reference goes.
+
+    So a range that is still queued for a slow reader keeps its file although retention has unlinked it.
     """
 
     fd: int
