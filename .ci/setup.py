@@ -1,0 +1,133 @@
+"""Make ``.venv`` and install the appliance into it with everything that demo, tests and pipeline need.
+
+Needs Python 3.11+ and a package index (or ``PIP_NO_INDEX=1 PIP_FIND_LINKS=<directory of wheels>``): no root,
+no compiler, no Java.  A second run does nothing until ``pyproject.toml`` or the Java have changed.
+Only the standard library is imported here, since it runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / ".ready"
+LOG = VENV / "pip.log"
+JAVA_LEAST = 17  # what pyspark 4 wants; ZooKeeper would do with 11
+
+
+def java_found() -> str:
+    """The Java that JAVA_HOME or PATH offers, if it is new enough; its path is enough to see a change."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin/java") if home else shutil.which("java") or ""
+    if not java or not os.access(java, os.X_OK):
+        return ""
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    return java if version and int(version[1]) >= JAVA_LEAST else ""
+
+
+def fingerprint() -> str:
+    parts = [(ROOT / "pyproject.toml").read_text(), Path(__file__).read_text(), str(ROOT)]
+    return hashlib.sha256("\0".join([*parts, java_found()]).encode()).hexdigest()
+
+
+def make_venv() -> None:
+    """An environment with pip, also where the system's Python comes without ensurepip (Debian's does)."""
+    if (VENV / "bin/python").exists() and run_quietly("-m", "pip", "--version"):
+        return
+    print(f"making .venv with Python {sys.version.split()[0]}", flush=True)
+    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], capture_output=True, check=False)
+    if made.returncode:
+        shutil.rmtree(VENV, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(VENV)], check=True)
+        wheel = fetch_pip()
+        subprocess.run([VENV / "bin/python", f"{wheel}/pip", "install", "-q", str(wheel)], check=True)
+        wheel.unlink()
+
+
+def run_quietly(*arguments: str) -> bool:
+    return not subprocess.run([VENV / "bin/python", *arguments], capture_output=True, check=False).returncode
+
+
+def fetch_pip() -> Path:
+    """pip's own wheel, which can install itself; checked against the digest that the index gives."""
+    with urllib.request.urlopen("https://pypi.org/pypi/pip/json", timeout=60) as reply:
+        files = json.load(reply)["urls"]
+    chosen = next(file for file in files if file["packagetype"] == "bdist_wheel")
+    with urllib.request.urlopen(chosen["url"], timeout=60) as reply:
+        content = reply.read()
+    if hashlib.sha256(content).hexdigest() != chosen["digests"]["sha256"]:
+        sys.exit("the downloaded pip does not have the digest that the index gives; nothing was installed")
+    wheel = VENV / str(chosen["filename"])
+    wheel.write_bytes(content)
+    return wheel
+
+
+def install(extras: list[str]) -> None:
+    """One pip run for everything, so that pyspark, which comes as source, is built once."""
+    command = [
+        VENV / "bin/python",
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+    ]
+    command += ["--editable", f"{ROOT}[{','.join(extras)}]"]
+    print(
+        f"installing appliance[{','.join(extras)}]: ~1 GB on disk, minutes when nothing is cached", flush=True
+    )
+    begun = time.monotonic()
+    with (
+        LOG.open("w") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as pip,
+    ):
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            log.write(line)
+            show(line, time.monotonic() - begun)
+    if pip.returncode:
+        print(
+            f"\npip failed; the end of {LOG}:", *LOG.read_text().splitlines()[-15:], sep="\n", file=sys.stderr
+        )
+        sys.exit(1)
+    print(
+        f"\ninstalled in {time.monotonic() - begun:.0f} s" if sys.stdout.isatty() else "installed", flush=True
+    )
+
+
+def show(line: str, elapsed_s: float) -> None:
+    """On a terminal one line that changes; in a log only the few steps that take long."""
+    words = line.split()
+    step = " ".join(words[:2]) if words and words[0] in ("Collecting", "Building", "Downloading") else ""
+    if line.startswith(("Installing collected", "  Building wheel", "Building wheel")):
+        step = line.split(":")[0].strip()
+    if step and sys.stdout.isatty():
+        print(f"\r\033[K  {elapsed_s:4.0f} s  {step[:70]}", end="", flush=True)
+    elif step.startswith(("Installing", "Building wheel")):
+        print(f"  {elapsed_s:4.0f} s  {step}", flush=True)
+
+
+def main() -> None:
+    wanted = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == wanted and (VENV / "bin/appliance").exists():
+        return
+    make_venv()
+    install(["dev", "spark"] if java_found() else ["dev", "java", "spark"])
+    STAMP.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# make demo | test | lint | bench-smoke     each sets up .venv first, if need be; nothing else is installed anywhere
+#
+#   make demo FILES="/var/log/syslog app.log"    ships these files instead of the logs it finds
+#   make test ARGS="-k log -x"                   passes arguments on to pytest
+#   make setup PYTHON=/opt/python3.12/bin/python3
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	"$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+FILES ?=
+ARGS ?=
+BIN := .venv/bin
+
+.PHONY: demo test lint bench-smoke setup clean
+
+setup:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
+		"install one or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" .ci/setup.py
+
+demo: setup
+	@$(BIN)/appliance demo $(FILES)
+
+test: setup
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench-smoke: setup
+	@for file in perf/[a-z]*.py; do \
+		echo "== $$file"; $(BIN)/python "$$file" --smoke || exit 1; done
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
