@@ -1,0 +1,89 @@
+"""Which Kafka APIs are served, and in which versions: the one table that ApiVersions, the codecs and README
+read.
+
+Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the range;
+ceilings are below the versions that replace topic names by topic ids (Produce 13, Fetch 13, Metadata
+10).  Produce 0 to 2 are listed because librdkafka before 2.11.1 silently drops gzip, snappy and lz4 when they
+are not; what is sent with them is refused partition by partition with UNSUPPORTED_VERSION.  A key that is
+missing here is not served at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+LIST_OFFSETS: Final = 2
+METADATA: Final = 3
+OFFSET_COMMIT: Final = 8
+OFFSET_FETCH: Final = 9
+FIND_COORDINATOR: Final = 10
+JOIN_GROUP: Final = 11
+HEARTBEAT: Final = 12
+LEAVE_GROUP: Final = 13
+SYNC_GROUP: Final = 14
+DESCRIBE_GROUPS: Final = 15
+LIST_GROUPS: Final = 16
+SASL_HANDSHAKE: Final = 17
+API_VERSIONS: Final = 18
+CREATE_TOPICS: Final = 19
+DELETE_TOPICS: Final = 20
+DELETE_RECORDS: Final = 21
+INIT_PRODUCER_ID: Final = 22
+OFFSET_FOR_LEADER_EPOCH: Final = 23
+DESCRIBE_CONFIGS: Final = 32
+ALTER_CONFIGS: Final = 33
+DESCRIBE_LOG_DIRS: Final = 35
+CREATE_PARTITIONS: Final = 37
+DELETE_GROUPS: Final = 42
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+OFFSET_DELETE: Final = 47
+DESCRIBE_CLUSTER: Final = 60
+
+
+class Api(NamedTuple):
+    name: str
+    version_min: int
+    version_max: int
+    flexible_from: int
+    """First version with compact lengths and tagged fields; 99 = none that we know."""
+
+
+APIS: Final[dict[int, Api]] = {
+    PRODUCE: Api("Produce", 0, 9, 9),
+    FETCH: Api("Fetch", 4, 12, 12),
+    LIST_OFFSETS: Api("ListOffsets", 1, 7, 6),
+    METADATA: Api("Metadata", 0, 9, 9),
+    OFFSET_COMMIT: Api("OffsetCommit", 2, 8, 8),
+    OFFSET_FETCH: Api("OffsetFetch", 1, 8, 6),
+    FIND_COORDINATOR: Api("FindCoordinator", 0, 4, 3),
+    JOIN_GROUP: Api("JoinGroup", 0, 7, 6),
+    HEARTBEAT: Api("Heartbeat", 0, 4, 4),
+    LEAVE_GROUP: Api("LeaveGroup", 0, 5, 4),
+    SYNC_GROUP: Api("SyncGroup", 0, 5, 4),
+    DESCRIBE_GROUPS: Api("DescribeGroups", 0, 5, 5),
+    LIST_GROUPS: Api("ListGroups", 0, 4, 3),
+    API_VERSIONS: Api("ApiVersions", 0, 4, 3),
+    CREATE_TOPICS: Api("CreateTopics", 2, 7, 5),
+    DELETE_TOPICS: Api("DeleteTopics", 1, 6, 4),
+    DELETE_RECORDS: Api("DeleteRecords", 0, 2, 2),
+    INIT_PRODUCER_ID: Api("InitProducerId", 0, 4, 2),
+    OFFSET_FOR_LEADER_EPOCH: Api("OffsetForLeaderEpoch", 2, 4, 4),
+    DESCRIBE_CONFIGS: Api("DescribeConfigs", 1, 4, 4),
+    ALTER_CONFIGS: Api("AlterConfigs", 0, 2, 2),
+    DESCRIBE_LOG_DIRS: Api("DescribeLogDirs", 1, 4, 2),
+    CREATE_PARTITIONS: Api("CreatePartitions", 0, 3, 2),
+    DELETE_GROUPS: Api("DeleteGroups", 0, 2, 2),
+    INCREMENTAL_ALTER_CONFIGS: Api("IncrementalAlterConfigs", 0, 1, 1),
+    OFFSET_DELETE: Api("OffsetDelete", 0, 0, 99),
+    DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 1, 0),
+}
+
+ADVERTISED: Final[dict[int, tuple[int, int]]] = {
+    key: (api.version_min, api.version_max) for key, api in APIS.items()
+}
+"""API key → (lowest, highest version), as ApiVersions answers it."""
+
+HOT: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, API_VERSIONS})
+"""Answered by the network worker; all others are handed to the coordinator (``cold.py``)."""
