@@ -5,11 +5,12 @@ broker serves from when it cannot, and at every start before ZooKeeper has answe
 
     {"version": 1,
      "cluster": "Zp3…",                          which ensemble the topics belong to, "" before the first one
+     "deleting": [["old", 0]],                   partitions to remove: the order outlives a crash
      "topics": {"logs": {"partitions": {"0": [1], "1": [2, 1]},     partition → broker ids, the first leads
                          "settings": {"retention.ms": "3600000"},   only what was set for this topic
-                         "created": 4294967301}}}             ZooKeeper's czxid of the topic, 0: local
+                         "id": "5f0c…"}}}                     differs between topics of the same name
 
-``created`` tells a topic from a later one of the same name.  ``cluster`` tells a topic that was deleted while
+``id`` tells a topic from a later one of the same name.  ``cluster`` tells a topic that was deleted while
 this broker was away from an ensemble that lost its data or was never ours: only the former may delete logs.
 
 The coordinator alone stores the file; the supervisor reads it at start.  It is replaced as a whole (write,
@@ -21,13 +22,15 @@ Errors: :class:`InvalidTopic` for a bad name, :class:`StorageFault` for a file t
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from .errors import InvalidTopic, StorageFault
+from .errors import DiskFull, InvalidTopic, StorageFault
 
 FILE_NAME = "catalog.json"
 VERSION = 1
@@ -46,7 +49,7 @@ class Topic(msgspec.Struct, omit_defaults=True):
     name: str
     partitions: dict[int, list[int]] = {}
     settings: dict[str, str] = {}
-    created: int = 0
+    id: str = ""
 
     def leader(self, partition: int) -> int:
         """The broker that leads ``partition``; -1 when nobody does."""
@@ -57,22 +60,30 @@ class Topic(msgspec.Struct, omit_defaults=True):
 class _Entry(msgspec.Struct):
     partitions: dict[str, list[int]]
     settings: dict[str, str] = {}
-    created: int = 0
+    id: str = ""
 
 
 class _File(msgspec.Struct):
     version: int
     cluster: str
     topics: dict[str, _Entry]
+    deleting: list[tuple[str, int]] = []
 
 
 class Catalog:
-    """Topics by name.  Change ``topics`` and ``cluster`` freely, then :meth:`store`."""
+    """Topics by name.  Change the attributes freely, then :meth:`store`."""
 
-    def __init__(self, path: Path, topics: dict[str, Topic], cluster: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        topics: dict[str, Topic],
+        cluster: str = "",
+        deleting: Iterable[tuple[str, int]] = (),
+    ) -> None:
         self.path = path
         self.topics = topics
         self.cluster = cluster
+        self.deleting = set(deleting)
 
     @classmethod
     def load(cls, data_dir: Path) -> Catalog:
@@ -104,17 +115,22 @@ class Catalog:
         for name, entry in file.topics.items():
             check_name(name)
             partitions = {int(partition): brokers for partition, brokers in entry.partitions.items()}
-            topics[name] = Topic(name, partitions, entry.settings, entry.created)
-        return cls(path, topics, file.cluster)
+            topics[name] = Topic(name, partitions, entry.settings, entry.id)
+        return cls(path, topics, file.cluster, file.deleting)
 
     def store(self) -> None:
-        """Replace the file; it is on the disk when this returns."""
+        """Replace the file; it is on the disk when this returns.
+
+        Raises:
+            DiskFull: no room, the old file stands.
+            StorageFault: any other failure, likewise.
+        """
         topics = {}
         for name, topic in sorted(self.topics.items()):
             partitions = {str(partition): brokers for partition, brokers in sorted(topic.partitions.items())}
-            topics[name] = _Entry(partitions, topic.settings, topic.created)
-        content = msgspec.json.format(msgspec.json.encode(_File(VERSION, self.cluster, topics)), indent=1)
-        replace_file(self.path, content + b"\n")
+            topics[name] = _Entry(partitions, topic.settings, topic.id)
+        file = _File(VERSION, self.cluster, topics, sorted(self.deleting))
+        replace_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
 
     def hosted(self, broker_id: int) -> list[tuple[str, int]]:
         """The (topic, partition) pairs stored on a broker, sorted."""
@@ -141,15 +157,24 @@ def check_name(name: str) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` in place of a file so that a crash at any point leaves the old one or the new one."""
+    """Put ``content`` in place of a file so that a crash at any point leaves the old one or the new one.
+
+    Raises:
+        DiskFull: no room, the old file stands.
+        StorageFault: any other failure, likewise.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (DiskFull if full else StorageFault)(f"{path}: {error.strerror}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.catalog import FILE_NAME, Catalog, Topic, check_name
-from appliance.errors import InvalidTopic, StorageFault
+from appliance.errors import ApplianceError, DiskFull, InvalidTopic, StorageFault
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
 topics = st.builds(
@@ -19,7 +21,7 @@ topics = st.builds(
         st.integers(0, 9_999), st.lists(st.integers(0, 2**31), min_size=1, max_size=3), max_size=20
     ),
     settings=st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3),
-    created=st.integers(0, 2**62),
+    id=st.text(max_size=36),
 )
 
 
@@ -36,9 +38,11 @@ def test_what_is_stored_is_loaded(
     catalog = Catalog.load(directory)
     catalog.topics = {topic.name: topic for topic in stored}
     catalog.cluster = cluster
+    catalog.deleting = {(topic.name, 0) for topic in stored}
     catalog.store()
     loaded = Catalog.load(directory)
     assert loaded.topics == catalog.topics and loaded.cluster == cluster
+    assert loaded.deleting == catalog.deleting
     assert [path.name for path in directory.iterdir()] == [FILE_NAME]
 
 
@@ -72,17 +76,20 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> No
         Catalog.load(tmp_path)
 
 
-def test_a_write_that_fails_leaves_the_old_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number, expected", [(errno.ENOSPC, DiskFull), (errno.EIO, StorageFault)])
+def test_a_write_that_fails_leaves_the_old_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[ApplianceError]
+) -> None:
     catalog = Catalog.load(tmp_path)
     catalog.topics["a"] = Topic("a", {0: [1]})
     catalog.store()
     catalog.topics["b"] = Topic("b", {0: [1]})
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError):
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(expected, match=FILE_NAME):
         catalog.store()
     assert list(Catalog.load(tmp_path).topics) == ["a"]
 

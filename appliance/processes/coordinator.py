@@ -1,0 +1,241 @@
+"""The coordinator: the one process that speaks with ZooKeeper, and the one that answers cold requests.
+
+It is one thread around asyncio's epoll loop.  asyncio and not a loop of our own, because nearly every request
+here waits for somebody (the supervisor, ZooKeeper, other members of a group) with a deadline, several times
+in a row: coroutines keep such a sequence in one readable function, and asyncio brings the flow control of
+streams and the wake-up from other threads (kazoo's callbacks only call ``call_soon_threadsafe``, that is:
+enqueue and ring).
+
+Around the loop:
+
+* the control channel to the supervisor (messages: see ``supervisor``);
+* one stream per network worker.  The worker sends ``[token, door, listener, peer, frame]``, the answer is
+  ``[token, reply frame]`` or ``[token, nil]`` (close that connection); ``[token]`` alone says that the
+  connection is gone.  A worker that does not take its answers, or has REQUESTS_MAX unanswered, is not read
+  any more.
+
+Killed, it is forked again: topics come back from the catalog and ZooKeeper, producer ids start a new
+generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from ..catalog import Catalog
+from ..config import Config
+from ..errors import ApplianceError, ProtocolFault
+from .admin import NativeDoor
+from .cluster import Cluster
+from .control import Channel
+from .partitions import Partitions
+from .producer_ids import ProducerIds
+from .topics import Topics
+
+REQUESTS_MAX: Final = 8192
+"""Unanswered requests of one worker."""
+STREAM_OVERHEAD_BYTES: Final = 4096
+"""What a message on a worker's stream may have around its frame."""
+
+Answer = Callable[[str, str, str, bytes], Awaitable[bytes | None]]
+"""(door, listener, peer, frame) → reply frame, or None to close the connection."""
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
+    """The coordinator process, until the supervisor says stop or is gone.
+
+    Raises:
+        StorageFault: the catalog cannot be read.
+    """
+    asyncio.run(_serve(config, data_dir, instance, channel))
+
+
+async def _serve(config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
+    await Coordinator(config, data_dir, instance, channel).serve()
+
+
+class Coordinator:
+    """The composition of this process, and the routes between its sockets and its parts."""
+
+    def __init__(self, config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
+        self._config = config
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._bug: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers: dict[int, WorkerStream] = {}
+        self._partitions = Partitions(self._send)
+        self._topics = Topics(config, Catalog.load(data_dir), self._partitions)
+        producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
+        self._cluster = Cluster(config, self._topics, self._partitions, producer_ids)
+        self._native = NativeDoor(self._cluster)
+
+    async def serve(self) -> None:
+        self._loop.add_reader(self._channel.fileno(), self._on_control)
+        try:
+            await self._stopped.wait()
+        finally:
+            self._loop.remove_reader(self._channel.fileno())
+            for worker in self._workers.values():
+                worker.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._bug is not None:
+            raise self._bug
+
+    # ---- the supervisor
+
+    def _send(self, message: Sequence[Any]) -> None:
+        self._channel.send(message)
+        if self._channel.pending:
+            self._loop.add_writer(self._channel.fileno(), self._flush_control)
+
+    def _flush_control(self) -> None:
+        self._channel.flush()
+        if not self._channel.pending:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _on_control(self) -> None:
+        for message, fds in self._channel.receive():
+            self._obey(message, fds)
+        if self._channel.closed:  # the supervisor is gone, and with it all that we coordinate
+            self._stopped.set()
+
+    def _obey(self, message: list[Any], fds: list[int]) -> None:
+        match message:
+            case ["table", topic, partition, name]:
+                self._partitions.attach(topic, partition, name)
+            case ["drop", topic, partition]:
+                self._partitions.drop(topic, partition)
+            case ["done", token, rows]:
+                self._partitions.done(token, rows)
+            case ["worker", index]:
+                self._spawn(self._attach_worker(index, fds.pop(0)))
+            case ["doors", doors]:  # follows the tables: now we know what is missing
+                self._cluster.doors = doors
+                self._spawn(self._topics.reconcile())
+            case ["stop"]:
+                self._stopped.set()
+            case _:
+                log.warning("unknown message from the supervisor: %.200r", message)
+        for fd in fds:
+            os.close(fd)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in the background; a fault that is nobody's answer is logged, a bug ends the process."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, ApplianceError):
+            log.error("%s", error)
+        elif error is not None:
+            self._bug = self._bug or error
+            self._stopped.set()
+
+    # ---- the network workers
+
+    async def _attach_worker(self, index: int, fd: int) -> None:
+        """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
+        stream = WorkerStream(self._answer, self._config.network.frame_bytes_max, self._spawn)
+        await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
+        old = self._workers.pop(index, None)
+        if old is not None:
+            old.close()
+        self._workers[index] = stream
+
+    async def _answer(self, door: str, listener: str, peer: str, frame: bytes) -> bytes | None:
+        try:
+            return await self._native.answer(frame, listener)
+        except ProtocolFault as error:
+            log.info("%s door: closing the connection of %s: %s", door, peer, error)
+            return None
+
+
+class WorkerStream(asyncio.Protocol):
+    """The stream of one network worker: requests in, answers out, bounded both ways."""
+
+    def __init__(
+        self, answer: Answer, frame_bytes_max: int, spawn: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._answer = answer
+        self._spawn = spawn
+        self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._unanswered = 0
+        self._congested = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._unpacker.feed(data)
+        self._take()
+
+    def pause_writing(self) -> None:
+        self._congested = True
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        self._congested = False
+        self._take()
+
+    def _take(self) -> None:
+        """Start what has arrived, as far as there is room."""
+        while not self._full:
+            try:
+                message = next(self._unpacker)
+            except StopIteration:
+                break
+            if len(message) == 1:
+                continue
+            self._unanswered += 1
+            self._spawn(self._serve(*message))
+        self._throttle()
+
+    @property
+    def _full(self) -> bool:
+        return self._congested or self._unanswered >= REQUESTS_MAX
+
+    def _throttle(self) -> None:
+        if self._transport is None:
+            return
+        if self._full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    async def _serve(self, token: int, door: str, listener: str, peer: str, frame: bytes) -> None:
+        reply = await self._answer(door, listener, peer, frame)
+        if self._transport is not None:
+            self._transport.write(msgpack.packb([token, reply]))
+        was_full = self._full
+        self._unanswered -= 1
+        if was_full and not self._full:
+            self._take()

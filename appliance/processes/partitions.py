@@ -1,0 +1,147 @@
+"""The partitions stored on this broker, as the coordinator sees them: their tables, and orders to the
+supervisor.
+
+The supervisor owns the tables and the writers.  It tells the coordinator the name of each table when the
+partition is there (``["table", …]``) and when it is gone (``["drop", …]``); the coordinator reads them like
+any network worker and never stores.  Orders (create, delete) carry a token and are answered by ``["done",
+token, rows]``; an order that is not answered within ORDER_MS_MAX fails with :class:`RequestTimedOut`, so
+nobody waits for ever on a supervisor that is stopping.  Long orders are cut into messages that fit the
+control channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import ApplianceError, RequestTimedOut, StorageFault, UnknownPartition, from_code
+from ..shared import memory
+from ..shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
+
+ORDER_MS_MAX: Final = 15_000
+ORDER_ROWS_MAX: Final = 50
+"""A row holds a name of 249 bytes and all settings, well below 2 KiB: 50 rows fit a message of 128 KiB."""
+
+Key = tuple[str, int]
+Send = Callable[[Sequence[Any]], None]
+
+
+class Partitions:
+    """``send`` queues one control message to the supervisor."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._tables: dict[Key, SegmentTable] = {}
+        self._orders: dict[int, asyncio.Future[list[list[Any]]]] = {}
+        # Tokens differ between incarnations: an answer to an order of a killed coordinator is nobody's.
+        self._tokens = itertools.count(os.getpid() << 32)
+
+    # ---- what the supervisor tells
+
+    def attach(self, topic: str, partition: int, name: str) -> None:
+        """A name that is gone already belongs to a partition that was dropped since: the next message says
+        so.
+        """
+        try:
+            mapped = memory.attach(name, writable=False)
+        except FileNotFoundError:
+            return
+        self._tables[topic, partition] = SegmentTable(memoryview(mapped).cast("Q"))
+
+    def drop(self, topic: str, partition: int) -> None:
+        self._tables.pop((topic, partition), None)
+
+    def done(self, token: int, rows: list[list[Any]]) -> None:
+        order = self._orders.pop(token, None)
+        if order is not None and not order.done():
+            order.set_result(rows)
+
+    # ---- what the others ask
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._tables
+
+    def keys(self) -> list[Key]:
+        return sorted(self._tables)
+
+    def table(self, topic: str, partition: int) -> SegmentTable:
+        """Raises UnknownPartition when the partition is not stored here."""
+        try:
+            return self._tables[topic, partition]
+        except KeyError:
+            raise UnknownPartition(f"{topic}-{partition} is not stored on this broker") from None
+
+    def view(self, topic: str, partition: int) -> View:
+        """What can be read now.
+
+        Raises:
+            UnknownPartition: not stored here.
+            WriterGone: being opened.
+            StorageFault: offline.
+        """
+        table = self.table(topic, partition)
+        if table.state == OFFLINE:
+            raise StorageFault(
+                f"{topic}-{partition} is offline: see `appliance status`, then `appliance log verify`"
+            )
+        return table.view()
+
+    def state(self, topic: str, partition: int) -> str:
+        table = self._tables.get((topic, partition))
+        return STATE_NAMES[table.state] if table is not None else STATE_NAMES[0]
+
+    # ---- orders
+
+    async def create(self, keys: Iterable[Key], settings: Mapping[str, str]) -> None:
+        """Have partitions opened, made if need be; one that exists already is no error.
+
+        Raises:
+            ApplianceError: the first partition's that could not be.
+        """
+        await self._order("create", [[topic, partition, dict(settings)] for topic, partition in keys])
+
+    async def delete(self, keys: Iterable[Key]) -> None:
+        """Have partitions closed and their files removed; one that is gone already is no error."""
+        await self._order("delete", [list(key) for key in keys])
+
+    def set(self, keys: Iterable[Key], settings: Mapping[str, str]) -> None:
+        """Tell writers the settings that a topic has now."""
+        for some in _chunks([list(key) for key in keys]):
+            self._send(["settings", some, dict(settings)])
+
+    def cut(self, topic: str, partition: int, offset: int) -> None:
+        """Have the segments that lie wholly before ``offset`` removed."""
+        self._send(["cut", topic, partition, offset])
+
+    async def _order(self, verb: str, rows: list[list[Any]]) -> None:
+        answers: list[asyncio.Future[list[list[Any]]]] = []
+        tokens: list[int] = []
+        for some in _chunks(rows):
+            token = next(self._tokens)
+            tokens.append(token)
+            answers.append(asyncio.get_running_loop().create_future())
+            self._orders[token] = answers[-1]
+            self._send([verb, token, some])
+        try:
+            async with asyncio.timeout(ORDER_MS_MAX / 1000):
+                results = [row for answer in answers for row in await answer]
+        except TimeoutError:
+            raise RequestTimedOut(f"the supervisor did not {verb} in {ORDER_MS_MAX} ms: try again") from None
+        finally:
+            for token in tokens:
+                self._orders.pop(token, None)
+        for topic, partition, error, message in results:
+            if error:
+                raise _restore(error, f"{topic}-{partition}: {message}")
+
+
+def _restore(code: int, message: str) -> ApplianceError:
+    return StorageFault(message) if code == StorageFault.code else from_code(code, message)
+
+
+def _chunks(rows: list[list[Any]]) -> Iterable[list[list[Any]]]:
+    for start in range(0, len(rows), ORDER_ROWS_MAX):
+        yield rows[start : start + ORDER_ROWS_MAX]

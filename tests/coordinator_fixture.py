@@ -1,0 +1,213 @@
+"""A coordinator in a forked process, and the test in the places of the supervisor and of a network worker.
+
+The test's supervisor answers orders as the real one does, out of a model: a table in shared memory per
+partition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from appliance.catalog import Catalog
+from appliance.config import Config
+from appliance.processes import coordinator
+from appliance.processes.control import Channel
+from appliance.shared import memory
+from appliance.shared.table import ONLINE, TABLE_BYTES, SegmentTable
+from appliance.wire import native
+
+LISTENER = "127.0.0.1:9091"
+WAIT_S = 20
+
+
+class Rig:
+    """One appliance without its data path.  Use as a context manager; ``pump`` moves everything along."""
+
+    def __init__(self, data_dir: Path, config: Config) -> None:
+        self.data_dir, self.config = data_dir, config
+        self.instance = memory.instance_of(data_dir) + f".{os.getpid()}"
+        self.tables: dict[tuple[str, int], SegmentTable] = {}
+        self.settings: dict[tuple[str, int], dict[str, str]] = {}
+        self.deleted: list[tuple[str, int]] = []
+        self.cuts: list[tuple[str, int, int]] = []
+        self.zookeeper: dict[str, str] = {}
+        self.refusals: dict[tuple[str, int], tuple[int, str]] = {}
+        self.silent = False  # a supervisor that has stopped answering
+        self._names: dict[tuple[str, int], str] = {}
+        self._correlation = 0
+        self.replies: dict[int, bytes | None] = {}
+
+    # ---- starting and stopping
+
+    def __enter__(self) -> Rig:
+        for topic, partition in Catalog.load(self.data_dir).hosted(self.config.broker.id):
+            self._open(topic, partition)
+        self.fork()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for name in self._names.values():
+            memory.unlink(name)
+
+    def fork(self, doors: dict[str, str] | None = None) -> None:
+        self.channel, child_end = Channel.pair()
+        stream, child_stream = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                self.channel.close()
+                stream.close()
+                coordinator.run(self.config, self.data_dir, self.instance, child_end)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        child_end.close()
+        self.stream = stream
+        self.stream.setblocking(False)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        for (topic, partition), name in self._names.items():
+            self.channel.send(["table", topic, partition, name])
+        self.channel.send(["worker", 0], [child_stream.fileno()])
+        child_stream.close()
+        self.channel.send(["doors", doors or {"native": LISTENER}])
+
+    def stop(self) -> int:
+        """Ordered stop; the exit status."""
+        if not self.pid:
+            return 0
+        self.channel.send(["stop"])
+        return self._reap()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def _reap(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        self.channel.close()
+        self.stream.close()
+        return os.waitstatus_to_exitcode(status)
+
+    # ---- the supervisor's part
+
+    def _open(self, topic: str, partition: int) -> None:
+        name = memory.name_of(self.instance, f"{topic}-{partition}")
+        table = SegmentTable(memoryview(memory.create(name, TABLE_BYTES)).cast("Q"))
+        table.publish([0], 0, 0, 0)
+        table.set_state(ONLINE)
+        self.tables[topic, partition], self._names[topic, partition] = table, name
+        (self.data_dir / f"{topic}-{partition}").mkdir(exist_ok=True)
+
+    def _obey(self, message: list[Any]) -> None:
+        match message:
+            case ["create", token, rows]:
+                results = []
+                for topic, partition, settings in rows:
+                    error, text = self.refusals.get((topic, partition), (0, ""))
+                    if not error and (topic, partition) not in self.tables:
+                        self._open(topic, partition)
+                        self.settings[topic, partition] = settings
+                        self.channel.send(["table", topic, partition, self._names[topic, partition]])
+                    results.append([topic, partition, error, text])
+                self.channel.send(["done", token, results])
+            case ["delete", token, rows]:
+                for topic, partition in rows:
+                    self.deleted.append((topic, partition))
+                    if self.tables.pop((topic, partition), None) is not None:
+                        memory.unlink(self._names.pop((topic, partition)))
+                        self.channel.send(["drop", topic, partition])
+                self.channel.send(["done", token, [[*row, 0, ""] for row in rows]])
+            case ["settings", rows, settings]:
+                self.settings.update({(topic, partition): settings for topic, partition in rows})
+            case ["cut", topic, partition, offset]:
+                self.cuts.append((topic, partition, offset))
+            case ["zookeeper", state]:
+                self.zookeeper = state
+            case _:
+                raise AssertionError(message)
+
+    def pump(self, timeout_s: float = 0.05) -> None:
+        """Take what has arrived from the coordinator, waiting a little for it."""
+        sources: list[Any] = [self.stream] if self.silent else [self.channel, self.stream]
+        ready, _, _ = select.select(sources, [], [], timeout_s)
+        if self.channel in ready:
+            for message, _ in self.channel.receive():
+                self._obey(message)
+        if self.stream in ready:
+            data = self.stream.recv(1 << 20)
+            assert data, "the coordinator is gone"
+            self._unpacker.feed(data)
+            for token, reply in self._unpacker:
+                self.replies[token] = reply
+
+    def until(self, condition: Any, timeout_s: float = WAIT_S) -> None:
+        """Pump until ``condition()`` holds."""
+        for _ in range(int(timeout_s / 0.05)):
+            if condition():
+                return
+            self.pump()
+        raise AssertionError("this did not happen in time")
+
+    # ---- the network worker's part
+
+    def post(self, door: str, frame: bytes, listener: str = LISTENER) -> int:
+        """Send a frame (without size prefix); the token to look for in ``replies``."""
+        self._correlation += 1
+        self.stream.setblocking(True)
+        self.stream.sendall(msgpack.packb([self._correlation, door, listener, "127.0.0.1:5", frame]))
+        self.stream.setblocking(False)
+        return self._correlation
+
+    def native(self, api: int, *fields: Any, listener: str = LISTENER) -> list[Any]:
+        """The reply header to a native request, from its error on."""
+        token = self.post("native", native.encode_frame([api, 7, *fields])[4:], listener)
+        return self.result(token)
+
+    def result(self, token: int) -> list[Any]:
+        self.until(lambda: token in self.replies)
+        reply = self.replies.pop(token)
+        assert reply is not None, "the connection was to be closed"
+        assert struct.unpack_from(">I", reply)[0] == len(reply) - 4
+        header, _ = native.decode_header(memoryview(reply)[4:])
+        assert header[0] == 7
+        return header[1:]
+
+    def admin(self, verb: str, **arguments: Any) -> Any:
+        """The result of a verb that must succeed."""
+        code, message, result = self.native(native.ADMIN, verb, arguments)
+        assert code == 0, f"{verb}: {code} {message}"
+        return result
+
+    def refusal(self, verb: str, **arguments: Any) -> tuple[int, str]:
+        """Code and message of a verb that must fail."""
+        code, message, result = self.native(native.ADMIN, verb, arguments)
+        assert code != 0 and result is None
+        return code, message
+
+    def metadata(self, *names: str, listener: str = LISTENER) -> dict[str, Any]:
+        error, metadata = self.native(native.METADATA, list(names) or None, listener=listener)
+        assert error == 0
+        found: dict[str, Any] = metadata
+        return found
+
+
+@contextlib.contextmanager
+def rig(data_dir: Path, config: Config) -> Iterator[Rig]:
+    with Rig(data_dir, config) as running:
+        yield running
