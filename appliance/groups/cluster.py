@@ -9,8 +9,8 @@ Two kinds of methods:
 * Pictures (``brokers``, ``topics``, ``extent`` …) answer at once from memory and never raise: they show the
   last known state also while ZooKeeper is away.
 * Requests take ``done`` and answer later, by calling it **exactly once**, in the caller's thread, with the
-  result or with an :class:`~appliance.errors.ApplianceError`; also at once, before the method returns, when
-  the answer is known.  The implementer keeps the deadline: with ZooKeeper away ``done`` gets ``ZooKeeperAway``
+  result or with an :class:`~appliance.errors.ApplianceError`; also at once, before the method returns, if
+  the answer is known.  The implementer keeps the deadline: without ZooKeeper ``done`` gets ``ZooKeeperAway``
   within a few seconds, so no request of a client ever hangs.
 
 Offsets are logical byte offsets.  Names and values of settings are Kafka's, as ``TopicSettings.as_kafka``

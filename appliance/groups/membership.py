@@ -1,0 +1,189 @@
+"""All groups of the Kafka door that this appliance coordinates: which exist, who is next to time out, what
+is full.
+
+:class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and what has to
+be sent is collected until :meth:`Membership.take_replies`.  The rules of a single group are in
+:mod:`.state`.
+
+A group exists here while it has members, or ids that it has told to clients.  Everything that outlives
+them, the positions, is in the registry; so after the coordinator has died there is nothing to restore: an
+unknown member is told UNKNOWN_MEMBER_ID and joins again.  A member of an older incarnation cannot be taken
+for one of a new, because member ids are never used twice.
+
+Deadlines: one heap entry per group and at most, besides, one for every time that its next deadline came
+closer; an entry that is out of date costs one look at the group.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+from .codes import Code
+from .state import Group, Join, Joined, Limits, Reply, Synced, Token, metadata_bytes
+
+
+class Membership:
+    """``new_id``: gives a text that is unique for ever, such as a random UUID."""
+
+    def __init__(self, limits: Limits, new_id: Callable[[], str]) -> None:
+        self._limits = limits
+        self._new_id = new_id
+        self._groups: dict[str, Group] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
+        self._alarms: list[tuple[int, str]] = []
+        self._alarm_of: dict[str, int] = {}
+        self._replies: list[tuple[Token, Reply]] = []
+        self._changed: set[str] = set()
+
+    # -- what there is --------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Group | None:
+        """The group to look at, not to change."""
+        return self._groups.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._groups)
+
+    def next_deadline_ms(self) -> int | None:
+        """When to call :meth:`tick` at the latest; calling it earlier does no harm."""
+        return self._alarms[0][0] if self._alarms else None
+
+    def take_replies(self) -> list[tuple[Token, Reply]]:
+        replies, self._replies = self._replies, []
+        return replies
+
+    def take_changed(self) -> set[str]:
+        """Groups whose members, or what these own, have changed; a name without a group has nobody left."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def join(self, token: Token, name: str, join: Join, now_ms: int) -> None:
+        limits = self._limits
+        error = Code.NONE
+        group = self._groups.get(name)
+        size = metadata_bytes(join.protocols)
+        if not limits.session_ms_min <= join.session_ms <= limits.session_ms_max:
+            error = Code.INVALID_SESSION_TIMEOUT
+        elif group is None and join.member_id:
+            error = Code.UNKNOWN_MEMBER_ID
+        elif (
+            len(join.protocols) > limits.protocols_max
+            or size > limits.metadata_bytes_max
+            or self._size + size > limits.bytes_max
+            or (group is None and len(self._groups) >= limits.groups_max)
+        ):
+            error = Code.GROUP_MAX_SIZE_REACHED
+        if error:
+            self._replies.append((token, Joined(error, join.member_id)))
+            return
+        if group is None:
+            group = Group(name, limits, self._answer, self._new_id)
+        rebalance_ms = join.rebalance_ms if join.rebalance_ms > 0 else join.session_ms
+        group.join(token, join._replace(rebalance_ms=min(rebalance_ms, limits.rebalance_ms_max)), now_ms)
+        self._settle(group)
+
+    def sync(
+        self,
+        token: Token,
+        name: str,
+        member_id: str,
+        instance: str | None,
+        generation: int,
+        protocol_type: str | None,
+        protocol: str | None,
+        assignments: Sequence[tuple[str, bytes]],
+        now_ms: int,
+    ) -> None:
+        group = self._groups.get(name)
+        error = Code.NONE
+        if group is None:
+            error = Code.UNKNOWN_MEMBER_ID
+        elif self._size + sum(len(data) for _, data in assignments) > self._limits.bytes_max:
+            error = Code.GROUP_MAX_SIZE_REACHED
+        if group is None or error:
+            self._replies.append((token, Synced(error)))
+            return
+        group.sync(token, member_id, instance, generation, protocol_type, protocol, assignments, now_ms)
+        self._settle(group)
+
+    def heartbeat(
+        self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int
+    ) -> Code:
+        group = self._groups.get(name)
+        if group is None:
+            return Code.UNKNOWN_MEMBER_ID
+        return group.heartbeat(member_id, instance, generation, now_ms)
+
+    def leave(self, name: str, leaving: Iterable[tuple[str, str | None]], now_ms: int) -> list[Code]:
+        """``leaving``: member id and instance name of each; the answers are in the same order."""
+        group = self._groups.get(name)
+        if group is None:
+            return [Code.UNKNOWN_MEMBER_ID for _ in leaving]
+        codes = [group.leave(member_id, instance, now_ms) for member_id, instance in leaving]
+        self._settle(group)
+        return codes
+
+    def may_commit(
+        self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int
+    ) -> Code:
+        group = self._groups.get(name)
+        if group is None:
+            return Code.ILLEGAL_GENERATION if generation >= 0 else Code.NONE
+        return group.may_commit(member_id, instance, generation, now_ms)
+
+    def may_delete(self, name: str) -> Code:
+        """May the group's positions go?  GROUP_ID_NOT_FOUND: it has no members, only the registry knows
+        more.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            return Code.GROUP_ID_NOT_FOUND
+        return Code.NON_EMPTY_GROUP if group.members else Code.NONE
+
+    def dissolve(self, name: str, error: Code) -> None:
+        """Forget the group; whoever waits in it is told ``error``."""
+        group = self._groups.get(name)
+        if group is not None:
+            group.dissolve(error)
+            self._settle(group)
+
+    def tick(self, now_ms: int) -> None:
+        while self._alarms and self._alarms[0][0] <= now_ms:
+            deadline_ms, name = heapq.heappop(self._alarms)
+            if self._alarm_of.get(name) == deadline_ms:
+                del self._alarm_of[name]
+                group = self._groups[name]
+                group.tick(now_ms)
+                self._settle(group)
+
+    # -- after each change ----------------------------------------------------------------------------
+
+    def _answer(self, token: Token, reply: Reply) -> None:
+        self._replies.append((token, reply))
+
+    def _settle(self, group: Group) -> None:
+        """Bring the books in line with what a group has become."""
+        name = group.name
+        if not group.shown:
+            group.shown = True
+            self._changed.add(name)
+        size = group.size
+        self._size += size - self._sizes.pop(name, 0)
+        if group.idle:
+            self._groups.pop(name, None)
+            self._alarm_of.pop(name, None)
+            return
+        self._groups[name] = group
+        self._sizes[name] = size
+        deadline_ms = group.next_deadline_ms()
+        assert deadline_ms is not None, "a group with members always waits for something"
+        if deadline_ms < self._alarm_of.get(name, deadline_ms + 1):
+            self._alarm_of[name] = deadline_ms
+            heapq.heappush(self._alarms, (deadline_ms, name))
+            if len(self._alarms) > 2 * len(self._groups) + 64:
+                self._alarms = [(when_ms, name) for name, when_ms in self._alarm_of.items()]
+                heapq.heapify(self._alarms)
