@@ -1,0 +1,180 @@
+"""appliance.config: every key documented, every wrong one refused with the nearest right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.config import (
+    DURATIONS_MS,
+    KEYS,
+    MIB,
+    SIZES,
+    TOPIC_KEYS,
+    Config,
+    TopicSettings,
+    load,
+    parse_addresses,
+)
+from appliance.errors import BadValue, InvalidSetting, UnknownKey
+
+
+def test_without_file_and_overrides_everything_is_the_default() -> None:
+    assert load() == Config()
+    assert all(load().value(name) == key.default for name, key in KEYS.items())
+
+
+def test_every_default_is_a_value_that_would_be_accepted() -> None:
+    for key in KEYS.values():
+        assert key.parse(key.default) == key.default, key.name
+        assert key.about and len(key.about) < 90, key.name
+
+
+def test_file_then_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(
+        '[network]\nworkers = 3\narena_bytes = "64MiB"\n[topics]\nretention.ms = "2d"\nauto_create = false\n'
+    )
+    config = load(path, ["network.workers=5", "log.format=json"])
+    assert (config.network.workers, config.network.arena_bytes) == (5, 64 * MIB)
+    assert (config.topics.retention_ms, config.topics.auto_create) == (2 * 86_400_000, False)
+    assert config.topics.defaults.retention_ms == 2 * 86_400_000
+    assert config.log.format == "json"
+    assert config.disk == Config().disk
+
+
+@pytest.mark.parametrize(
+    "wrong, nearest",
+    [
+        ("netwrk.workers=1", "network.workers"),
+        ("network.worker=1", "network.workers"),
+        ("retention.ms=1", "topics.retention.ms"),
+        ("topics.retention_ms=1", "topics.retention.ms"),
+        ("heap_mb=1", "zookeeper.heap_mb"),
+    ],
+)
+def test_unknown_key_offers_the_nearest(wrong: str, nearest: str) -> None:
+    with pytest.raises(UnknownKey, match=f"did you mean '{nearest}'"):
+        load(None, [wrong])
+
+
+def test_unknown_key_like_nothing_says_where_the_list_is() -> None:
+    with pytest.raises(UnknownKey, match="config show"):
+        load(None, ["qqqq=1"])
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ("network.workers=x", "network.workers = 'x': must be a whole number"),
+        ("network.workers=-1", "at least 0"),
+        ("network.workers=1.5", "whole number"),
+        ("network.workers=4000000", "at most"),
+        ("topics.retention.ms=7 parsecs", "5s"),
+        ("topics.segment.bytes=1 GHz", "1MiB"),
+        ("topics.auto_create=yes", "true or false"),
+        ("zookeeper.nodes=2", "one of 0, 1, 3"),
+        ("log.level=loud", "one of debug, info"),
+        ("native.listen=nowhere", "host:port"),
+        ("native.listen=a:70000", "host:port"),
+        ("native.listen=", "must have an address"),
+        ("kafka.advertised=a:1,b:2", "one address"),
+        ("network.frame_bytes_max=16MiB", "half of network.arena_bytes"),
+        ("topics.max.message.bytes=8MiB", "network.frame_bytes_max"),
+        ("topics.partitions=10001", "at most 10000"),
+        ("network.workers", "key=value"),
+        ("=1", "key=value"),
+    ],
+)
+def test_bad_value_names_key_value_and_what_would_be_right(wrong: str, says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        load(None, [wrong])
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("[network\n", "not TOML"),
+        ("[network]\nworkers = true\n", "whole number"),
+        ("[native]\nlisten = 9091\n", "text in quotes"),
+        ("[network]\nworkers = [1]\n", "whole number"),
+    ],
+)
+def test_bad_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(BadValue, match=says) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_binary_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match="No such file"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadValue, match="not UTF-8"):
+        load(tmp_path / "b.toml")
+
+
+def test_all_faults_are_reported_together() -> None:
+    with pytest.raises(UnknownKey) as caught:
+        load(None, ["nope.a=1", "network.workers=x"])
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_topic_settings_parse_and_back() -> None:
+    base = Config().topics
+    settings = TopicSettings.parse({"retention.bytes": "10GiB", "flush.messages": 0}, base)
+    assert (settings.retention_bytes, settings.flush_messages) == (10 << 30, 0)
+    assert settings.segment_bytes == base.segment_bytes
+    assert type(settings) is TopicSettings
+    assert TopicSettings.parse(settings.as_kafka(), TopicSettings()) == settings
+    assert set(settings.as_kafka()) == set(TOPIC_KEYS)
+
+
+def test_topic_settings_refuse_with_a_code_that_clients_know() -> None:
+    with pytest.raises(InvalidSetting, match=r"did you mean 'retention\.ms'"):
+        TopicSettings.parse({"retention.m": "1"}, TopicSettings())
+    with pytest.raises(InvalidSetting, match=r"cleanup\.policy = 'compact': must be one of delete"):
+        TopicSettings.parse({"cleanup.policy": "compact"}, TopicSettings())
+
+
+@given(st.integers(-(10**12), 10**12), st.sampled_from(sorted(SIZES)), st.sampled_from(["", " "]))
+def test_sizes(count: int, unit: str, gap: str) -> None:
+    key = KEYS["disk.bytes_max"]
+    text = f"{count}{gap}{unit}"
+    if count < 0:
+        with pytest.raises(ValueError, match="at least 0"):
+            key.parse(text)
+    else:
+        assert key.parse(text) == key.parse(text.upper()) == count * SIZES[unit]
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(DURATIONS_MS)))
+def test_durations(count: int, unit: str) -> None:
+    assert KEYS["topics.segment.ms"].parse(f"{count}{unit}") == count * DURATIONS_MS[unit]
+
+
+@given(st.text())
+def test_any_text_is_a_value_or_a_named_fault(text: str) -> None:
+    for key in KEYS.values():
+        try:
+            key.parse(text)
+        except ValueError as error:
+            assert "must" in str(error)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", []),
+        ("localhost:0", [("localhost", 0)]),
+        ("[::1]:9091, 0.0.0.0:9092", [("::1", 9091), ("0.0.0.0", 9092)]),
+        ("[fe80::1%eth0]:1", [("fe80::1%eth0", 1)]),
+    ],
+)
+def test_addresses(text: str, expected: list[tuple[str, int]]) -> None:
+    assert parse_addresses(text) == expected
