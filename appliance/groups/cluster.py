@@ -1,31 +1,25 @@
 """What the Kafka door's cold APIs need to know of the appliance and to ask of it: one narrow interface.
 
-The handlers in :mod:`appliance.groups.api` are pure: they look at the picture that :class:`Cluster` offers
-and ask it for changes.  ``appliance.processes.coordinator`` implements it over the catalog, the segment
-tables and ZooKeeper; the tests implement it with dictionaries.
+The handlers look at the picture that :class:`Cluster` offers and ask it for changes.  The coordinator process
+implements it over topics, partitions and the registry in ZooKeeper; the tests implement it with dictionaries.
 
-Two kinds of methods:
+Two kinds of methods.  Plain ones answer from memory: they show the last known state also while ZooKeeper is
+away. ``async`` ones may wait for others (the supervisor, ZooKeeper).  Their implementer keeps the deadline:
+without ZooKeeper they raise ``ZooKeeperAway`` within a few seconds, so that no client's request ever
+hangs.  Both raise nothing but :class:`~appliance.errors.ApplianceError`.
 
-* Pictures (``brokers``, ``topics``, ``extent`` …) answer at once from memory and never raise: they show the
-  last known state also while ZooKeeper is away.
-* Requests take ``done`` and answer later, by calling it **exactly once**, in the caller's thread, with the
-  result or with an :class:`~appliance.errors.ApplianceError`; also at once, before the method returns, if
-  the answer is known.  The implementer keeps the deadline: without ZooKeeper ``done`` gets ``ZooKeeperAway``
-  within a few seconds, so no request of a client ever hangs.
-
-Offsets are logical byte offsets.  Names and values of settings are Kafka's, as ``TopicSettings.as_kafka``
-writes them.
+Offsets are logical byte offsets.  Names and values of settings are Kafka's, as ``TopicSettings.as_kafka`` has
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from appliance.catalog import Topic
+from appliance.config import TopicSettings
 from appliance.errors import ApplianceError
-
-Result = TypeVar("Result")
-Done = Callable[[Result | ApplianceError], None]
 
 TopicPartition = tuple[str, int]
 NO_LEADER = -1
@@ -39,27 +33,11 @@ class Broker(NamedTuple):
     port: int
 
 
-class PartitionPlace(NamedTuple):
-    """``brokers``: who stores the partition; ``leader``: the one that serves it, NO_LEADER while none can."""
-
-    leader: int
-    brokers: tuple[int, ...]
-
-
-class Topic(NamedTuple):
-    """``partitions[i]`` is partition i; ``settings`` holds only what was set for it, by Kafka name."""
-
-    name: str
-    partitions: tuple[PartitionPlace, ...]
-    settings: Mapping[str, str]
-
-
 class Extent(NamedTuple):
-    """What can be read of a partition stored here: offsets [start, end); ``size`` is bytes on disk."""
+    """What can be read of a partition stored here: offsets [start, end)."""
 
     start: int
     end: int
-    size: int
 
 
 class Commit(NamedTuple):
@@ -88,7 +66,8 @@ class RegisteredGroup(NamedTuple):
 
 
 class Cluster(Protocol):
-    # -- pictures ----------------------------------------------------------------------------------
+    # -- the appliance and its peers ------------------------------------------------------------------
+
     @property
     def broker_id(self) -> int: ...
 
@@ -99,10 +78,6 @@ class Cluster(Protocol):
     def data_dir(self) -> str:
         """Absolute path, the one log directory that DescribeLogDirs shows."""
 
-    @property
-    def revision(self) -> int:
-        """Grows with every change of ``topics()``, also of a leader: encoded metadata may be cached by it."""
-
     def brokers(self, listener: str) -> Sequence[Broker]:
         """Live appliances by ascending id, this one always among them.
 
@@ -110,65 +85,78 @@ class Cluster(Protocol):
         through one network is not sent to an address of another.
         """
 
-    def topics(self) -> Mapping[str, Topic]:
-        """All topics of the cluster.  The caller does not change it and does not keep it."""
-
-    def extent(self, topic: str, partition: int) -> Extent | ApplianceError:
-        """``UnknownPartition``; ``NotLeader`` when stored elsewhere; ``StorageFault`` when it is offline."""
-
-    def topic_defaults(self) -> Mapping[str, str]:
-        """Every topic setting with the value that holds where a topic does not set it."""
-
     def disk_space(self) -> tuple[int, int]:
         """Bytes in all and bytes usable of the file system under ``data_dir``."""
 
-    # -- topics ------------------------------------------------------------------------------------
-    def create_topic(self, name: str, partitions: int, settings: Mapping[str, str], done: Done[None]) -> None:
-        """``done`` comes when ``topics()`` shows the topic and its partitions can be produced to."""
+    def producer_id(self) -> int:
+        """A producer id that this cluster has never given out."""
 
-    def delete_topic(self, name: str, done: Done[None]) -> None: ...
+    # -- topics ---------------------------------------------------------------------------------------
 
-    def alter_topic(self, name: str, settings: Mapping[str, str | None], done: Done[None]) -> None:
+    @property
+    def revision(self) -> int:
+        """Grows with every change of ``topics()`` and of a leader: encoded metadata may be cached by it."""
+
+    def topics(self) -> Mapping[str, Topic]:
+        """All topics of the cluster.  The caller does not change it and does not keep it."""
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        """The live broker that serves a partition, NO_LEADER while none can."""
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        """What holds for a topic: its own settings over the defaults."""
+
+    def default_settings(self) -> TopicSettings: ...
+
+    def extent(self, topic: str, partition: int) -> Extent:
+        """Raises UnknownPartition (also when stored elsewhere), Unavailable, StorageFault (offline)."""
+
+    @property
+    def auto_create(self) -> bool:
+        """Are topics made that a client asks for and that do not exist?"""
+
+    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        """Returns when the topic can be produced to; ``partitions`` None: as many as configured."""
+
+    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        """Raises what ``create_topic`` would raise at once, and changes nothing."""
+
+    async def delete_topic(self, name: str) -> None: ...
+
+    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
         """Set, or with None take back, single settings; the others stay."""
 
-    def add_partitions(self, name: str, count: int, done: Done[None]) -> None:
+    async def add_partitions(self, name: str, count: int) -> None:
         """``count`` is the new total, larger than the present one."""
 
-    def delete_records(self, topic: str, partition: int, offset: int, done: Done[int]) -> None:
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
         """Give up what lies before ``offset``; whole segments go: the new start (result) may be lower."""
 
-    # -- groups ------------------------------------------------------------------------------------
-    def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, Commit],
-        done: Done[Mapping[TopicPartition, ApplianceError]],
-    ) -> None:
-        """Store positions in the registry; the result names those that could not be stored."""
+    # -- groups in the registry -----------------------------------------------------------------------
 
-    def committed(
-        self,
-        group: str,
-        partitions: Sequence[TopicPartition] | None,
-        done: Done[Mapping[TopicPartition, Commit]],
-    ) -> None:
-        """Positions of the group, of ``partitions`` or (None) of all that it has; one without is left out."""
+    async def commit(
+        self, group: str, offsets: Mapping[TopicPartition, Commit]
+    ) -> Mapping[TopicPartition, ApplianceError]:
+        """Store positions; the result names those that could not be stored."""
 
-    def forget(self, group: str, partitions: Sequence[TopicPartition] | None, done: Done[None]) -> None:
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition] | None
+    ) -> Mapping[TopicPartition, Commit]:
+        """Positions of ``partitions``, or (None) of all that the group has; those without are left out."""
+
+    async def forget(self, group: str, partitions: Sequence[TopicPartition] | None) -> None:
         """Drop positions; with None the whole group goes from the registry."""
 
-    def groups(self, done: Done[Sequence[str]]) -> None:
-        """Names of all groups in the registry, of either door, with or without members."""
+    async def groups(self) -> Sequence[RegisteredGroup]:
+        """All groups in the registry, of either door, with or without members; ``members`` may be left
+        empty.
+        """
 
-    def group(self, name: str, done: Done[RegisteredGroup | None]) -> None:
-        """One group of the registry; None when there is no such group."""
+    async def group(self, name: str) -> RegisteredGroup | None:
+        """One group of the registry with its members; None when there is no such group."""
 
     def register(self, group: str, members: Sequence[RegisteredMember]) -> None:
         """Show these as the group's members in the registry, when ZooKeeper permits; none: take them away.
 
         Called with the full list after every change; only the last one counts.
         """
-
-    # -- producers ---------------------------------------------------------------------------------
-    def producer_id(self, done: Done[int]) -> None:
-        """A producer id that this cluster has never given out."""
