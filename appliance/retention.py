@@ -1,0 +1,143 @@
+"""Which old segments go: pure planning, from what there is to where each log is cut.
+
+Three rules, applied in this order; each takes whole segments from the old end, never the active (last) one:
+
+1. age: a segment whose file was last written to more than ``retention.ms`` ago, as in the paper;
+2. size: the oldest segments of a partition, as long as ``retention.bytes`` are left without them, as in
+Kafka; 3. room: when all logs together take more than the cap, or the disk has less free than it should, the
+oldest segment of the topic that takes most at that point, again and again, until it suffices.
+
+Sizes: ``bytes`` is the segment's share of the log, ``disk_bytes`` what its file occupies (less if it is
+sparse).  A segment's time is its file's modification time in ms: a sealed segment is never written again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    base: int
+    bytes: int
+    disk_bytes: int
+    modified_ms: int
+
+
+class PartitionUse(NamedTuple):
+    """``segments`` by ascending base, the last is the active one; limits of -1 do not apply."""
+
+    topic: str
+    partition: int
+    segments: Sequence[Segment]
+    retention_ms: int
+    retention_bytes: int
+
+
+class Cut(NamedTuple):
+    """Remove the segments of a partition that lie wholly before ``offset``; ``reason``: age, size or room."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+
+class Plan(NamedTuple):
+    """``lacking_bytes``: what is still missing when everything that may go has gone."""
+
+    cuts: list[Cut]
+    lacking_bytes: int
+
+
+def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacking_bytes: int = 0) -> Plan:
+    """Decide what goes.
+
+    Args:
+        uses: every partition stored here.
+        now_ms: the clock that the segments' times are measured by.
+        bytes_max: cap for all logs together on the disk, 0 for none.
+        lacking_bytes: how much less than wanted is free on the disk, <= 0 when enough is.
+    """
+    uses = list(uses)
+    gone = [0] * len(uses)
+    reasons = [""] * len(uses)
+    freed = 0
+    for index, use in enumerate(uses):
+        aged = _aged(use, now_ms)
+        gone[index] = max(aged, _oversized(use))
+        reasons[index] = "age" if gone[index] == aged else "size"
+        freed += sum(segment.disk_bytes for segment in use.segments[: gone[index]])
+    if bytes_max:
+        total = sum(segment.disk_bytes for use in uses for segment in use.segments)
+        lacking_bytes = max(lacking_bytes, total - bytes_max)
+    lacking_bytes -= freed
+    for index in _make_room(uses, gone):
+        if lacking_bytes <= 0:
+            break
+        lacking_bytes -= uses[index].segments[gone[index]].disk_bytes
+        gone[index] += 1
+        reasons[index] = "room"
+    cuts = [
+        Cut(use.topic, use.partition, use.segments[count].base, reason)
+        for use, count, reason in zip(uses, gone, reasons, strict=True)
+        if count
+    ]
+    return Plan(cuts, max(0, lacking_bytes))
+
+
+def _aged(use: PartitionUse, now_ms: int) -> int:
+    """How many segments at the old end are too old."""
+    if use.retention_ms < 0:
+        return 0
+    count = 0
+    for segment in use.segments[:-1]:
+        if segment.modified_ms >= now_ms - use.retention_ms:
+            break
+        count += 1
+    return count
+
+
+def _oversized(use: PartitionUse) -> int:
+    """How many segments at the old end are not needed to keep ``retention_bytes``."""
+    if use.retention_bytes < 0:
+        return 0
+    surplus = sum(segment.bytes for segment in use.segments) - use.retention_bytes
+    count = 0
+    for segment in use.segments[:-1]:
+        surplus -= segment.bytes
+        if surplus < 0:
+            break
+        count += 1
+    return count
+
+
+def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[int]:
+    """Indexes of partitions in the order in which each next gives up its oldest segment.
+
+    The caller counts ``gone`` up between two steps; what is gone at the beginning is taken into account.
+    """
+    sizes: dict[str, int] = {}
+    oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)
+    for index, (use, count) in enumerate(zip(uses, gone, strict=True)):
+        sizes[use.topic] = sizes.get(use.topic, 0) + sum(
+            segment.disk_bytes for segment in use.segments[count:]
+        )
+        if count < len(use.segments) - 1:
+            oldest.setdefault(use.topic, []).append((use.segments[count].modified_ms, index))
+    for heap in oldest.values():
+        heapq.heapify(heap)
+    largest = [(-sizes[topic], topic) for topic in oldest]
+    heapq.heapify(largest)
+    while largest:
+        size, topic = heapq.heappop(largest)
+        heap = oldest[topic]
+        _, index = heapq.heappop(heap)
+        segments = uses[index].segments
+        size += segments[gone[index]].disk_bytes
+        yield index
+        if gone[index] < len(segments) - 1:
+            heapq.heappush(heap, (segments[gone[index]].modified_ms, index))
+        if heap:
+            heapq.heappush(largest, (size, topic))

@@ -1,0 +1,104 @@
+"""appliance.retention: old segments go by age, size and room; the active one and young ones stay."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.retention import Cut, PartitionUse, Segment, plan
+
+NOW = 1_000_000
+
+
+def use(
+    topic: str, *segments: tuple[int, int], partition: int = 0, age_ms: int = -1, keep: int = -1
+) -> PartitionUse:
+    """``segments``: (bytes, age in ms) from the oldest to the active one."""
+    rows, base = [], 0
+    for size, age in segments:
+        rows.append(Segment(base, size, size, NOW - age))
+        base += size
+    return PartitionUse(topic, partition, rows, age_ms, keep)
+
+
+def test_nothing_goes_without_limits() -> None:
+    assert plan([use("a", (100, 900_000), (100, 1))], NOW).cuts == []
+
+
+def test_segments_go_once_they_are_too_old() -> None:
+    assert plan([use("a", (100, 301), (100, 300), (100, 1), age_ms=300)], NOW).cuts == [
+        Cut("a", 0, 100, "age")
+    ]
+
+
+def test_a_young_segment_keeps_what_comes_after_it() -> None:
+    """A clock that was set back: the log is cut from its old end only."""
+    assert plan([use("a", (100, 5), (100, 900), (100, 1), age_ms=300)], NOW).cuts == []
+
+
+def test_the_active_segment_stays_however_old_and_large() -> None:
+    assert plan([use("a", (100, 999), age_ms=1, keep=1)], NOW, bytes_max=1, lacking_bytes=999) == ([], 999)
+
+
+def test_at_least_retention_bytes_stay() -> None:
+    segments = [(100, 4), (100, 3), (100, 2), (50, 1)]
+    assert plan([use("a", *segments, keep=250)], NOW).cuts == [Cut("a", 0, 100, "size")]
+    assert plan([use("a", *segments, keep=251)], NOW).cuts == []
+    assert plan([use("a", *segments, keep=0)], NOW).cuts == [Cut("a", 0, 300, "size")]
+
+
+def test_room_is_made_by_the_oldest_segments_of_the_largest_topic() -> None:
+    big = use("big", (100, 9), (100, 8), (100, 1)), use("big", (100, 7), (100, 1), partition=1)
+    small = use("small", (100, 99), (100, 98), (100, 1))
+    assert plan([*big, small], NOW, bytes_max=700).cuts == [Cut("big", 0, 100, "room")]
+    assert plan([*big, small], NOW, bytes_max=600).cuts == [Cut("big", 0, 200, "room")]
+    assert plan([*big, small], NOW, bytes_max=400).cuts == [
+        Cut("big", 0, 200, "room"),
+        Cut("big", 1, 100, "room"),
+        Cut("small", 0, 100, "room"),
+    ]
+
+
+def test_room_counts_what_age_frees_already() -> None:
+    uses = [use("a", (100, 900), (100, 5), (100, 1), age_ms=500), use("b", (100, 9), (100, 1))]
+    assert plan(uses, NOW, lacking_bytes=100) == ([Cut("a", 0, 100, "age")], 0)
+
+
+def test_a_disk_that_others_have_filled_is_said() -> None:
+    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Cut("a", 0, 100, "room")], 50)
+
+
+segments = st.lists(
+    st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6
+)
+partitions = st.lists(
+    st.tuples(st.sampled_from("abc"), segments, st.integers(-1, 1_000), st.integers(-1, 400)), max_size=6
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(given_partitions=partitions, bytes_max=st.integers(0, 1_500), lacking=st.integers(-10, 500))
+def test_what_always_holds(
+    given_partitions: list[tuple[str, list[tuple[int, int, int]], int, int]], bytes_max: int, lacking: int
+) -> None:
+    """Cuts lie on segment starts and spare the active one; room is made as far as possible, and no further."""
+    uses = []
+    for number, (topic, rows, age_ms, keep) in enumerate(given_partitions):
+        base, built = 0, []
+        for size, disk, age in rows:
+            built.append(Segment(base, size, disk, NOW - age))
+            base += size
+        uses.append(PartitionUse(topic, number, built, age_ms, keep))
+    made = plan(uses, NOW, bytes_max=bytes_max, lacking_bytes=lacking)
+    offsets = {cut.partition: cut.offset for cut in made.cuts}
+    left = freed = removable = 0
+    for item in uses:
+        assert offsets.get(item.partition, 0) in [segment.base for segment in item.segments]
+        for segment in item.segments:
+            gone = segment.base < offsets.get(item.partition, 0)
+            assert not gone or segment is not item.segments[-1]
+            freed += segment.disk_bytes * gone
+            left += segment.disk_bytes * (not gone)
+            removable += segment.disk_bytes * (not gone and segment is not item.segments[-1])
+    assert made.lacking_bytes == max(0, lacking - freed, left - bytes_max if bytes_max else 0)
+    assert made.lacking_bytes == 0 or removable == 0
