@@ -1,0 +1,323 @@
+"""RecordBatch v2 bytes to records: the reader's side of ``encode.py``, for bytes that may be anything.
+
+A batch of plain values of one length is cut by arithmetic and then proved by encoding it again, which costs
+less than reading its numbers one by one.  Everything else is read field by field.  Whatever does not add up
+(lengths that leave the record, offsets out of step, bytes left over) is a
+:class:`~appliance.errors.CorruptBatch`; what unpacks to more than ``bytes_max`` is a
+:class:`~appliance.errors.MessageTooLarge`.
+
+Offsets are those that the broker has placed; timestamps are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import CorruptBatch
+from .batch import CODEC_MASK, HEADER, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, MAGIC, BatchInfo, check
+from .compression import NONE, decompress
+from .encode import DELTA_STEPS, LARGE_BYTES, join_plain, keep_heap, plain_spans, varint
+
+BYTES_MAX = 256 * 1024 * 1024
+_VARINT_BYTES_MAX = 10
+_PLAIN_MIN = 4
+"""Fewer records are read field by field sooner than it is proved that they are plain."""
+
+
+class Record(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def _open(buffer: memoryview, start: int, check_crc: bool, bytes_max: int) -> tuple[int, BatchInfo, bytes]:
+    """Base offset, header and unpacked records of the batch at ``start``."""
+    stop = len(buffer)
+    if check_crc:
+        base = HEADER.unpack_from(buffer, start)[0] if stop - start >= HEADER_BYTES else 0
+        info = check(buffer, start, stop, bytes_max)
+    else:
+        base, info = _trust(buffer, start, stop)
+    if info.size >= LARGE_BYTES:
+        keep_heap()
+    payload = bytes(buffer[start + HEADER_BYTES : start + info.size])
+    codec = info.attributes & CODEC_MASK
+    if codec != NONE:
+        payload = decompress(codec, payload, bytes_max)
+    return base, info, payload
+
+
+def _trust(buffer: memoryview, start: int, stop: int) -> tuple[int, BatchInfo]:
+    """The header of a batch that has been checked before, but for what keeps us inside the buffer."""
+    if stop - start < HEADER_BYTES:
+        raise CorruptBatch(f"{stop - start} bytes are no record batch")
+    fields = HEADER.unpack_from(buffer, start)
+    base, length, _, magic, _, attributes, _, first, last, producer, epoch, sequence, count = fields
+    size = length + LENGTH_END
+    if magic != MAGIC or not HEADER_BYTES <= size <= stop - start or count < 1:
+        raise CorruptBatch(f"no record batch of magic {MAGIC} at {start}")
+    return base, BatchInfo(size, count, last, first, producer, epoch, sequence, attributes)
+
+
+def decode_batch(
+    buffer: bytes | bytearray | memoryview,
+    start: int = 0,
+    *,
+    check_crc: bool = True,
+    bytes_max: int = BYTES_MAX,
+) -> list[Record]:
+    """Every record of the batch at ``start``; ``bytes_max`` bounds the batch and what it unpacks to."""
+    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max)
+    append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
+    try:
+        return _records(data, base, info.count, info.first_timestamp, append_time)
+    except IndexError:
+        raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
+
+
+def decode_values(
+    buffer: bytes | bytearray | memoryview,
+    start: int = 0,
+    *,
+    check_crc: bool = True,
+    bytes_max: int = BYTES_MAX,
+) -> tuple[Sequence[bytes | None], int]:
+    """The values of the batch at ``start``, and the offset that follows its last record."""
+    base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max)
+    try:
+        values: Sequence[bytes | None] | None = None
+        if info.max_timestamp == info.first_timestamp and info.count >= _PLAIN_MIN:
+            values = _equal_values(data, info.count) or _plain_values(data, info.count)
+        if values is None:
+            values = _values(data, info.count)
+    except IndexError:
+        raise CorruptBatch(f"the records of batch {base} leave its {len(data)} bytes") from None
+    return values, base + info.count
+
+
+def _long_varint(data: bytes, position: int) -> tuple[int, int]:
+    """The zigzag varint at ``position``, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), position
+        shift += 7
+        if shift == 7 * _VARINT_BYTES_MAX:
+            raise CorruptBatch(f"a number of more than {_VARINT_BYTES_MAX} bytes")
+
+
+def _equal_values(data: bytes, count: int) -> list[bytes] | None:
+    """The values, if these are plain records of one length: cut by arithmetic."""
+    # The first record tells the length, if it is a plain one: length, 0, 0, 0, null key, value length.
+    _, position = _long_varint(data, 0)
+    length, position = _long_varint(data, position + 4)
+    if not 0 < length <= len(data):
+        return None
+    spans = plain_spans(length, count)
+    if sum((width + length) * number for width, number in spans) != len(data):
+        return None
+    values: list[bytes] = []
+    position = -1  # what precedes a value begins with the last byte of the record before
+    for width, number in spans:
+        end = position + number * (width + length)
+        values += [data[at : at + length] for at in range(position + width, end, width + length)]
+        position = end
+    return values if join_plain(values) == data else None
+
+
+class _Cuts(dict[bytes, tuple[int, int]]):
+    """By the first two bytes of a plain record: where its value starts in it, and how long that is."""
+
+    def __init__(self, delta_bytes: int) -> None:
+        super().__init__()
+        fixed_bytes = 4 + delta_bytes  # attributes, timestamp delta, null key, no headers
+        for body_bytes in range(fixed_bytes + 1, _BODY_BYTES_END):
+            length = body_bytes - fixed_bytes - 1
+            length -= len(varint(length)) - 1
+            if fixed_bytes + len(varint(length)) + length == body_bytes:
+                head = varint(body_bytes)
+                start = len(head) + 3 + delta_bytes + len(varint(length))
+                self[(head + b"\0")[:2]] = start, length
+
+
+_BODY_BYTES_END = 1 << 13
+"""Bodies from here on have a length of three bytes; the few records that large are read field by field."""
+_cuts: list[_Cuts] = []
+
+
+def _plain_values(data: bytes, count: int) -> list[bytes] | None:
+    """The values, if these are plain records of any lengths: cut by their first two bytes."""
+    if not _cuts:
+        _cuts.extend(_Cuts(delta_bytes) for delta_bytes in range(1, 4))
+    values: list[bytes] = []
+    append = values.append
+    position = done = 0
+    for cuts, stop in zip(_cuts, DELTA_STEPS[1:], strict=False):
+        try:
+            for _ in range(done, min(stop, count)):
+                skip, length = cuts[data[position : position + 2]]
+                position += skip
+                append(data[position : position + length])
+                position += length + 1
+        except KeyError:
+            return None
+        done = stop
+    return values if len(values) == count and join_plain(values) == data else None
+
+
+def _values(data: bytes, count: int) -> list[bytes | None]:
+    """The values alone, field by field.  Raises IndexError where a record leaves ``data``."""
+    values: list[bytes | None] = []
+    append = values.append
+    position = 0
+    for index in range(count):
+        # Almost every number fits one byte, so each is tried as that before the general way.
+        length = data[position]
+        if length < 0x80:
+            end = position + 1 + (length >> 1)
+            position += 2
+        elif (high := data[position + 1]) < 0x80:
+            end = position + 2 + ((length & 0x7F | high << 7) >> 1)
+            position += 3
+        else:
+            length, position = _long_varint(data, position)
+            end = position + length
+            position += 1
+        while data[position] >= 0x80:  # timestamp delta
+            position += 1
+        position += 1
+        delta = data[position]
+        if delta < 0x80:
+            position += 1
+        elif (high := data[position + 1]) < 0x80:
+            delta = delta & 0x7F | high << 7
+            position += 2
+        else:
+            delta, position = _long_varint(data, position)
+            delta <<= 1
+        if delta != index << 1:
+            raise CorruptBatch(f"record {index} of its batch has another offset delta")
+        if data[position] == 1:  # null key
+            position += 1
+        else:
+            position = _bytes(data, position)[1]
+        length = data[position]
+        if length < 0x80:
+            position += 1
+        elif (high := data[position + 1]) < 0x80:
+            length = length & 0x7F | high << 7
+            position += 2
+        else:
+            length, position = _long_varint(data, position)
+            length = length << 1 if length >= 0 else 1
+        if length & 1:
+            append(None)
+        else:
+            start = position
+            position += length >> 1
+            append(data[start:position])
+        if data[position]:
+            position = _headers(data, position)[1]
+        else:
+            position += 1
+        if position != end:
+            raise CorruptBatch(f"record {index} of its batch has another length than it says")
+    if position != len(data):
+        raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
+    return values
+
+
+def _records(
+    data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None
+) -> list[Record]:
+    """The records with everything in them, field by field.  Raises IndexError where one leaves ``data``."""
+    records: list[Record] = []
+    new = tuple.__new__
+    position = 0
+    for index in range(count):
+        length = data[position]
+        if length < 0x80:
+            end = position + 1 + (length >> 1)
+            position += 2
+        elif (high := data[position + 1]) < 0x80:
+            end = position + 2 + ((length & 0x7F | high << 7) >> 1)
+            position += 3
+        else:
+            length, position = _long_varint(data, position)
+            end = position + length
+            position += 1
+        timestamp = data[position]
+        if timestamp < 0x80:
+            timestamp = (timestamp >> 1) ^ -(timestamp & 1)
+            position += 1
+        else:
+            timestamp, position = _long_varint(data, position)
+        delta = data[position]
+        if delta < 0x80:
+            position += 1
+        elif (high := data[position + 1]) < 0x80:
+            delta = delta & 0x7F | high << 7
+            position += 2
+        else:
+            delta, position = _long_varint(data, position)
+            delta <<= 1
+        if delta != index << 1:
+            raise CorruptBatch(f"record {index} of its batch has another offset delta")
+        key: bytes | None = None
+        if data[position] == 1:
+            position += 1
+        else:
+            key, position = _bytes(data, position)
+        value, position = _bytes(data, position)
+        headers: tuple[tuple[str, bytes | None], ...] = ()
+        if data[position]:
+            headers, position = _headers(data, position)
+        else:
+            position += 1
+        if position != end:
+            raise CorruptBatch(f"record {index} of its batch has another length than it says")
+        timestamp = first_timestamp + timestamp if append_time is None else append_time
+        records.append(new(Record, (base + index, timestamp, key, value, headers)))
+    if position != len(data):
+        raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
+    return records
+
+
+def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    """Nullable bytes behind their length, and where they end."""
+    length = data[position]
+    if length < 0x80:
+        position += 1
+    elif (high := data[position + 1]) < 0x80:
+        length = length & 0x7F | high << 7
+        position += 2
+    else:
+        length, position = _long_varint(data, position)
+        length = length << 1 if length >= 0 else 1
+    if length & 1:
+        return None, position
+    length >>= 1
+    end = position + length
+    if end > len(data):
+        raise IndexError
+    return data[position:end], end
+
+
+def _headers(data: bytes, position: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    count, position = _long_varint(data, position)
+    if count < 0:
+        raise CorruptBatch(f"a record with {count} headers")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):  # a forged count runs out of data, and into IndexError
+        name, position = _bytes(data, position)
+        if name is None:
+            raise CorruptBatch("a header without a name")
+        value, position = _bytes(data, position)
+        headers.append((name.decode(errors="replace"), value))
+    return tuple(headers), position
