@@ -1,0 +1,133 @@
+"""Work on ZooKeeper as values: requests, replies and *operations*, with no idea who carries them out.
+
+An operation is a generator: it yields a list of :class:`Request`, is sent the list of their replies in the
+same order, and returns its result.  :class:`~.session.Session` runs operations, either from an event loop or
+blocking a thread; the tests run the same operations against a dictionary, one request at a time in any order.
+
+A reply is, by verb: ``get`` and ``exists`` a :class:`Node`, ``children`` a list of names, ``create`` and
+``set`` the node's version, ``delete`` 0; or a :class:`Refused`.  Whoever runs an operation repeats requests
+whose reply was lost, so every operation must take its own earlier success for an answer (NODE_EXISTS with its
+own value, NO_NODE after its own delete, BAD_VERSION after its own set).  When ZooKeeper does not answer in
+time, ``ZooKeeperAway`` is thrown in, or the generator is closed; state kept between operations must be right
+at every ``yield``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from ..errors import ZooKeeperAway
+
+T = TypeVar("T")
+ATTEMPTS_MAX = 8  # rounds of look-and-try-again inside one operation
+WINDOW = 500  # requests in flight for one operation
+
+
+class Request(NamedTuple):
+    verb: str
+    path: str
+    value: bytes = b""
+    version: int = -1  # -1: any
+    ephemeral: bool = False
+    watch: Callable[..., None] | None = None
+
+
+class Node(NamedTuple):
+    value: bytes
+    version: int
+    owner: int  # session id of an ephemeral node, else 0
+    modified_ms: int
+
+
+class Refused(enum.Enum):
+    NO_NODE = enum.auto()
+    NODE_EXISTS = enum.auto()
+    BAD_VERSION = enum.auto()
+    NOT_EMPTY = enum.auto()
+
+
+Operation: TypeAlias = Generator[list[Request], list[Any], T]
+
+
+def get(path: str, watch: Callable[..., None] | None = None) -> Request:
+    return Request("get", path, watch=watch)
+
+
+def exists(path: str, watch: Callable[..., None] | None = None) -> Request:
+    return Request("exists", path, watch=watch)
+
+
+def children(path: str, watch: Callable[..., None] | None = None) -> Request:
+    return Request("children", path, watch=watch)
+
+
+def create(path: str, value: bytes = b"", *, ephemeral: bool = False) -> Request:
+    """Parents that are missing are created as well."""
+    return Request("create", path, value, ephemeral=ephemeral)
+
+
+def set_value(path: str, value: bytes, version: int) -> Request:
+    return Request("set", path, value, version)
+
+
+def delete(path: str, version: int = -1) -> Request:
+    return Request("delete", path, version=version)
+
+
+def ask(requests: Sequence[Request]) -> Operation[list[Any]]:
+    """Send any number of requests, at most WINDOW at a time; the replies in their order."""
+    replies: list[Any] = []
+    for start in range(0, len(requests), WINDOW):
+        replies += yield list(requests[start : start + WINDOW])
+    return replies
+
+
+def list_children(path: str) -> Operation[list[str]]:
+    """The names below ``path``, sorted; none when there is no such node."""
+    (names,) = yield [children(path)]
+    return [] if names is Refused.NO_NODE else sorted(names)
+
+
+def read_children(path: str) -> Operation[dict[str, Node]]:
+    """Name -> node of everything directly below ``path``; what vanishes meanwhile is left out."""
+    names = yield from list_children(path)
+    nodes = yield from ask([get(f"{path}/{name}") for name in names])
+    return {name: node for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
+
+
+def hold_ephemeral(
+    path: str, value: bytes, session_id: int, ours: Callable[[bytes], bool]
+) -> Operation[bool]:
+    """Have an ephemeral node of this session at ``path``, with ``value``.
+
+    A node left by a former session of ours (``ours`` recognises its value) is replaced: kept, it would vanish
+    when that session expires, and nobody would put it back.  False when the node is somebody else's.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        (reply,) = yield [create(path, value, ephemeral=True)]
+        if reply is not Refused.NODE_EXISTS:
+            return True
+        (node,) = yield [get(path)]
+        if not isinstance(node, Node):
+            continue
+        if node.owner == session_id:
+            if node.value != value:
+                yield [set_value(path, value, node.version)]
+            return True
+        if not ours(node.value):
+            return False
+        yield [delete(path, node.version)]
+    raise ZooKeeperAway(f"{path} keeps changing")
+
+
+def remove_tree(path: str) -> Operation[None]:
+    """Delete a node with everything below it, also if others add to it meanwhile (within bounds)."""
+    for _ in range(ATTEMPTS_MAX):
+        for name in (yield from list_children(path)):
+            yield from remove_tree(f"{path}/{name}")
+        (reply,) = yield [delete(path)]
+        if reply is not Refused.NOT_EMPTY:
+            return
+    raise ZooKeeperAway(f"{path} keeps growing")

@@ -1,0 +1,248 @@
+"""Names and values of everything that is kept in ZooKeeper.  Bytes in, values out; no I/O.
+
+    path                                            kind        value
+    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: doors and partitions stored
+    there /brokers/topics/<topic>                         persistent  TopicInfo, JSON: partition -> brokers,
+    settings /consumers/<group>/ids/<consumer>               ephemeral   Subscription, the paper's text
+    (below) /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
+    /consumers/<group>/offsets/<topic>/<partition>  persistent  offset of the next message, decimal text
+
+A subscription is the paper's ``{"topic": streams, ...}``, ``*<streams>*<pattern>`` (every topic whose name
+matches the whole pattern) or ``!<streams>!<pattern>`` (every topic whose name does not).  Members of groups
+that came through the Kafka door are shown as ``{"protocol": "kafka", "client": ..., "host": ..., "topics":
+{...}}``.  An offset with Kafka's commit metadata is ``{"offset": n, "metadata": "..."}``, any other is the
+paper's plain number.
+
+Topics have names that are safe as they are; group and consumer names may hold anything, so they are
+percent-encoded where they are part of a path.  A value that cannot be read raises :class:`BadValue` with its
+path: somebody else wrote it, and only a person can say why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from ..errors import BadValue, InvalidRequest
+
+BROKER_IDS = "/brokers/ids"
+TOPICS = "/brokers/topics"
+CONSUMERS = "/consumers"
+GROUP_NAME_CHARACTERS_MAX = 1_000
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class BrokerInfo(msgspec.Struct, frozen=True):
+    """A live broker.  ``native`` and ``kafka`` are advertised ``host:port`` addresses, "" where that door is
+    shut.
+
+    ``instance`` names the data directory's owner: a restarted broker recognises the registration of its
+    former life by it, and two brokers with one id are told apart.
+    """
+
+    instance: str
+    host: str = ""
+    native: str = ""
+    kafka: str = ""
+    partitions: dict[str, list[int]] = {}
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic: for each partition its brokers (the first one leads), and the settings given at creation.
+
+    ``id`` is unique per creation: a topic deleted and created again under one name has another.
+    """
+
+    partitions: dict[int, list[int]]
+    settings: dict[str, str] = {}
+    id: str = ""
+
+
+class Subscription(NamedTuple):
+    """What one group member wants: either ``topics`` (name -> number of streams) or a ``pattern``."""
+
+    topics: dict[str, int] = {}  # noqa: RUF012 - never mutated
+    pattern: str = ""
+    streams: int = 1  # per matching topic, with a pattern
+    exclude: bool = False  # the pattern names the topics that are not wanted
+    protocol: str = "native"
+    client: str = ""
+    host: str = ""
+
+    def streams_of(self, topic: str) -> int:
+        """How many streams this member opens on ``topic``; 0 when it does not subscribe to it."""
+        if not self.pattern:
+            return self.topics.get(topic, 0)
+        matches = re.fullmatch(self.pattern, topic) is not None
+        return self.streams if matches != self.exclude else 0
+
+
+def broker(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic(name: str) -> str:
+    return f"{TOPICS}/{name}"
+
+
+def group(name: str) -> str:
+    return f"{CONSUMERS}/{encode_name(name)}"
+
+
+def consumers(group_name: str) -> str:
+    return f"{group(group_name)}/ids"
+
+
+def consumer(group_name: str, consumer_id: str) -> str:
+    return f"{group(group_name)}/ids/{encode_name(consumer_id)}"
+
+
+def owners(group_name: str, topic_name: str | None = None) -> str:
+    return f"{group(group_name)}/owners" + (f"/{topic_name}" if topic_name else "")
+
+
+def owner(group_name: str, part: TopicPartition) -> str:
+    return f"{group(group_name)}/owners/{part.topic}/{part.partition}"
+
+
+def offsets(group_name: str, topic_name: str | None = None) -> str:
+    return f"{group(group_name)}/offsets" + (f"/{topic_name}" if topic_name else "")
+
+
+def offset(group_name: str, part: TopicPartition) -> str:
+    return f"{group(group_name)}/offsets/{part.topic}/{part.partition}"
+
+
+def encode_name(name: str) -> str:
+    """A group's or consumer's name as one path component.
+
+    Raises:
+        InvalidRequest: the name is empty or longer than GROUP_NAME_CHARACTERS_MAX.
+    """
+    if not 0 < len(name) <= GROUP_NAME_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"a group or consumer name needs 1 to {GROUP_NAME_CHARACTERS_MAX} characters, not {len(name)}"
+        )
+    # ZooKeeper refuses "." and ".." as components; "~" in front of nothing else keeps other names readable.
+    encoded = quote(name, safe="", errors="surrogatepass")
+    return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
+
+
+def decode_name(component: str) -> str:
+    return unquote(component, errors="surrogatepass")
+
+
+def encode_broker(info: BrokerInfo) -> bytes:
+    return msgspec.json.encode(info)
+
+
+def decode_broker(path: str, value: bytes) -> BrokerInfo:
+    try:
+        return msgspec.json.decode(value, type=BrokerInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _unreadable(path, value, error) from None
+
+
+def encode_topic(info: TopicInfo) -> bytes:
+    return msgspec.json.encode(info)
+
+
+def decode_topic(path: str, value: bytes) -> TopicInfo:
+    try:
+        info = msgspec.json.decode(value, type=TopicInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _unreadable(path, value, error) from None
+    if sorted(info.partitions) != list(range(len(info.partitions))) or not all(info.partitions.values()):
+        raise _unreadable(path, value, "partitions must be numbered from 0, each with a broker")
+    return info
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    if subscription.protocol != "native":
+        kept = {"protocol": subscription.protocol, "client": subscription.client, "host": subscription.host}
+        return json.dumps({**kept, "topics": subscription.topics}).encode()
+    if subscription.pattern:
+        mark = "!" if subscription.exclude else "*"
+        return f"{mark}{subscription.streams}{mark}{subscription.pattern}".encode()
+    return json.dumps(subscription.topics).encode()
+
+
+def decode_subscription(path: str, value: bytes) -> Subscription:
+    try:
+        text = value.decode()
+        if text[:1] in ("*", "!"):
+            count, pattern = text[1:].split(text[0], 1)
+            re.compile(pattern)
+            return Subscription(pattern=pattern, streams=_at_least(0, int(count)), exclude=text[0] == "!")
+        fields = msgspec.json.decode(value, type=dict[str, int | str | dict[str, int]])
+        protocol = fields.get("protocol", "")
+        topics = fields.get("topics", {}) if protocol and isinstance(protocol, str) else fields
+        checked = msgspec.convert(topics, dict[str, int])
+        for count_streams in checked.values():
+            _at_least(0, count_streams)
+        if topics is fields:
+            return Subscription(checked)
+        return Subscription(
+            checked,
+            protocol=str(protocol),
+            client=str(fields.get("client", "")),
+            host=str(fields.get("host", "")),
+        )
+    except (ValueError, re.error) as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+        raise _unreadable(path, value, error) from None
+
+
+class CommittedOffset(NamedTuple):
+    """The offset of the next message to read, with Kafka's commit metadata where there is any."""
+
+    offset: int
+    metadata: str = ""
+
+
+def encode_offset(committed: CommittedOffset) -> bytes:
+    if committed.metadata:
+        return json.dumps({"offset": committed.offset, "metadata": committed.metadata}).encode()
+    return b"%d" % committed.offset
+
+
+def decode_offset(path: str, value: bytes) -> CommittedOffset:
+    try:
+        if value[:1] != b"{":
+            return CommittedOffset(_at_least(0, int(value)))
+        fields = json.loads(value)
+        return CommittedOffset(_at_least(0, int(fields["offset"])), str(fields.get("metadata", "")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, value, error) from None
+
+
+def encode_owner(consumer_id: str, stream: int) -> bytes:
+    return f"{consumer_id}-{stream}".encode("utf-8", "surrogatepass")
+
+
+def decode_owner(path: str, value: bytes) -> tuple[str, int]:
+    try:
+        consumer_id, stream = value.decode("utf-8", "surrogatepass").rsplit("-", 1)
+        return consumer_id, _at_least(0, int(stream))
+    except ValueError as error:
+        raise _unreadable(path, value, error) from None
+
+
+def _at_least(least: int, value: int) -> int:
+    if value < least:
+        raise ValueError(f"{value} is less than {least}")
+    return value
+
+
+def _unreadable(path: str, value: bytes, why: object) -> BadValue:
+    shown = value[:80] + (b"..." if len(value) > 80 else b"")
+    return BadValue(
+        f"ZooKeeper node {path} holds {shown!r}, which cannot be read: {why}; correct or delete the node"
+    )

@@ -1,0 +1,454 @@
+"""The three registries of the paper as operations: brokers and topics, group members and owners, offsets.
+
+The classes build :mod:`operations`; a :class:`~.session.Session` carries them out, from an event loop
+(``submit``) or blocking a thread (``call``), each within a bounded time.  Nothing here waits, and nothing
+imports kazoo::
+
+    topics = session.call(BrokerRegistry().topics())
+    session.submit(offsets.commit("group", {part: CommittedOffset(42)}), done)
+
+Values are those of :mod:`paths`.  A value that somebody else wrote and that cannot be read is logged and left
+out of lists; asked for by name, it raises ``BadValue``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from ..errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition, ZooKeeperAway
+from . import paths
+from .operations import (
+    ATTEMPTS_MAX,
+    Node,
+    Operation,
+    Refused,
+    Request,
+    ask,
+    create,
+    delete,
+    get,
+    hold_ephemeral,
+    list_children,
+    read_children,
+    remove_tree,
+    set_value,
+)
+from .paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+UNKNOWN_COMMITS_MAX = 8  # per partition: values sent whose fate was never learned
+
+
+class CancellableWatch(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """The part of a session that watches."""
+
+    def watch_children(self, path: str, callback: Callable[[list[str] | None], None]) -> CancellableWatch: ...
+    def watch_value(self, path: str, callback: Callable[[bytes | None], None]) -> CancellableWatch: ...
+
+
+class Keeper(Protocol):
+    """The part of a session that keeps ephemeral nodes."""
+
+    def keep(self, path: str, value: bytes, ours: Callable[[bytes], bool] = ...) -> None: ...
+
+
+def _readable(decode: Callable[[str, bytes], T], path: str, value: bytes) -> T | None:
+    try:
+        return decode(path, value)
+    except BadValue as error:
+        log.error("%s", error)
+        return None
+
+
+# --- brokers and topics
+
+
+class BrokerRegistry:
+    """``/brokers``: which brokers live, which topics there are and where their partitions are stored."""
+
+    def register(self, keeper: Keeper, broker_id: int, info: BrokerInfo) -> None:
+        """Show this broker to the others, in every session from now on; again with another ``info`` changes
+        it.
+
+        A registration left by this data directory's former life (same ``instance``) is taken over.  While
+        another instance holds the id, its registration stays and one line is logged; ours follows when it is
+        gone.
+        """
+
+        def ours(value: bytes) -> bool:
+            found = _readable(paths.decode_broker, paths.broker(broker_id), value)
+            return found is None or found.instance == info.instance
+
+        keeper.keep(paths.broker(broker_id), paths.encode_broker(info), ours)
+
+    def deregister(self, broker_id: int) -> Operation[None]:
+        """Take the registration back (after ``Session.unkeep``)."""
+        yield [delete(paths.broker(broker_id))]
+
+    def brokers(self) -> Operation[dict[int, BrokerInfo]]:
+        nodes = yield from read_children(paths.BROKER_IDS)
+        found = {}
+        for name, node in nodes.items():
+            info = _readable(paths.decode_broker, f"{paths.BROKER_IDS}/{name}", node.value)
+            if info is not None and name.isdecimal():
+                found[int(name)] = info
+        return found
+
+    def topic_names(self) -> Operation[list[str]]:
+        return (yield from list_children(paths.TOPICS))
+
+    def topics(self, names: Collection[str] | None = None) -> Operation[dict[str, TopicInfo]]:
+        """The topics with these names (those that exist), or all."""
+        wanted = (yield from list_children(paths.TOPICS)) if names is None else sorted(names)
+        nodes = yield from ask([get(paths.topic(name)) for name in wanted])
+        found = {}
+        for name, node in zip(wanted, nodes, strict=True):
+            info = (
+                _readable(paths.decode_topic, paths.topic(name), node.value)
+                if isinstance(node, Node)
+                else None
+            )
+            if info is not None:
+                found[name] = info
+        return found
+
+    def create_topic(self, name: str, info: TopicInfo) -> Operation[None]:
+        """Register a new topic.  ``info.id`` must be unique to this call: it tells our success from
+        another's.
+
+        Raises:
+            TopicExists: somebody else registered it, now or before.
+        """
+        assert info.id, "without an id our own creation, repeated, would look like somebody else's"
+        (reply,) = yield [create(paths.topic(name), paths.encode_topic(info))]
+        if reply is not Refused.NODE_EXISTS:
+            return
+        existing = (yield from self.topics([name])).get(name)
+        if existing is None or existing.id != info.id:
+            raise TopicExists(f"topic {name!r} exists already")
+
+    def alter_topic(self, name: str, change: Callable[[TopicInfo], TopicInfo]) -> Operation[TopicInfo]:
+        """Replace a topic's description by ``change`` of it; the new one.  ``change`` may be applied
+        repeatedly.
+
+        Raises:
+            UnknownPartition: there is no such topic.
+            BadValue: what is registered cannot be read.
+            Whatever ``change`` raises.
+        """
+        path = paths.topic(name)
+        for _ in range(ATTEMPTS_MAX):
+            (node,) = yield [get(path)]
+            if node is Refused.NO_NODE:
+                break
+            before = paths.decode_topic(path, node.value)
+            after = change(before)
+            if after == before:
+                return before
+            (reply,) = yield [set_value(path, paths.encode_topic(after), node.version)]
+            if not isinstance(reply, Refused):
+                return after
+        else:
+            raise ZooKeeperAway(f"topic {name!r} keeps changing; try again")
+        raise UnknownPartition(f"there is no topic {name!r}")
+
+    def delete_topic(self, name: str) -> Operation[bool]:
+        """Remove a topic from the registry; False when there was none.  Offsets of groups stay."""
+        (reply,) = yield [delete(paths.topic(name))]
+        return reply is not Refused.NO_NODE
+
+    def watch_brokers(self, watcher: Watcher, changed: Callable[[int, BrokerInfo | None], None]) -> WatchSet:
+        """Tell each broker now and whenever its registration changes; None when it is gone."""
+
+        def decoded(name: str, value: bytes | None) -> None:
+            if not name.isdecimal():
+                return
+            if value is None:
+                changed(int(name), None)
+            elif (info := _readable(paths.decode_broker, f"{paths.BROKER_IDS}/{name}", value)) is not None:
+                changed(int(name), info)
+
+        return WatchSet(watcher, paths.BROKER_IDS, decoded)
+
+    def watch_topics(self, watcher: Watcher, changed: Callable[[str, TopicInfo | None], None]) -> WatchSet:
+        """Tell each topic now and whenever its registration changes; None when it is deleted."""
+
+        def decoded(name: str, value: bytes | None) -> None:
+            if value is None:
+                changed(name, None)
+            elif (info := _readable(paths.decode_topic, paths.topic(name), value)) is not None:
+                changed(name, info)
+
+        return WatchSet(watcher, paths.TOPICS, decoded)
+
+
+class WatchSet:
+    """Watches the children of a path and the value of each child."""
+
+    def __init__(self, watcher: Watcher, path: str, changed: Callable[[str, bytes | None], None]) -> None:
+        self._watcher, self._path, self._changed = watcher, path, changed
+        self._values: dict[str, CancellableWatch] = {}
+        self._names = watcher.watch_children(path, self._listed)
+
+    def cancel(self) -> None:
+        self._names.cancel()
+        for watch in self._values.values():
+            watch.cancel()
+        self._values.clear()
+
+    def _listed(self, names: list[str] | None) -> None:
+        present = set(names or ())
+        for name in sorted(self._values.keys() - present):
+            self._values.pop(name).cancel()
+            self._changed(name, None)
+        for name in sorted(present - self._values.keys()):
+            self._values[name] = self._watcher.watch_value(
+                f"{self._path}/{name}", functools.partial(self._told, name)
+            )
+
+    def _told(self, name: str, value: bytes | None) -> None:
+        # A value that is gone is told when the name leaves the list, once.
+        if value is not None and name in self._values:
+            self._changed(name, value)
+
+
+# --- groups
+
+
+class GroupRegistry:
+    """``/consumers``: members and owners of groups.  No state of its own."""
+
+    def groups(self) -> Operation[list[str]]:
+        names = yield from list_children(paths.CONSUMERS)
+        return sorted(paths.decode_name(name) for name in names)
+
+    def members(self, group: str) -> Operation[dict[str, Subscription]]:
+        """Consumer id -> subscription of every live member."""
+        nodes = yield from read_children(paths.consumers(group))
+        found = {}
+        for name, node in nodes.items():
+            consumer = paths.decode_name(name)
+            path = paths.consumer(group, consumer)
+            subscription = _readable(paths.decode_subscription, path, node.value)
+            if subscription is not None:
+                found[consumer] = subscription
+        return found
+
+    def owners(self, group: str) -> Operation[dict[TopicPartition, tuple[str, int]]]:
+        """Partition -> (consumer id, stream number) of everything that is owned."""
+        topics = yield from list_children(paths.owners(group))
+        found: dict[TopicPartition, tuple[str, int]] = {}
+        for topic in topics:
+            nodes = yield from read_children(paths.owners(group, topic))
+            for name, node in nodes.items():
+                path = f"{paths.owners(group, topic)}/{name}"
+                owner = _readable(paths.decode_owner, path, node.value)
+                if owner is not None and name.isdecimal():
+                    found[TopicPartition(topic, int(name))] = owner
+        return found
+
+    def join(self, group: str, consumer: str, subscription: Subscription, session_id: int) -> Operation[None]:
+        """Register as a member for this session.  Consumer ids are unique, so a node under it is ours."""
+        path, value = paths.consumer(group, consumer), paths.encode_subscription(subscription)
+        yield from hold_ephemeral(path, value, session_id, lambda _: True)
+
+    def leave(self, group: str, consumer: str) -> Operation[None]:
+        yield [delete(paths.consumer(group, consumer))]
+
+    def claim(
+        self, group: str, wanted: Mapping[TopicPartition, tuple[str, int]], session_id: int
+    ) -> Operation[list[TopicPartition]]:
+        """Own partitions; those that somebody else owns already are returned.
+
+        An owner node with our own text that is not of this session is left over from an earlier one of ours.
+        """
+        parts = sorted(wanted)
+        texts = {part: paths.encode_owner(*wanted[part]) for part in parts}
+        replies = yield from ask(
+            [create(paths.owner(group, part), texts[part], ephemeral=True) for part in parts]
+        )
+        refused = []
+        for part, reply in zip(parts, replies, strict=True):
+            if reply is Refused.NODE_EXISTS:
+                text = texts[part]
+                held = yield from hold_ephemeral(paths.owner(group, part), text, session_id, text.__eq__)
+                if not held:
+                    refused.append(part)
+        return refused
+
+    def release(self, group: str, owned: Mapping[TopicPartition, tuple[str, int]]) -> Operation[None]:
+        """Give partitions up.  Only nodes that still carry our text are deleted."""
+        parts = sorted(owned)
+        nodes = yield from ask([get(paths.owner(group, part)) for part in parts])
+        yield from ask(
+            [
+                delete(paths.owner(group, part), node.version)
+                for part, node in zip(parts, nodes, strict=True)
+                if isinstance(node, Node) and node.value == paths.encode_owner(*owned[part])
+            ]
+        )
+
+    def delete(self, group: str) -> Operation[None]:
+        """Forget a group with all its offsets.
+
+        Raises:
+            UnknownGroup: there is none.
+            InvalidRequest: it has live members; stop them first.
+        """
+        if paths.encode_name(group) not in (yield from list_children(paths.CONSUMERS)):
+            raise UnknownGroup(f"there is no group {group!r}")
+        members = yield from self.members(group)
+        if members:
+            raise InvalidRequest(f"group {group!r} has {len(members)} live members; stop them first")
+        yield from remove_tree(paths.group(group))
+
+
+# --- offsets
+
+
+class StoredOffset(NamedTuple):
+    offset: int
+    metadata: str
+    committed_ms: int  # since 1970
+
+
+class _Progress:
+    """What this process knows of one partition's offset node."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None  # None: unknown; -1: there was no node
+        self.newest = 0  # ticket of the newest commit begun
+        self.sent: list[bytes] = []  # values on their way, or of which we never heard
+
+
+class OffsetRegistry:
+    """``/consumers/<group>/offsets``: how far each group has come.
+
+    A commit is a compare-and-set on the node's version, so that a write that was given up, and lands when a
+    newer one is already there, is refused by ZooKeeper.  One object per process; its commits are ordered by
+    the call: when two are under way for one partition, the later call wins, and the earlier is quietly
+    superseded.
+
+    Memory: one small entry per group and partition committed or read by this process; ``forget`` drops a
+        group's.
+    """
+
+    def __init__(self) -> None:
+        self._progress: dict[str, dict[TopicPartition, _Progress]] = {}
+        self._tickets = itertools.count(1)
+
+    def forget(self, group: str) -> None:
+        self._progress.pop(group, None)
+
+    def read(
+        self, group: str, parts: Collection[TopicPartition] | None = None
+    ) -> Operation[dict[TopicPartition, StoredOffset]]:
+        """The stored offsets of these partitions, or of all that the group has."""
+        wanted = (yield from self._all(group)) if parts is None else sorted(parts)
+        nodes = yield from ask([get(paths.offset(group, part)) for part in wanted])
+        found = {}
+        for part, node in zip(wanted, nodes, strict=True):
+            if not isinstance(node, Node):
+                self._known(group, part).version = -1
+                continue
+            self._known(group, part).version = node.version
+            stored = _readable(paths.decode_offset, paths.offset(group, part), node.value)
+            if stored is not None:
+                found[part] = StoredOffset(stored.offset, stored.metadata, node.modified_ms)
+        return found
+
+    def commit(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, overwrite: bool = False
+    ) -> Operation[list[TopicPartition]]:
+        """Store offsets; the partitions that were *not* stored are returned.
+
+        Args:
+            overwrite: False is for a group member: where somebody else has stored an offset since we last
+                read or wrote it, theirs stays and the partition is returned (we no longer own it).  True is
+                for the one who decides, a coordinator or an operator: only our own older writes are kept from
+                winning.
+        """
+        ticket = next(self._tickets)
+        left: dict[TopicPartition, bytes] = {}
+        for part, committed in sorted(offsets.items()):
+            left[part] = paths.encode_offset(committed)
+            known = self._known(group, part)
+            known.newest = ticket
+            known.sent = [*known.sent[1 - UNKNOWN_COMMITS_MAX :], left[part]]
+        conflicts: list[TopicPartition] = []
+        for _ in range(ATTEMPTS_MAX):
+            unread = [part for part in left if self._known(group, part).version is None]
+            yield from self._look(group, unread, {}, True, [])
+            left = {part: value for part, value in left.items() if self._known(group, part).newest == ticket}
+            replies = yield from ask([self._write(group, part, value) for part, value in left.items()])
+            refused = {}
+            for (part, value), reply in zip(left.items(), replies, strict=True):
+                if isinstance(reply, Refused):
+                    refused[part] = value
+                else:
+                    self._stored(group, part, value, reply)
+            left = yield from self._look(group, list(refused), refused, overwrite, conflicts)
+            if not left:
+                return conflicts
+        raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
+
+    def delete(self, group: str, parts: Collection[TopicPartition] | None = None) -> Operation[None]:
+        """Forget the offsets of these partitions, or of all."""
+        wanted = (yield from self._all(group)) if parts is None else sorted(parts)
+        yield from ask([delete(paths.offset(group, part)) for part in wanted])
+        for part in wanted:
+            self._known(group, part).version = None
+
+    def _all(self, group: str) -> Operation[list[TopicPartition]]:
+        found = []
+        for topic in (yield from list_children(paths.offsets(group))):
+            for name in (yield from list_children(paths.offsets(group, topic))):
+                if name.isdecimal():
+                    found.append(TopicPartition(topic, int(name)))
+        return sorted(found)
+
+    def _known(self, group: str, part: TopicPartition) -> _Progress:
+        return self._progress.setdefault(group, {}).setdefault(part, _Progress())
+
+    def _write(self, group: str, part: TopicPartition, value: bytes) -> Request:
+        path, version = paths.offset(group, part), self._known(group, part).version
+        return create(path, value) if version is None or version < 0 else set_value(path, value, version)
+
+    def _stored(self, group: str, part: TopicPartition, value: bytes, version: int) -> None:
+        known = self._known(group, part)
+        known.version = version
+        known.sent = known.sent[known.sent.index(value) + 1 :] if value in known.sent else known.sent
+
+    def _look(
+        self,
+        group: str,
+        parts: list[TopicPartition],
+        refused: dict[TopicPartition, bytes],
+        overwrite: bool,
+        conflicts: list[TopicPartition],
+    ) -> Operation[dict[TopicPartition, bytes]]:
+        """Read the nodes anew; of the ``refused`` writes those that are to be tried again."""
+        nodes = yield from ask([get(paths.offset(group, part)) for part in parts])
+        again: dict[TopicPartition, bytes] = {}
+        for part, node in zip(parts, nodes, strict=True):
+            known, value = self._known(group, part), refused.get(part)
+            known.version = node.version if isinstance(node, Node) else -1
+            if value is None:
+                continue
+            if isinstance(node, Node) and node.value == value:
+                self._stored(group, part, value, node.version)  # our own, and the reply was lost
+            elif overwrite or not isinstance(node, Node) or node.value in known.sent:
+                again[part] = value
+            else:
+                conflicts.append(part)
+        return again
