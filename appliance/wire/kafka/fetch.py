@@ -1,0 +1,172 @@
+"""Fetch (API 1), versions 4 to 12.
+
+Request (``[…]`` arrays; in 12 compact lengths, and tagged fields at each ``}`` and at the end)::
+
+    i32 replica  i32 wait ms max  i32 bytes min  i32 bytes max  i8 isolation
+    i32 session id (7+)  i32 session epoch (7+)
+    [topic { name  [partition { i32 index  i32 leader epoch (9+)  i64 offset  i32 last fetched epoch (12)
+                                i64 log start (5+)  i32 bytes max }] }]
+    [forgotten topics] (7+)  rack (11+): not read
+
+Reply::
+
+    i32 throttle ms = 0  i16 error (7+)  i32 session id = 0 (7+)
+    [topic { name  [partition { i32 index  i16 error  i64 end  i64 last stable offset = end
+                                i64 log start (5+)  [aborted transactions] = none
+                                i32 preferred replica = -1 (11+)  i32 size, record batches }] }]
+
+Fetch sessions are refused by answering session id 0: every fetch then names all its partitions.  A fetch that
+continues a session nobody opened gets FETCH_SESSION_ID_NOT_FOUND, upon which clients start anew; one
+without partitions (the Java client's farewell, epoch -1) is answered at once, as there is nothing to wait
+for.  Leader epochs are not checked: Metadata gives none, and a partition has one leader only.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import islice
+from typing import Final
+
+from ...errors import ProtocolFault, UnsupportedVersion
+from ..requests import Fetch, FetchPart, FetchResult, FileRange, Local
+from .primitives import PARTS_MAX, SIZE, Group, read_count, read_rows, read_topic, skip_tags, varint
+
+VERSION_MIN: Final = 4
+VERSION_MAX: Final = 12
+FLEXIBLE_FROM: Final = 12
+FETCH_SESSION_ID_NOT_FOUND: Final = 70
+
+_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+_HEAD_V4 = struct.Struct(">4xiiib")
+_HEAD_V7 = struct.Struct(">4xiiibii")
+_ROW_V4 = struct.Struct(">iqi")
+_ROW_V5 = struct.Struct(">iq8xi")
+_ROW_V9 = struct.Struct(">i4xq8xi")
+_ROW_V12 = struct.Struct(">i4xq4x8xix")
+_ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12]
+"""By version: index, offset and bytes max of a partition; the last byte of version 12 counts its tagged
+fields."""
+
+_REPLY_HEAD_V4 = struct.Struct(">i4x")
+_REPLY_HEAD_V7 = struct.Struct(">i4xhi")
+_REPLY_HEAD_V12 = struct.Struct(">i5xhi")
+_PART_V4 = struct.Struct(">ihqqii")
+_PART_V5 = struct.Struct(">ihqqqii")
+_PART_V11 = struct.Struct(">ihqqqiii")
+_PART_V12 = struct.Struct(">ihqqqBi")
+_NO_REPLICA: Final = -1
+
+
+Context = tuple[int, int, int, bytes, list[Group]]
+"""Correlation id, version, the count of aborted transactions to answer (null unless the client reads
+committed only, as Kafka does), the count of topics as it came (the reply has the same ones), the topics."""
+
+
+def decode(frame: memoryview, position: int, correlation_id: int, version: int) -> Fetch | Local:
+    if version > VERSION_MAX:
+        return _refuse(correlation_id, VERSION_MAX, UnsupportedVersion.code)
+    if version < VERSION_MIN:
+        raise ProtocolFault(f"Fetch version {version} is not served; ApiVersions lists what is")
+    session_id = session_epoch = 0
+    if version >= 7:
+        head = _HEAD_V7.unpack_from(frame, position)
+        wait_ms, bytes_min, bytes_max, isolation, session_id, session_epoch = head
+        position += _HEAD_V7.size
+    else:
+        wait_ms, bytes_min, bytes_max, isolation = _HEAD_V4.unpack_from(frame, position)
+        position += _HEAD_V4.size
+    if session_id != 0 and session_epoch > 0:
+        return _refuse(correlation_id, version, FETCH_SESSION_ID_NOT_FOUND)
+    parts, topics, groups = _read_parts(frame, position, version)
+    context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups)
+    request = Fetch(
+        context,
+        wait_ms if wait_ms > 0 else 0,
+        bytes_min if bytes_min > 0 else 0,
+        bytes_max if bytes_max > 0 else 0,
+        parts,
+    )
+    if not parts:
+        pieces = encode(request, [])
+        assert len(pieces) == 1 and isinstance(pieces[0], bytes)
+        return Local(pieces[0])
+    return request
+
+
+def _read_parts(frame: memoryview, position: int, version: int) -> tuple[list[FetchPart], bytes, list[Group]]:
+    flexible = version >= FLEXIBLE_FROM
+    row = _ROWS[version]
+    count, start = read_count(frame, position, flexible, 3)
+    topics = bytes(frame[position:start])
+    parts: list[FetchPart] = []
+    groups: list[Group] = []
+    position = start
+    for _ in range(count):
+        topic, group, position = read_topic(frame, position, flexible, row.size)
+        rows, position = read_rows(frame, position, group[1], row, flexible)
+        parts += [_new(FetchPart, (topic, index, offset, limit)) for index, offset, limit in rows]
+        groups.append(group)
+        if flexible:
+            position = skip_tags(frame, position)
+        if len(parts) > PARTS_MAX:
+            raise ProtocolFault(f"more than {PARTS_MAX} partitions in one fetch")
+    return parts, topics, groups
+
+
+def _refuse(correlation_id: int, version: int, code: int) -> Local:
+    """An answer for the whole request, which versions from 7 on have."""
+    if version >= FLEXIBLE_FROM:
+        body = _REPLY_HEAD_V12.pack(correlation_id, code, 0) + b"\1\0"
+    else:
+        body = _REPLY_HEAD_V7.pack(correlation_id, code, 0) + b"\0\0\0\0"
+    return Local(SIZE.pack(len(body)) + body)
+
+
+def encode(request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
+    """The reply frame in pieces, size prefix first."""
+    assert len(results) == len(request.parts)
+    context: Context = request.context
+    correlation_id, version, aborted, topics, groups = context
+    flexible = version >= FLEXIBLE_FROM
+    if flexible:
+        chunk = [_REPLY_HEAD_V12.pack(correlation_id, 0, 0), topics]
+    elif version >= 7:
+        chunk = [_REPLY_HEAD_V7.pack(correlation_id, 0, 0), topics]
+    else:
+        chunk = [_REPLY_HEAD_V4.pack(correlation_id), topics]
+    pieces: list[bytes | FileRange] = []
+    head_bytes = body_bytes = 0
+    rows = zip(request.parts, results, strict=True)
+    for prefix, count in groups:
+        chunk.append(prefix)
+        for part, (error, log_start, end, size, part_pieces) in islice(rows, count):
+            if flexible:
+                chunk.append(_PART_V12.pack(part[1], error, end, end, log_start, aborted + 1, _NO_REPLICA))
+                chunk.append(varint(size + 1) if size else b"\1")
+            elif version == 11:
+                chunk.append(_PART_V11.pack(part[1], error, end, end, log_start, aborted, _NO_REPLICA, size))
+            elif version >= 5:
+                chunk.append(_PART_V5.pack(part[1], error, end, end, log_start, aborted, size))
+            else:
+                chunk.append(_PART_V4.pack(part[1], error, end, end, aborted, size))
+            if size:
+                head = b"".join(chunk)
+                head_bytes += len(head)
+                body_bytes += size
+                pieces.append(head)
+                pieces += part_pieces
+                chunk.clear()
+            if flexible:
+                chunk.append(b"\0")
+        if flexible:
+            chunk.append(b"\0")
+    if flexible:
+        chunk.append(b"\0")
+    if chunk:
+        head = b"".join(chunk)
+        head_bytes += len(head)
+        pieces.append(head)
+    first = pieces[0]
+    assert isinstance(first, bytes)
+    pieces[0] = SIZE.pack(head_bytes + body_bytes) + first
+    return pieces

@@ -1,0 +1,252 @@
+"""Produce (API 0), versions 0 to 9.
+
+Request (``[…]`` arrays; in 9 compact lengths, and tagged fields at each ``}`` and at the end)::
+
+    transactional id (3+)  i16 acks  i32 timeout ms
+    [topic { name  [partition { i32 index  i32 size, record batches }] }]
+
+Reply::
+
+    [topic { name  [partition { i32 index  i16 error  i64 base offset  i64 append time = -1 (2+)
+                                i64 log start (5+)  [record errors] = none (8+)  error message (8+) }] }]
+    i32 throttle ms = 0 (1+)
+
+A part's record batches stay where they are: ``frame[start:stop]``.  Versions 0 to 2 carry the old message
+sets, which we do not store: each partition is answered with UNSUPPORTED_VERSION.  So are 10 to 12, which no
+client sends that has read ApiVersions.  With acks=0 there is no reply at all; a request that is refused then
+closes the connection, so that the client notices, as Kafka does.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from ...errors import InvalidRequest, ProtocolFault, UnsupportedVersion
+from ..requests import Local, Produce, ProducePart, ProduceResult
+from .primitives import (
+    I16,
+    I32,
+    PARTS_MAX,
+    SIZE,
+    Group,
+    read_count,
+    read_topic,
+    read_varint,
+    skip_tags,
+    topics_known,
+    varint,
+)
+
+VERSION_SERVED_MIN: Final = 3
+VERSION_SERVED_MAX: Final = 9
+VERSION_READABLE_MAX: Final = 12
+FLEXIBLE_FROM: Final = 9
+INVALID_REQUIRED_ACKS: Final = 21
+PARTITION_BYTES_MIN: Final = 6
+MESSAGE_CHARACTERS_MAX: Final = 1_000
+
+_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+_HEAD = struct.Struct(">hi")
+_HEAD_ONE = struct.Struct(">hhiih")
+_HEAD_ONE_FLEXIBLE = struct.Struct(">BhiBB")
+_ONE_TOPIC: Final = b"\0\0\0\1"
+_ONE_TOPIC_FLEXIBLE: Final = b"\2"
+_PARTITION = struct.Struct(">ii")
+_REPLY_HEAD = struct.Struct(">Ii")
+_REPLY_HEAD_FLEXIBLE = struct.Struct(">Iix")
+
+
+Context = tuple[int, int, bytes, list[Group]]
+"""Correlation id, version, the count of topics as it came (the reply has the same ones), the topics."""
+
+
+def decode(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
+    if version > VERSION_READABLE_MAX:
+        raise ProtocolFault(f"Produce version {version} is not served; ApiVersions lists what is")
+    flexible = version >= FLEXIBLE_FROM
+    transactional, position = _skip_transactional_id(frame, position, version)
+    acks, timeout_ms = _HEAD.unpack_from(frame, position)
+    position += 6
+    count, start = read_count(frame, position, flexible, 3)
+    topics = bytes(frame[position:start])
+    parts: list[ProducePart] = []
+    groups: list[Group] = []
+    position = start
+    for _ in range(count):
+        topic, group, position = read_topic(frame, position, flexible, PARTITION_BYTES_MIN)
+        groups.append(group)
+        if flexible:
+            position = _read_parts_flexible(frame, position, topic, group[1], parts)
+        else:
+            position = _read_parts(frame, position, topic, group[1], parts)
+        if len(parts) > PARTS_MAX:
+            raise ProtocolFault(f"more than {PARTS_MAX} partitions in one request")
+    request = Produce((correlation_id, version, topics, groups), acks, timeout_ms, parts)
+    if transactional or not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
+        return _refuse(request, transactional)
+    return request
+
+
+def decode_one(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
+    """:func:`decode` for versions 3 to 8, faster when all is as usual: one topic with one partition."""
+    if len(frame) < position + _HEAD_ONE.size:
+        return decode(frame, position, correlation_id, version)
+    transactional_id_size, acks, timeout_ms, count, size = _HEAD_ONE.unpack_from(frame, position)
+    if transactional_id_size != -1 or count != 1 or size < 0 or not -1 <= acks <= 1:
+        return decode(frame, position, correlation_id, version)
+    after = position + 18 + size
+    prefix = bytes(frame[position + 12 : after])
+    known = topics_known.get((prefix, False))
+    if known is None or known[1][1] != 1:
+        return decode(frame, position, correlation_id, version)
+    topic, group = known
+    index, size = _PARTITION.unpack_from(frame, after)
+    start = after + 8
+    stop = start + size
+    if size < 0 or stop > len(frame):
+        return decode(frame, position, correlation_id, version)
+    part: ProducePart = _new(ProducePart, (topic, index, start, stop))
+    return Produce((correlation_id, version, _ONE_TOPIC, [group]), acks, timeout_ms, [part])
+
+
+def decode_one_flexible(
+    frame: memoryview, position: int, correlation_id: int, version: int
+) -> Produce | Local:
+    """:func:`decode_one` for version 9."""
+    if len(frame) < position + _HEAD_ONE_FLEXIBLE.size:
+        return decode(frame, position, correlation_id, version)
+    no_transaction, acks, timeout_ms, count, size = _HEAD_ONE_FLEXIBLE.unpack_from(frame, position)
+    after = position + _HEAD_ONE_FLEXIBLE.size + size
+    known = topics_known.get((bytes(frame[position + 8 : after]), True))
+    if no_transaction != 0 or count != 2 or not -1 <= acks <= 1 or known is None or known[1][1] != 1:
+        return decode(frame, position, correlation_id, version)
+    topic, group = known
+    (index,) = I32.unpack_from(frame, after)
+    size, start = read_varint(frame, after + 4)
+    stop = start + size - 1
+    if size == 0 or stop + 2 > len(frame) or frame[stop] or frame[stop + 1]:
+        return decode(frame, position, correlation_id, version)
+    part: ProducePart = _new(ProducePart, (topic, index, start, stop))
+    return Produce((correlation_id, version, _ONE_TOPIC_FLEXIBLE, [group]), acks, timeout_ms, [part])
+
+
+def _read_parts(frame: memoryview, position: int, topic: str, count: int, parts: list[ProducePart]) -> int:
+    for _ in range(count):
+        index, size = _PARTITION.unpack_from(frame, position)
+        start = position + 8
+        position = start + size if size > 0 else start
+        if position > len(frame):
+            raise ProtocolFault(f"{size} bytes of records at byte {start} of a frame of {len(frame)}")
+        parts.append(_new(ProducePart, (topic, index, start, position)))
+    return position
+
+
+def _read_parts_flexible(
+    frame: memoryview, position: int, topic: str, count: int, parts: list[ProducePart]
+) -> int:
+    """As above, and the tagged fields that end each partition and the topic."""
+    for _ in range(count):
+        (index,) = I32.unpack_from(frame, position)
+        size, start = read_varint(frame, position + 4)
+        stop = start + size - 1 if size else start
+        position = skip_tags(frame, stop)
+        parts.append(_new(ProducePart, (topic, index, start, stop)))
+    return skip_tags(frame, position)
+
+
+def _skip_transactional_id(frame: memoryview, position: int, version: int) -> tuple[bool, int]:
+    """Whether there is a transactional id, and the position after it."""
+    if version < VERSION_SERVED_MIN:
+        return False, position
+    if version >= FLEXIBLE_FROM:
+        size, position = read_varint(frame, position)
+        size -= 1
+    else:
+        (size,) = I16.unpack_from(frame, position)
+        position += 2
+    return (False, position) if size < 0 else (True, position + size)
+
+
+def _refuse(request: Produce, transactional: bool) -> Local:
+    if request.acks == 0:
+        return Local(b"", close=True)
+    if not -1 <= request.acks <= 1:
+        code, why = INVALID_REQUIRED_ACKS, f"acks={request.acks}: only -1 (all), 0 and 1 have a meaning"
+    elif transactional:
+        code, why = InvalidRequest.code, "transactions are not supported: leave transactional.id unset"
+    else:
+        code, why = UnsupportedVersion.code, "Produce versions 3 to 9 are served, see ApiVersions"
+    return Local(encode(request, [ProduceResult(code, -1, -1, -1, why)] * len(request.parts)))
+
+
+def encode(request: Produce, results: list[ProduceResult]) -> bytes:
+    """The reply frame, size prefix included; empty for acks=0, which has none."""
+    if request.acks == 0:
+        return b""
+    assert len(results) == len(request.parts)
+    context: Context = request.context
+    correlation_id, version, topics, groups = context
+    flexible = version >= FLEXIBLE_FROM
+    encode_part = _ENCODERS[min(version, VERSION_SERVED_MAX)]
+    body = [topics]
+    rows = zip(request.parts, results, strict=True)
+    for prefix, count in groups:
+        body.append(prefix)
+        body += [encode_part(part[1], result) for part, result in islice(rows, count)]
+        if flexible:
+            body.append(b"\0")
+    body.append(b"\0\0\0\0\0" if flexible else b"\0\0\0\0" if version else b"")
+    reply = b"".join(body)
+    head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD
+    return head.pack(len(reply) + head.size - SIZE.size, correlation_id) + reply
+
+
+_PART_V0 = struct.Struct(">ihq")
+_PART_V2 = struct.Struct(">ihqq")
+_PART_V5 = struct.Struct(">ihqqq")
+_PART_V8 = struct.Struct(">ihqqqih")
+_PART_V9 = struct.Struct(">ihqqqBBx")
+
+
+def _encode_v0(index: int, result: ProduceResult) -> bytes:
+    return _PART_V0.pack(index, result[0], result[1])
+
+
+def _encode_v2(index: int, result: ProduceResult) -> bytes:
+    return _PART_V2.pack(index, result[0], result[1], -1)
+
+
+def _encode_v5(index: int, result: ProduceResult) -> bytes:
+    return _PART_V5.pack(index, result[0], result[1], -1, result[3])
+
+
+def _encode_v8(index: int, result: ProduceResult) -> bytes:
+    error, base, _, log_start, message = result
+    if not message:
+        return _PART_V8.pack(index, error, base, -1, log_start, 0, -1)
+    text = message[:MESSAGE_CHARACTERS_MAX].encode()
+    return _PART_V8.pack(index, error, base, -1, log_start, 0, len(text)) + text
+
+
+def _encode_v9(index: int, result: ProduceResult) -> bytes:
+    error, base, _, log_start, message = result
+    if not message:
+        return _PART_V9.pack(index, error, base, -1, log_start, 1, 0)
+    text = message[:MESSAGE_CHARACTERS_MAX].encode()
+    return b"".join(
+        (_PART_V5.pack(index, error, base, -1, log_start), b"\1", varint(len(text) + 1), text, b"\0")
+    )
+
+
+_ENCODERS: Final[list[Callable[[int, ProduceResult], bytes]]] = [
+    _encode_v0,
+    _encode_v0,
+    *[_encode_v2] * 3,
+    *[_encode_v5] * 3,
+    _encode_v8,
+    _encode_v9,
+]
+"""By version."""
