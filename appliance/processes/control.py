@@ -84,9 +84,7 @@ class Channel:
         messages: list[tuple[list[Any], list[int]]] = []
         while not self.closed:
             try:
-                data, fds, _, _ = socket.recv_fds(
-                    self._socket, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC
-                )
+                data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 break
             except OSError:

@@ -154,6 +154,19 @@ def place(buffer: memoryview, start: int, position: int, size: int, count: int) 
     buffer[start : start + 8] = (position + size - count).to_bytes(8, "big")
 
 
+_ATTRIBUTES = struct.Struct(">H")
+_TIMESTAMP = struct.Struct(">q")
+_CRC = struct.Struct(">I")
+
+
+def stamp(buffer: memoryview, start: int, size: int, timestamp_ms: int) -> None:
+    """Give a checked batch the time of its appending (``message.timestamp.type=LogAppendTime``)."""
+    attributes = _ATTRIBUTES.unpack_from(buffer, start + ATTRIBUTES_AT)[0] | LOG_APPEND_TIME
+    _ATTRIBUTES.pack_into(buffer, start + ATTRIBUTES_AT, attributes)
+    _TIMESTAMP.pack_into(buffer, start + MAX_TIMESTAMP_AT, timestamp_ms)
+    _CRC.pack_into(buffer, start + CRC_AT, crc32c(buffer[start + ATTRIBUTES_AT : start + size]))
+
+
 _BASE_AND_LENGTH = struct.Struct(">qi")
 _TIMESTAMP_AND_COUNT = struct.Struct(">q14xi")
 assert MAX_TIMESTAMP_AT + _TIMESTAMP_AND_COUNT.size == HEADER_BYTES

@@ -11,12 +11,11 @@ from ..errors import FrameTooLarge
 SIZE_BYTES = 4
 
 
-def cut(buffer: memoryview, start: int, stop: int, frame_bytes_max: int) -> tuple[list[tuple[int, int]], int, int]:
+def cut(buffer: memoryview, start: int, stop: int, frame_bytes_max: int) -> tuple[list[tuple[int, int]], int]:
     """Find the whole frames in ``buffer[start:stop]``.
 
     Returns:
-        The frames as (start, stop) without their size prefixes; where the first unfinished frame starts; and how many
-        bytes that frame takes in all, its prefix included (0 while its size is not known).
+        The frames as (start, stop) without their size prefixes, and where the first unfinished frame starts.
 
     Raises:
         FrameTooLarge: a peer announced more than ``frame_bytes_max`` bytes; drop the connection.
@@ -28,7 +27,7 @@ def cut(buffer: memoryview, start: int, stop: int, frame_bytes_max: int) -> tupl
         if size > frame_bytes_max:
             raise FrameTooLarge(size, frame_bytes_max)
         if body + size > stop:
-            return frames, start, SIZE_BYTES + size
+            break
         frames.append((body, body + size))
         start = body + size
-    return frames, start, 0
+    return frames, start

@@ -1,0 +1,1 @@
+"""What the broker decides: plans for requests, sequence checks of idempotent producers.  Values only, no I/O."""

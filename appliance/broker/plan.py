@@ -1,0 +1,139 @@
+"""From a request to what the reply holds, for one partition or many.  Reads tables and indexes, sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..errors import (
+    ApplianceError,
+    CorruptBatch,
+    InvalidTimestamp,
+    OffsetOutOfRange,
+    StorageFault,
+    UnknownPartition,
+    WriterGone,
+)
+from ..shared.table import OFFLINE, OPENING, SegmentTable, View
+from ..wire.requests import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    Fetch,
+    FetchPart,
+    FetchResult,
+    FileRange,
+    OffsetsPart,
+    OffsetsResult,
+)
+
+
+EMPTY_BATCH = CorruptBatch("a produce request without record batches")
+
+
+class Reader(Protocol):
+    """``appliance.log.LogReader``: the read side of one partition's files."""
+
+    def locate(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
+
+    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int) -> tuple[int, int, int] | None: ...
+
+    def max_timestamp(self, bases: tuple[int, ...], end: int) -> tuple[int, int, int] | None: ...
+
+    def at(self, bases: tuple[int, ...], end: int, offset: int) -> tuple[int, int]: ...
+
+
+class Readable(Protocol):
+    """A partition as a network worker holds it."""
+
+    @property
+    def table(self) -> SegmentTable: ...
+
+    @property
+    def reader(self) -> Reader: ...
+
+
+def view_of(partition: Readable | None, name: str) -> View:
+    """The partition's picture, or the error that says why there is none."""
+    if partition is None:
+        raise UnknownPartition(f"{name} is not on this appliance: ask for metadata")
+    state = partition.table.state
+    if state == OPENING:
+        raise WriterGone(f"{name} is being opened: try again")
+    if state == OFFLINE and partition.table.end == 0:
+        raise StorageFault(f"{name} is offline: see `appliance status`")
+    return partition.table.view()
+
+
+def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[FetchResult], int]:
+    """What every part of a fetch gets now, and how many bytes that is in all; -1 when a part has an error.
+
+    As Kafka does: the first batch of the first part that has one is given whole whatever the limits say, so that a
+    consumer always gets on; after that nothing goes beyond ``request.bytes_max``.
+    """
+    results: list[FetchResult] = []
+    left, total, failed = request.bytes_max, 0, False
+    for part, partition in zip(request.parts, partitions, strict=True):
+        result = _fetch_part(part, partition, left, total == 0)
+        results.append(result)
+        total += result.size
+        left -= result.size
+        failed = failed or result.error != 0
+    return results, -1 if failed else total
+
+
+def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: bool) -> FetchResult:
+    try:
+        view = view_of(partition, f"{part.topic}-{part.partition}")
+    except ApplianceError as error:
+        return FetchResult(error.code, -1, -1, 0, ())
+    assert partition is not None
+    bases, start, end = view
+    offset = part.offset
+    if not start <= offset <= end:
+        return FetchResult(OffsetOutOfRange.code, start, end, 0, ())
+    bytes_max = min(part.bytes_max, left)
+    if offset == end or (bytes_max <= 0 and not first):
+        return FetchResult(0, start, end, 0, ())
+    try:
+        found = partition.reader.locate(bases, end, offset, max(bytes_max, 1))
+    except ApplianceError as error:
+        return FetchResult(error.code, start, end, 0, ())
+    if found is None or (found.count > left and not first):
+        return FetchResult(0, start, end, 0, ())
+    return FetchResult(0, start, end, found.count, (found,))
+
+
+def offsets(part: OffsetsPart, partition: Readable | None) -> OffsetsResult:
+    """Answer one question about offsets: by place, by time, or about a known offset."""
+    try:
+        view = view_of(partition, f"{part.topic}-{part.partition}")
+        assert partition is not None
+        return _offsets(part, view, partition)
+    except ApplianceError as error:
+        return OffsetsResult(error.code, -1, -1, -1)
+
+
+def _offsets(part: OffsetsPart, view: View, partition: Readable) -> OffsetsResult:
+    bases, start, end = view
+    reader = partition.reader
+    if part.offset >= 0:
+        offset = min(max(part.offset, start), end)
+        timestamp, records = reader.at(bases, end, offset)
+        return OffsetsResult(0, offset, timestamp, records)
+    if part.timestamp == LATEST:
+        return OffsetsResult(0, end, -1, reader.at(bases, end, end)[1])
+    if part.timestamp == EARLIEST:
+        return OffsetsResult(0, start, -1, reader.at(bases, end, start)[1])
+    if part.timestamp == MAX_TIMESTAMP:
+        found = reader.max_timestamp(bases, end)
+    elif part.timestamp >= 0:
+        found = reader.by_time(bases, end, part.timestamp)
+    else:
+        raise InvalidTimestamp(f"timestamp {part.timestamp}: must be ms >= 0, or -1 latest, -2 earliest, -3 largest")
+    if found is None:  # nothing that young: Kafka answers with no offset
+        return OffsetsResult(0, -1, -1, -1)
+    offset, timestamp, records = found
+    if offset < start:
+        offset = start
+    return OffsetsResult(0, offset, timestamp, records)

@@ -1,0 +1,97 @@
+"""Forking children and keeping account of them: mechanism only, the supervisor has the policy.
+
+Each child has a control channel and a pidfd; both are watched by the supervisor's epoll.  A child that dies young is
+forked again with a growing delay, so that a fault that returns at once does not eat the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from .control import Channel
+
+logger = logging.getLogger(__name__)
+
+YOUNG_MS: Final = 10_000
+DELAY_MS_FIRST: Final = 100
+DELAY_MS_MAX: Final = 10_000
+EXIT_BUG: Final = 70  # EX_SOFTWARE
+
+
+class Child:
+    """One forked process.  ``key`` tells children of a role apart: a worker's index, a writer's partition."""
+
+    def __init__(self, role: str, key: Any, pid: int, pidfd: int, channel: Channel, started_ms: int) -> None:
+        self.role, self.key = role, key
+        self.pid, self.pidfd = pid, pidfd
+        self.channel = channel
+        self.started_ms = started_ms
+        self.stopping = False
+
+    def reap(self) -> int:
+        """The exit status, negative for a signal; call once its pidfd is readable."""
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+        return os.waitstatus_to_exitcode(status)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+
+def fork(
+    role: str, key: Any, started_ms: int, close_in_child: Iterable[Callable[[], Any]], target: Callable[[Channel], int]
+) -> Child:
+    """Fork a child that runs ``target`` with its end of the control channel and exits with what it returns.
+
+    ``close_in_child`` closes what the child must not keep: an inherited end of another child's channel would hide
+    that child's death from its peers.
+    """
+    ours, theirs = Channel.pair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = EXIT_BUG
+        try:
+            ours.close()
+            for close in close_in_child:
+                close()
+            status = target(theirs)
+        except BaseException:
+            logger.exception("%s %s: a bug ends this process", role, key)
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    theirs.close()
+    return Child(role, key, pid, os.pidfd_open(pid), ours, started_ms)
+
+
+class Restarts:
+    """How often a role and key was restarted, and when it may be again."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, Any], int] = {}
+        self._delays: dict[tuple[str, Any], int] = {}
+
+    def count(self, role: str, key: Any) -> int:
+        return self._counts.get((role, key), 0)
+
+    def after_death(self, child: Child, now_ms: int) -> int:
+        """Note a death; returns how many ms to wait before forking again: none for one that had lived long."""
+        name = (child.role, child.key)
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if now_ms - child.started_ms >= YOUNG_MS:
+            self._delays.pop(name, None)
+            return 0
+        delay_ms = self._delays.get(name, 0)
+        self._delays[name] = min(max(delay_ms * 2, DELAY_MS_FIRST), DELAY_MS_MAX)
+        return delay_ms
+
+    def forget(self, role: str, key: Any) -> None:
+        self._counts.pop((role, key), None)
+        self._delays.pop((role, key), None)

@@ -1,0 +1,206 @@
+"""One client connection of a network worker: bytes in through the arena, replies out in the order of requests.
+
+Receiving: a connection borrows an extent of the arena only while it has bytes in it.  Whole frames are handed up as
+positions; an unfinished one stays, or moves to a larger extent once its size is known.
+
+Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply leaves when
+all before it have left, also behind a fetch that waits: clients match replies by order.  Bytes go out with
+``sendmsg``, file ranges with ``sendfile``; ``MSG_MORE`` keeps a header and its batches in one segment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from typing import Any, Final
+
+from ..shared.arena import BLOCK_BYTES, Arena, Extent
+from ..wire.frames import SIZE_BYTES, cut
+from ..wire.requests import Codec, FileRange, Request
+
+EXTENT_BYTES_MAX: Final = 1 << 20
+"""A connection that sends large frames is given up to this much at once, so that one recv takes several."""
+IOV_MAX: Final = 512
+
+
+class Pending:
+    """A request that waits for its reply.  ``reply`` is None until it is there."""
+
+    __slots__ = ("connection", "missing", "reply", "request", "results")
+
+    def __init__(self, connection: Connection, request: Request) -> None:
+        self.connection = connection
+        self.request = request
+        self.results: list[Any] = []
+        self.missing = 0
+        self.reply: list[bytes | FileRange] | None = None
+
+
+class Connection:
+    """State of one socket; the worker decides when to read and write."""
+
+    __slots__ = (
+        "_filled",
+        "_parsed",
+        "_wanted",
+        "active_ms",
+        "closed",
+        "codec",
+        "door",
+        "events",
+        "extent",
+        "frame_since_ms",
+        "hang_up",
+        "listener",
+        "out",
+        "out_bytes",
+        "peer",
+        "requests",
+        "sock",
+        "starved",
+    )
+
+    def __init__(self, sock: socket.socket, door: str, listener: str, peer: str, codec: Codec) -> None:
+        self.sock = sock
+        self.door, self.listener, self.peer, self.codec = door, listener, peer, codec
+        self.extent: Extent | None = None
+        self._filled = self._parsed = 0
+        self._wanted = BLOCK_BYTES
+        self.requests: deque[Pending] = deque()
+        self.out: deque[bytes | FileRange] = deque()
+        self.out_bytes = 0
+        self.events = 0
+        self.active_ms = 0
+        self.frame_since_ms = 0
+        self.starved = False
+        self.closed = False
+        self.hang_up = False
+
+    # ---- receiving
+
+    def receive(self, memory: memoryview, arena: Arena, frame_bytes_max: int) -> list[tuple[int, int]] | None:
+        """Read once from the socket.
+
+        Returns:
+            The whole frames that have arrived, as (start, stop) in the arena; None at the end of the stream.
+            ``starved`` is set when the arena has no room: nothing was read.
+
+        Raises:
+            FrameTooLarge: the peer announced more than the limit.
+        """
+        extent = self.extent
+        if extent is None:
+            extent = arena.allocate(self._wanted) or arena.allocate(BLOCK_BYTES)
+            if extent is None:
+                self.starved = True
+                return []
+            self.extent = extent
+            self._filled = self._parsed = extent.start
+        try:
+            count = self.sock.recv_into(memory[self._filled : extent.stop])
+        except BlockingIOError:
+            count = -1
+        except OSError:
+            return None
+        if count == 0:
+            return None
+        self._filled += max(count, 0)
+        frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max)
+        return frames
+
+    def settle(self, memory: memoryview, arena: Arena, now_ms: int) -> None:
+        """After the frames of :meth:`receive` are dealt with: give the extent back, or make room for the rest."""
+        extent = self.extent
+        if extent is None:
+            return
+        parsed, filled = self._parsed, self._filled
+        rest = filled - parsed
+        if not rest:
+            self.frame_since_ms = 0
+            self.extent = None
+            extent.drop()
+            return
+        self.frame_since_ms = self.frame_since_ms or now_ms
+        need = SIZE_BYTES
+        if rest >= SIZE_BYTES:
+            need += int.from_bytes(memory[parsed : parsed + SIZE_BYTES], "big")
+        if parsed + need <= extent.stop and filled < extent.stop:
+            return
+        self._wanted = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
+        larger = arena.allocate(max(need, self._wanted)) or arena.allocate(need)
+        if larger is None:
+            self.starved = True
+            return
+        memory[larger.start : larger.start + rest] = memory[parsed:filled]
+        self.extent = larger
+        self._parsed, self._filled = larger.start, larger.start + rest
+        extent.drop()
+
+    # ---- sending
+
+    def collect(self) -> None:
+        """Move the replies that are next in order to the output."""
+        requests = self.requests
+        while requests and requests[0].reply is not None:
+            for piece in requests.popleft().reply or ():
+                self.out.append(piece)
+                self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
+
+    def send(self) -> None:
+        """Write what the socket takes.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        out = self.out
+        try:
+            while out:
+                piece = out[0]
+                if isinstance(piece, bytes):
+                    self._send_bytes()
+                else:
+                    self._send_file(piece)
+        except BlockingIOError:
+            return
+
+    def _send_bytes(self) -> None:
+        out = self.out
+        chunks: list[bytes] = []
+        for piece in out:
+            if not isinstance(piece, bytes) or len(chunks) == IOV_MAX:
+                break
+            chunks.append(piece)
+        more = socket.MSG_MORE if len(out) > len(chunks) else 0
+        if len(chunks) == 1:
+            sent = self.sock.send(chunks[0], more)
+        else:
+            sent = self.sock.sendmsg(chunks, (), more)
+        self.out_bytes -= sent
+        for chunk in chunks:
+            if sent < len(chunk):
+                out[0] = chunk[sent:]
+                return
+            sent -= len(chunk)
+            out.popleft()
+
+    def _send_file(self, piece: FileRange) -> None:
+        sent = os.sendfile(self.sock.fileno(), piece.file.fd, piece.position, piece.count)
+        if sent == 0:  # the file is shorter than its table says: only a fault of the disk can do that
+            raise OSError("segment file ends early")
+        self.out_bytes -= sent
+        if sent < piece.count:
+            self.out[0] = piece._replace(position=piece.position + sent, count=piece.count - sent)
+        else:
+            self.out.popleft()
+
+    def close(self) -> None:
+        self.closed = True
+        self.sock.close()
+        self.out.clear()
+        self.requests.clear()
+        if self.extent is not None:
+            self.extent.drop()
+            self.extent = None
+
+

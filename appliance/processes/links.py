@@ -1,0 +1,213 @@
+"""A network worker's links to the processes behind it: one writer per partition, and the coordinator.
+
+Writers: requests' record batches are described in *bundles*, at most one open bundle per writer and acks in a turn
+of the loop, over all connections.  A bundle holds the extents its positions lie in until the writer has answered.
+While there is no writer (not forked yet, retiring, killed) closed bundles wait; what a writer had in hand when it
+died is answered with a retriable error, since nobody knows whether it was written.
+
+The coordinator: frames that a worker does not understand travel as they are, and so do the replies.  What a killed
+coordinator has not answered is sent to its successor.
+
+Both memories are bounded by the arena (bundles) and by ``network.requests_max`` per connection (frames).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+import msgpack
+
+from ..shared.arena import Extent
+from .connection import Connection, Pending
+from .control import Channel
+
+BUNDLE_POSITIONS_MAX: Final = 8_192
+"""Numbers in one bundle: with at most 5 bytes each, a message stays far below its limit."""
+REPLY_BYTES_MAX: Final = 256 << 20
+
+
+class Bundle:
+    """Record batches for one partition, in order, answered together."""
+
+    __slots__ = ("acks", "deadline_ms", "extents", "positions", "targets")
+
+    def __init__(self, acks: int, deadline_ms: int) -> None:
+        self.acks = acks
+        self.deadline_ms = deadline_ms
+        self.positions: list[int] = []
+        self.targets: list[tuple[Connection, Pending | None, int]] = []
+        self.extents: list[Extent] = []
+
+    def add(self, extent: Extent, start: int, stop: int, target: tuple[Connection, Pending | None, int]) -> None:
+        if not self.extents or self.extents[-1] is not extent:
+            extent.hold()
+            self.extents.append(extent)
+        self.positions += (start, stop)
+        self.targets.append(target)
+
+    def release(self) -> None:
+        for extent in self.extents:
+            extent.drop()
+        self.extents.clear()
+
+
+class WriterLink:
+    """What this worker has to do with one partition's writer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.channel: Channel | None = None
+        self.retiring = False
+        self.asked = False
+        self.open: dict[int, Bundle] = {}
+        self.waiting: list[Bundle] = []
+        self._in_flight: dict[int, Bundle] = {}
+        self._token = 0
+
+    def bundle(self, acks: int, deadline_ms: int) -> Bundle:
+        """The open bundle for ``acks``.  A change of acks closes the other ones, so that order is kept."""
+        bundle = self.open.get(acks)
+        if bundle is None or len(bundle.positions) >= BUNDLE_POSITIONS_MAX:
+            self.waiting += self.open.values()
+            self.open.clear()
+            bundle = self.open[acks] = Bundle(acks, deadline_ms)
+        return bundle
+
+    @property
+    def ready(self) -> bool:
+        return self.channel is not None and not self.retiring
+
+    def send(self) -> None:
+        """Close the open bundles and send all that wait, if there is a writer to send them to."""
+        self.waiting += self.open.values()
+        self.open.clear()
+        if self.channel is None or self.retiring:
+            return
+        message: list[Any] = []
+        positions = 0
+        for bundle in self.waiting:
+            self._token += 1
+            self._in_flight[self._token] = bundle
+            message.append((self._token, bundle.acks, bundle.positions))
+            positions += len(bundle.positions)
+            if positions >= BUNDLE_POSITIONS_MAX:
+                self.channel.send(message)
+                message, positions = [], 0
+        if message:
+            self.channel.send(message)
+        self.waiting.clear()
+
+    def receive(self) -> list[tuple[Bundle, list[int], dict[int, str]]]:
+        """The bundles that are answered, with three numbers per request: error, base, end."""
+        assert self.channel is not None
+        answered = []
+        for message, _ in self.channel.receive():
+            for token, results, messages in message:
+                answered.append((self._in_flight.pop(token), results, messages))
+        return answered
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight
+
+    def lose(self) -> list[Bundle]:
+        """The writer is gone: what it had in hand."""
+        lost = list(self._in_flight.values())
+        self._in_flight.clear()
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = None
+        self.retiring = False
+        self.asked = False
+        return lost
+
+    def take_expired(self, now_ms: int) -> list[Bundle]:
+        """Bundles that have waited too long for a writer."""
+        expired = [bundle for bundle in self.waiting if bundle.deadline_ms <= now_ms]
+        if expired:
+            self.waiting = [bundle for bundle in self.waiting if bundle.deadline_ms > now_ms]
+        return expired
+
+    def take_all(self) -> list[Bundle]:
+        """Everything that waits or is in hand: the partition is being deleted."""
+        bundles = [*self.waiting, *self.open.values(), *self.lose()]
+        self.waiting.clear()
+        self.open.clear()
+        return bundles
+
+
+class CoordinatorLink:
+    """The stream to the coordinator: ``[token, door, listener, peer, frame]`` there, ``[token, reply]`` back."""
+
+    def __init__(self) -> None:
+        self.sock: socket.socket | None = None
+        self._out = bytearray()
+        self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
+        self._in_flight: dict[int, tuple[Pending, bytes]] = {}
+        self._token = 0
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._out)
+
+    def connect(self, sock: socket.socket) -> None:
+        """A new coordinator: give it all that the old one has not answered."""
+        sock.setblocking(False)
+        self.sock = sock
+        self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
+        self._out = bytearray(b"".join(packed for _, packed in self._in_flight.values()))
+        self.flush()
+
+    def ask(self, pending: Pending, frame: memoryview) -> None:
+        connection = pending.connection
+        self._token += 1
+        packed = msgpack.packb(
+            (self._token, connection.door, connection.listener, connection.peer, bytes(frame))
+        )
+        self._in_flight[self._token] = (pending, packed)
+        if self.sock is not None:
+            self._out += packed
+            self.flush()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is gone: nobody wants its answers."""
+        gone = [token for token, (pending, _) in self._in_flight.items() if pending.connection is connection]
+        for token in gone:
+            del self._in_flight[token]
+            if self.sock is not None:
+                self._out += msgpack.packb([token])
+        if gone:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes; a lost coordinator shows at the next receive."""
+        try:
+            while self._out and self.sock is not None:
+                del self._out[: self.sock.send(self._out)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._out.clear()
+
+    def receive(self) -> list[tuple[Pending, bytes | None]] | None:
+        """Replies that have arrived (None in place of one: hang up); None when the coordinator is gone."""
+        assert self.sock is not None
+        try:
+            data = self.sock.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.sock.close()
+            self.sock = None
+            self._out.clear()
+            return None
+        self._unpacker.feed(data)
+        replies = []
+        for token, reply in self._unpacker:
+            waiting = self._in_flight.pop(token, None)
+            if waiting is not None:
+                replies.append((waiting[0], reply))
+        return replies

@@ -1,0 +1,646 @@
+"""The network worker: sockets of both doors, epoll, sendfile.  Touches segments for reading only.
+
+One turn of the loop: obey the supervisor, take the writers' answers, look who was rung for, read what clients send,
+hand bundles to the writers, send replies.  Nothing blocks but epoll.
+
+Long poll: a fetch that has nothing to give yet is *parked* at its partitions; the lowest END that anybody parked at a
+partition needs is in this worker's wait cell of its table (see ``shared.doorbell`` for the argument that no wake-up is
+lost).
+
+Bounds: connections per worker, unanswered requests and unsent bytes per connection, bytes received in the arena.
+Reaching one of the last three stops reading from the connection; TCP tells the client.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import select
+import socket
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..broker import plan
+from ..config import Config
+from ..errors import ApplianceError, ProtocolFault, StorageFault, UnknownPartition, WriterGone
+from ..log import FileCache, LogReader
+from ..shared import memory
+from ..shared.arena import Arena
+from ..shared.doorbell import Doorbell, fence
+from ..shared.table import OFFLINE, SegmentTable
+from ..wire.kafka.hot import KafkaCodec
+from ..wire.native import NativeCodec
+from ..wire.requests import Codec, Cold, Fetch, FetchResult, Local, Offsets, Produce, ProduceResult
+from .child import settle
+from .connection import Connection, Pending
+from .control import Channel
+from .links import Bundle, CoordinatorLink, WriterLink
+
+logger = logging.getLogger(__name__)
+
+OPEN_FILES_MAX: Final = 512
+WRITER_WAIT_MS_MAX: Final = 15_000
+"""A produce waits at most this long for its partition's writer to be forked and to recover."""
+WAIT_MS_MAX: Final = 300_000
+SWEEP_MS: Final = 1_000
+STATS_MS: Final = 5_000
+
+
+class Post(NamedTuple):
+    """What the supervisor tells a worker when it forks it."""
+
+    config: Config
+    data_dir: Path
+    number: int
+    arena_name: str
+    listeners: list[tuple[str, socket.socket]]
+    doorbell: Doorbell
+
+
+class Partition:
+    """A partition as this worker holds it."""
+
+    __slots__ = ("key", "link", "parked", "reader", "table")
+
+    def __init__(self, key: tuple[str, int], table: SegmentTable, reader: LogReader) -> None:
+        self.key = key
+        self.table = table
+        self.reader = reader
+        self.link = WriterLink(f"{key[0]}-{key[1]}")
+        self.parked: dict[Parked, int] = {}
+
+
+class Parked:
+    """A fetch in long poll: at ``partitions`` until one of them reaches its END, or until ``deadline_ms``."""
+
+    __slots__ = ("deadline_ms", "partitions", "pending")
+
+    def __init__(self, pending: Pending, deadline_ms: int) -> None:
+        self.pending = pending
+        self.deadline_ms = deadline_ms
+        self.partitions: list[Partition] = []
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def run(post: Post, control: Channel, supervisor_pid: int) -> int:
+    """The worker process, from fork to exit; returns its exit status."""
+    settle(f"net {post.number}", supervisor_pid)
+    worker = NetworkWorker(post, control)
+    worker.serve()
+    worker.drain()
+    return 0
+
+
+class NetworkWorker:
+    def __init__(self, post: Post, control: Channel) -> None:
+        self._post = post
+        self._limits = post.config.network
+        self._control = control
+        self._memory = memoryview(memory.attach(post.arena_name))
+        self._arena = Arena(len(self._memory))
+        self._files = FileCache(OPEN_FILES_MAX)
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._coordinator = CoordinatorLink()
+        self._connections: dict[int, Connection] = {}
+        self._links: dict[int, Partition] = {}
+        self._waiting: set[Partition] = set()
+        self._parked_at: set[Partition] = set()
+        self._deadlines: list[tuple[int, int, Parked]] = []
+        self._sequence = itertools.count()
+        self._touched: dict[Connection, None] = {}
+        self._bundled: dict[Partition, None] = {}
+        self._starved: OrderedDict[Connection, None] = OrderedDict()
+        self._refused = 0
+        self._stopping = False
+        self._now_ms = now_ms()
+        self._sweep_ms = self._stats_ms = self._now_ms
+        self._stats: tuple[int, int] = (0, 0)
+        self._epoll = select.epoll()
+        self._epoll.register(control.fileno(), select.EPOLLIN)
+        self._epoll.register(post.doorbell.fd, select.EPOLLIN)
+        self._listeners = {sock.fileno(): (door, sock) for door, sock in post.listeners}
+        for fd in self._listeners:
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+
+    # ---- the loop
+
+    def serve(self) -> None:
+        """Until told to stop, or the supervisor is gone."""
+        while not self._stopping and not self._control.closed:
+            self._turn(self._epoll.poll(self._timeout_s()))
+
+    def drain(self) -> None:
+        """Answer what has been taken, then close; the supervisor bounds how long that may take."""
+        for door_socket in self._listeners.values():
+            self._epoll.unregister(door_socket[1].fileno())
+            door_socket[1].close()
+        self._listeners.clear()
+        for parked in {parked for partition in self._parked_at for parked in partition.parked}:
+            self._answer_parked(parked)
+        for connection in list(self._connections.values()):
+            connection.hang_up = True
+            self._touched[connection] = None
+        self._finish_turn()
+        while self._connections and not self._control.closed:
+            self._turn(self._epoll.poll(0.1))
+
+    def _timeout_s(self) -> float:
+        next_ms = self._sweep_ms + SWEEP_MS if self._connections else self._now_ms + 3_600_000
+        while self._deadlines and self._deadlines[0][2].pending.reply is not None:
+            heapq.heappop(self._deadlines)
+        if self._deadlines:
+            next_ms = min(next_ms, self._deadlines[0][0])
+        return max(0, next_ms - now_ms()) / 1000
+
+    def _turn(self, events: list[tuple[int, int]]) -> None:
+        self._now_ms = now_ms()
+        self._obey()
+        connections = self._connections
+        for fd, event in events:
+            connection = connections.get(fd)
+            if connection is not None:
+                if event & (select.EPOLLHUP | select.EPOLLERR):
+                    self._close(connection)
+                    continue
+                if event & select.EPOLLOUT:
+                    self._touched[connection] = None
+                if event & select.EPOLLIN:
+                    self._read(connection)
+            elif fd in self._links:
+                self._take_answers(self._links[fd], event)
+            elif fd == self._post.doorbell.fd:
+                self._post.doorbell.silence()
+                self._look_again()
+            elif fd in self._listeners:
+                self._accept(*self._listeners[fd])
+            elif self._coordinator.sock is not None and fd == self._coordinator.sock.fileno():
+                self._take_replies(event)
+        self._finish_turn()
+
+    def _finish_turn(self) -> None:
+        for partition in self._bundled:
+            self._send_bundles(partition)
+        self._bundled.clear()
+        while self._touched:
+            connection, _ = self._touched.popitem()
+            self._write(connection)
+        if self._starved:
+            self._feed_starved()
+        while self._deadlines and self._deadlines[0][0] <= self._now_ms:
+            parked = heapq.heappop(self._deadlines)[2]
+            if parked.pending.reply is None:
+                self._answer_parked(parked)
+                self._write(parked.pending.connection)
+        if self._now_ms - self._sweep_ms >= SWEEP_MS:
+            self._sweep()
+
+    # ---- what the supervisor says
+
+    def _obey(self) -> None:
+        for message, fds in self._control.receive():
+            match message:
+                case ["table", topic, partition, name]:
+                    self._add_partition((topic, partition), name)
+                case ["drop", topic, partition]:
+                    self._drop_partition((topic, partition))
+                case ["writer", topic, partition]:
+                    self._join_writer((topic, partition), fds[0])
+                case ["retire", topic, partition]:
+                    self._retire_writer((topic, partition))
+                case ["coordinator"]:
+                    self._join_coordinator(fds[0])
+                case ["stop"]:
+                    self._stopping = True
+
+    def _add_partition(self, key: tuple[str, int], table_name: str) -> None:
+        table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        path = self._post.data_dir / f"{key[0]}-{key[1]}"
+        self._partitions[key] = Partition(key, table, LogReader(path, self._files))
+
+    def _drop_partition(self, key: tuple[str, int]) -> None:
+        partition = self._partitions.pop(key, None)
+        if partition is None:
+            return
+        if partition.link.channel is not None:
+            self._forget_channel(partition)
+        error = UnknownPartition(f"{key[0]}-{key[1]} has been deleted")
+        self._fail(partition.link.take_all(), error.code, str(error))
+        self._waiting.discard(partition)
+        for parked in list(partition.parked):
+            self._answer_parked(parked)
+
+    def _join_writer(self, key: tuple[str, int], fd: int) -> None:
+        sock = socket.socket(fileno=fd)
+        partition = self._partitions.get(key)
+        if partition is None:
+            sock.close()
+            return
+        link = partition.link
+        if link.channel is not None:
+            self._lose_writer(partition)
+        link.channel = Channel(sock)
+        link.asked = link.retiring = False
+        self._links[fd] = partition
+        self._epoll.register(fd, select.EPOLLIN)
+        self._bundled[partition] = None
+
+    def _retire_writer(self, key: tuple[str, int]) -> None:
+        partition = self._partitions.get(key)
+        if partition is not None and partition.link.channel is not None:
+            partition.link.retiring = True
+            self._let_go(partition)
+
+    def _let_go(self, partition: Partition) -> None:
+        """Hang up on a retiring writer once it has answered everything."""
+        if partition.link.retiring and partition.link.idle:
+            self._lose_writer(partition)
+            self._bundled[partition] = None
+
+    def _join_coordinator(self, fd: int) -> None:
+        if self._coordinator.sock is not None:
+            self._epoll.unregister(self._coordinator.sock.fileno())
+            self._coordinator.sock.close()
+        self._coordinator.connect(socket.socket(fileno=fd))
+        events = select.EPOLLIN | (select.EPOLLOUT if self._coordinator.pending else 0)
+        self._epoll.register(fd, events)
+
+    # ---- clients
+
+    def _accept(self, door: str, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except OSError:
+            return
+        if len(self._connections) >= self._limits.connections_max:
+            self._refused += 1
+            logger.warning("connection of %s refused: network.connections_max reached", address[0])
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        codec: Codec
+        if door == "native":
+            codec = NativeCodec(self._post.config.broker.id, self._limits.frame_bytes_max)
+        else:
+            codec = KafkaCodec()
+        local = sock.getsockname()
+        connection = Connection(sock, door, _text(local), _text(address), codec)
+        connection.active_ms = self._now_ms
+        connection.events = select.EPOLLIN
+        self._connections[sock.fileno()] = connection
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _read(self, connection: Connection) -> None:
+        connection.active_ms = self._now_ms
+        if connection.starved:
+            connection.starved = False
+            connection.settle(self._memory, self._arena, self._now_ms)
+        if not connection.starved:
+            try:
+                frames = connection.receive(self._memory, self._arena, self._limits.frame_bytes_max)
+                if frames is None:
+                    self._close(connection)
+                    return
+                for start, stop in frames:
+                    if not connection.closed and not connection.hang_up:
+                        self._request(connection, start, stop)
+            except ProtocolFault as error:
+                self._hang_up(connection, str(error))
+                return
+            if connection.closed:
+                return
+            connection.settle(self._memory, self._arena, self._now_ms)
+        if connection.starved:
+            self._starved[connection] = None
+            self._watch(connection)
+        elif len(connection.requests) > self._limits.requests_max:
+            self._watch(connection)
+
+    def _request(self, connection: Connection, start: int, stop: int) -> None:
+        frame = self._memory[start:stop]
+        request = connection.codec.decode(frame)
+        match request:
+            case Produce():
+                self._produce(connection, request, start)
+                return
+            case Fetch():
+                pending = Pending(connection, request)
+                connection.requests.append(pending)
+                self._fetch(pending, request)
+            case Offsets():
+                results = [plan.offsets(part, self._partitions.get(part[:2])) for part in request.parts]
+                pending = Pending(connection, request)
+                pending.reply = [connection.codec.encode_offsets(request, results)]
+                connection.requests.append(pending)
+            case Local():
+                pending = Pending(connection, request)
+                pending.reply = [request.reply]
+                connection.requests.append(pending)
+                connection.hang_up = connection.hang_up or request.close
+            case Cold():
+                pending = Pending(connection, request)
+                connection.requests.append(pending)
+                self._coordinator.ask(pending, frame)
+        self._touched[connection] = None
+
+    # ---- produce
+
+    def _produce(self, connection: Connection, request: Produce, start: int) -> None:
+        pending = None
+        if request.acks:
+            pending = Pending(connection, request)
+            pending.missing = len(request.parts)
+            pending.results = [None] * len(request.parts)
+            connection.requests.append(pending)
+        extent = connection.extent
+        assert extent is not None
+        for index, (topic, number, part_start, part_stop) in enumerate(request.parts):
+            partition = self._partitions.get((topic, number))
+            if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
+                self._refuse_part(connection, pending, index, request, partition)
+                continue
+            wait_ms = min(max(request.timeout_ms, 1_000), WRITER_WAIT_MS_MAX)
+            bundle = partition.link.bundle(request.acks, self._now_ms + wait_ms)
+            bundle.add(extent, start + part_start, start + part_stop, (connection, pending, index))
+            self._bundled[partition] = None
+        if pending is not None and not request.parts:
+            pending.reply = [connection.codec.encode_produce(request, [])]
+            self._touched[connection] = None
+
+    def _refuse_part(
+        self, connection: Connection, pending: Pending | None, index: int, request: Produce, partition: Partition | None
+    ) -> None:
+        topic, number, *_ = request.parts[index]
+        error: ApplianceError
+        if partition is None:
+            error = UnknownPartition(f"{topic}-{number} is not on this appliance: create it, or ask for metadata")
+        elif partition.table.state == OFFLINE:
+            error = StorageFault(f"{topic}-{number} is offline: see `appliance status`")
+        else:
+            error = plan.EMPTY_BATCH
+        self._finish_part((connection, pending, index), error.code, -1, -1, str(error))
+
+    def _send_bundles(self, partition: Partition) -> None:
+        link = partition.link
+        link.send()
+        if link.waiting:
+            self._waiting.add(partition)
+            if not link.asked and not link.retiring:
+                link.asked = True
+                self._control.send(["need", *partition.key])
+        else:
+            self._waiting.discard(partition)
+            self._watch_channel(link)
+
+    def _watch_channel(self, link: WriterLink) -> None:
+        channel = link.channel
+        if channel is not None and channel.pending and not channel.closed:
+            self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _take_answers(self, partition: Partition, event: int) -> None:
+        link = partition.link
+        channel = link.channel
+        assert channel is not None
+        if event & select.EPOLLOUT:
+            channel.flush()
+            if not channel.pending and not channel.closed:
+                self._epoll.modify(channel.fileno(), select.EPOLLIN)
+        for bundle, results, messages in link.receive():
+            bundle.release()
+            at = 0
+            if bundle.acks == 0 and not messages:
+                continue
+            for index, target in enumerate(bundle.targets):
+                self._finish_part(target, results[at], results[at + 1], results[at + 2], messages.get(index, ""))
+                at += 3
+        if channel.closed:
+            self._lose_writer(partition)
+            if link.waiting:
+                self._bundled[partition] = None
+        elif link.retiring:
+            self._let_go(partition)
+
+    def _finish_part(
+        self, target: tuple[Connection, Pending | None, int], error: int, base: int, end: int, message: str
+    ) -> None:
+        connection, pending, index = target
+        if connection.closed:
+            return
+        if pending is None:
+            if error:  # nobody waits for a reply to acks=0: hanging up is the only way to tell
+                self._hang_up(connection, f"produce with acks=0 failed: {message}")
+            return
+        pending.results[index] = ProduceResult(error, base, end, 0, message)
+        pending.missing -= 1
+        if not pending.missing:
+            pending.reply = [connection.codec.encode_produce(pending.request, pending.results)]  # type: ignore[arg-type]
+            self._touched[connection] = None
+
+    def _fail(self, bundles: list[Bundle], code: int, message: str) -> None:
+        for bundle in bundles:
+            bundle.release()
+            for target in bundle.targets:
+                self._finish_part(target, code, -1, -1, message)
+
+    def _forget_channel(self, partition: Partition) -> None:
+        channel = partition.link.channel
+        if channel is not None:
+            self._links.pop(channel.fileno(), None)
+            self._epoll.unregister(channel.fileno())
+
+    def _lose_writer(self, partition: Partition) -> None:
+        self._forget_channel(partition)
+        error = WriterGone(f"the writer of {partition.link.name} is being restarted: send again")
+        self._fail(partition.link.lose(), error.code, str(error))
+
+    # ---- fetch
+
+    def _fetch(self, pending: Pending, request: Fetch) -> None:
+        partitions = [self._partitions.get(part[:2]) for part in request.parts]
+        results, size = plan.fetch(request, partitions)
+        if 0 <= size < request.bytes_min and request.wait_ms_max > 0 and not self._stopping:
+            parked = Parked(pending, self._now_ms + min(request.wait_ms_max, WAIT_MS_MAX))
+            if self._park(parked, request, partitions):
+                return
+            results, size = plan.fetch(request, partitions)
+        self._reply_fetch(pending, request, results)
+
+    def _reply_fetch(self, pending: Pending, request: Fetch, results: list[FetchResult]) -> None:
+        connection = pending.connection
+        pending.reply = connection.codec.encode_fetch(request, results)
+        self._touched[connection] = None
+
+    def _park(self, parked: Parked, request: Fetch, partitions: list[Any]) -> bool:
+        """Wait at every partition; False when an END has moved meanwhile: look again instead."""
+        several = len(partitions) > 1
+        for part, partition in zip(request.parts, partitions, strict=True):
+            end = part.offset + (1 if several else max(1, min(request.bytes_min, part.bytes_max)))
+            known = partition.table.end
+            if several and known >= end:
+                end = known + 1
+            parked.partitions.append(partition)
+            partition.parked[parked] = end
+            partition.table.set_wait(self._post.number, min(partition.parked.values()))
+            self._parked_at.add(partition)
+        fence()
+        if any(partition.table.end >= partition.parked[parked] for partition in parked.partitions):
+            self._unpark(parked)
+            return False
+        heapq.heappush(self._deadlines, (parked.deadline_ms, next(self._sequence), parked))
+        return True
+
+    def _unpark(self, parked: Parked) -> None:
+        for partition in parked.partitions:
+            if partition.parked.pop(parked, None) is None:
+                continue
+            if partition.parked:
+                partition.table.set_wait(self._post.number, min(partition.parked.values()))
+            else:
+                partition.table.set_wait(self._post.number, 0)
+                self._parked_at.discard(partition)
+        parked.partitions.clear()
+
+    def _look_again(self) -> None:
+        """A writer has rung: answer the fetches whose END has come."""
+        ready: dict[Parked, None] = {}
+        for partition in self._parked_at:
+            end = partition.table.end
+            for parked, wanted in partition.parked.items():
+                if wanted <= end:
+                    ready[parked] = None
+        for parked in ready:
+            self._retry_parked(parked)
+
+    def _retry_parked(self, parked: Parked) -> None:
+        """Answer, or go on waiting when several partitions together do not hold ``bytes_min`` yet."""
+        request = parked.pending.request
+        assert isinstance(request, Fetch)
+        self._unpark(parked)
+        partitions = [self._partitions.get(part[:2]) for part in request.parts]
+        results, size = plan.fetch(request, partitions)
+        several = len(partitions) > 1
+        if several and 0 <= size < request.bytes_min and self._park(parked, request, partitions):
+            return
+        self._reply_fetch(parked.pending, request, results)
+
+    def _answer_parked(self, parked: Parked) -> None:
+        """Answer with what there is."""
+        self._unpark(parked)
+        request = parked.pending.request
+        assert isinstance(request, Fetch)
+        if not parked.pending.connection.closed:
+            partitions = [self._partitions.get(part[:2]) for part in request.parts]
+            self._reply_fetch(parked.pending, request, plan.fetch(request, partitions)[0])
+
+    # ---- coordinator
+
+    def _take_replies(self, event: int) -> None:
+        link = self._coordinator
+        assert link.sock is not None
+        fd = link.sock.fileno()
+        if event & select.EPOLLOUT:
+            link.flush()
+            if not link.pending:
+                self._epoll.modify(fd, select.EPOLLIN)
+        replies = link.receive()
+        if replies is None:  # the supervisor sends us the next one
+            return
+        for pending, reply in replies:
+            connection = pending.connection
+            if connection.closed:
+                continue
+            if reply is None:
+                self._hang_up(connection, "the request cannot be answered")
+                continue
+            pending.reply = [reply]
+            self._touched[connection] = None
+
+    # ---- sending, closing, watching
+
+    def _write(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        connection.collect()
+        try:
+            connection.send()
+        except OSError:
+            self._close(connection)
+            return
+        if connection.hang_up and not connection.out and not connection.requests:
+            self._close(connection)
+            return
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        """Ask epoll for what this connection can make use of."""
+        limits = self._limits
+        events = select.EPOLLOUT if connection.out else 0
+        if (
+            not connection.starved
+            and not connection.hang_up
+            and len(connection.requests) <= limits.requests_max
+            and connection.out_bytes <= limits.send_bytes_max
+        ):
+            events |= select.EPOLLIN
+        if events != connection.events:
+            connection.events = events
+            self._epoll.modify(connection.sock.fileno(), events)
+
+    def _feed_starved(self) -> None:
+        """Give connections that found the arena full another try, in the order in which they came."""
+        for _ in range(len(self._starved)):
+            if self._arena.used_bytes >= self._arena.size_bytes:
+                return
+            connection, _ = self._starved.popitem(last=False)
+            if not connection.closed:
+                self._read(connection)
+                if not connection.closed and not connection.starved:
+                    self._watch(connection)
+
+    def _hang_up(self, connection: Connection, reason: str) -> None:
+        logger.warning("%s door: connection of %s closed: %s", connection.door, connection.peer, reason)
+        self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        fd = connection.sock.fileno()
+        del self._connections[fd]
+        self._epoll.unregister(fd)
+        self._starved.pop(connection, None)
+        for partition in list(self._parked_at):
+            for parked in [parked for parked in partition.parked if parked.pending.connection is connection]:
+                parked.pending.reply = []
+                self._unpark(parked)
+        self._coordinator.forget(connection)
+        connection.close()
+
+    def _sweep(self) -> None:
+        """Once a second while there are clients: time limits, and numbers for the supervisor."""
+        self._sweep_ms = now = self._now_ms
+        limits = self._limits
+        for connection in list(self._connections.values()):
+            if connection.frame_since_ms and now - connection.frame_since_ms > limits.frame_ms_max:
+                self._hang_up(connection, "a frame was not completed within network.frame_ms_max")
+            elif now - connection.active_ms > limits.idle_ms and not connection.requests:
+                self._close(connection)
+        for partition in list(self._waiting):
+            error = WriterGone(f"{partition.link.name} has no writer: it is being recovered, send again")
+            self._fail(partition.link.take_expired(now), error.code, str(error))
+            if not partition.link.waiting:
+                self._waiting.discard(partition)
+        stats = (len(self._connections), self._refused)
+        if stats != self._stats and now - self._stats_ms >= STATS_MS:
+            self._stats, self._stats_ms = stats, now
+            self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+
+
+def _text(address: Any) -> str:
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

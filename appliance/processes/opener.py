@@ -1,0 +1,96 @@
+"""The opener: opens partitions that have no writer, shows them in their tables, and exits.
+
+At start the partitions of a data directory are dealt out to a few openers, so that a thousand quiet partitions cost a
+thousand tables and not a thousand processes.  A cleanly stopped log is shown from its marker and file names; another
+is recovered.  The remover, its counterpart, deletes the files of deleted partitions.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config import Config, TopicSettings
+from ..errors import ApplianceError, StorageFault
+from ..log import Log, peek
+from ..shared import memory
+from ..shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from .child import settle
+from .control import Channel
+from .writer import clock_ms
+
+logger = logging.getLogger(__name__)
+
+ROWS_PER_MESSAGE = 50
+
+
+class Job(NamedTuple):
+    topic: str
+    partition: int
+    settings: dict[str, str]
+    table_name: str
+
+
+def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
+    """Open every partition and report ``["opened", [[topic, partition, error, message] ...]]``."""
+    settle("opener", supervisor_pid)
+    rows: list[tuple[str, int, int, str]] = []
+    for job in jobs:
+        try:
+            open_partition(config, data_dir, job)
+            rows.append((job.topic, job.partition, 0, ""))
+        except (ApplianceError, OSError) as error:
+            code = error.code if isinstance(error, ApplianceError) else StorageFault.code
+            logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
+            rows.append((job.topic, job.partition, code, str(error)))
+        if len(rows) >= ROWS_PER_MESSAGE:
+            control.send(["opened", rows])
+            rows = []
+    control.send(["opened", rows])
+    return 0
+
+
+def open_partition(config: Config, data_dir: Path, job: Job) -> None:
+    """Show one partition; its state becomes ONLINE, or OFFLINE when its log cannot be trusted.
+
+    Raises:
+        ApplianceError, OSError: why it is offline.
+    """
+    path = data_dir / f"{job.topic}-{job.partition}"
+    with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+        table = SegmentTable(cells)
+        try:
+            summary = peek(path)
+            if summary is None:
+                settings = TopicSettings.parse(job.settings, config.topics.defaults)
+                log = Log.open(path, settings, clock_ms, SEGMENTS_MAX)
+                log.close(clean=True)
+                table.publish(log.bases, log.start, log.written, log.records)
+                table.set_written(log.written)
+            else:
+                table.publish(summary.bases, summary.start, summary.end, summary.records)
+                table.set_written(summary.end)
+        except (ApplianceError, OSError):
+            table.set_state(OFFLINE)
+            raise
+        table.set_state(ONLINE)
+
+
+def remove(data_dir: Path, keys: Sequence[tuple[str, int]], control: Channel, supervisor_pid: int) -> int:
+    """Delete the files of partitions whose writers have ended, and report like an opener."""
+    settle("remover", supervisor_pid)
+    rows: list[tuple[str, int, int, str]] = []
+    for topic, partition in keys:
+        path = data_dir / f"{topic}-{partition}"
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            rows.append((topic, partition, 0, ""))
+        except OSError as error:
+            rows.append((topic, partition, StorageFault.code, f"{path}: {error.strerror}"))
+    for start in range(0, len(rows), ROWS_PER_MESSAGE):
+        control.send(["removed", rows[start : start + ROWS_PER_MESSAGE]])
+    return 0

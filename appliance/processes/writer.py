@@ -1,0 +1,485 @@
+"""The writer: owns one partition's files; the only process that writes them.
+
+One turn of its loop takes everything that waits (descriptors of record batches in the workers' arenas), checks each
+batch, places it at the next position, appends all with one ``writev``, and answers.  That is group commit.  What must
+be on the disk first is handed to the flusher thread.  A message is readable (END) once flushed, unless the topic
+leaves flushing to the operating system (``flush.messages=0``).
+
+Messages on the channel of a network worker, msgpack arrays::
+
+    worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
+    writer → worker   [[token, [error, base, end, ...], {index: message}] ...]      three numbers per request
+
+A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
+requests in a bundle all at once.  A closed channel means that the worker is gone and nobody wants the answers.
+
+Messages on the control channel: see ``supervisor``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ..broker.sequences import Sequences
+from ..config import Config, TopicSettings
+from ..errors import ClientFault, DiskFull, InvalidRequest, InvalidTimestamp, StorageFault
+from ..log import FlushTicket, Log
+from ..records.batch import BatchInfo, check, place, stamp
+from ..shared import memory
+from ..shared.doorbell import Doorbell, fence
+from ..shared.table import DISK_FULL, OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from .child import settle
+from .control import Channel
+from .flusher import Flusher
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_NAME: Final = "producers"
+SNAPSHOT_BYTES: Final = 64 << 20
+"""Producer state is stored every so many bytes of log: what recovery reads at most."""
+BUNDLES_PER_MESSAGE: Final = 64
+COUNT_BATCHES, COUNT_BYTES, COUNT_GROUPS, COUNT_FLUSHES, COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED = range(7)
+
+
+class Assignment(NamedTuple):
+    """What the supervisor tells a writer when it forks it."""
+
+    config: Config
+    data_dir: Path
+    topic: str
+    partition: int
+    settings: dict[str, str]
+    table_name: str
+    doorbells: Sequence[Doorbell]
+
+    @property
+    def path(self) -> Path:
+        return self.data_dir / f"{self.topic}-{self.partition}"
+
+    @property
+    def topic_settings(self) -> TopicSettings:
+        return TopicSettings.parse(self.settings, self.config.topics.defaults)
+
+
+class _Link:
+    """A network worker: its channel and its arena."""
+
+    __slots__ = ("arena", "channel")
+
+    def __init__(self, channel: Channel, arena: memoryview) -> None:
+        self.channel, self.arena = channel, arena
+
+
+class _Answer(NamedTuple):
+    link: _Link
+    acks: int
+    reply: list[Any]
+
+
+class _Handed(NamedTuple):
+    """What the flusher is given: a ticket of the log, and how many records the log has up to its end."""
+
+    ticket: FlushTicket
+    records: int
+
+    def sync(self) -> None:
+        """Raises StorageFault: it is not on the disk, and never tried again."""
+        self.ticket.sync()
+
+
+def clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def run(assignment: Assignment, control: Channel, supervisor_pid: int) -> int:
+    """The writer process, from fork to exit; returns its exit status."""
+    settle(f"wr {assignment.topic}-{assignment.partition}", supervisor_pid, 0)
+    writer = Writer(assignment, control)
+    try:
+        writer.open()
+        writer.serve()
+        writer.close()
+    except StorageFault as error:
+        writer.go_offline(error)
+        return error.exit_status
+    return 0
+
+
+class Writer:
+    def __init__(self, assignment: Assignment, control: Channel) -> None:
+        self._assignment = assignment
+        self._settings = assignment.topic_settings
+        self._control = control
+        self._doorbells = assignment.doorbells
+        self._table = SegmentTable(memoryview(memory.attach(assignment.table_name)).cast("Q"))
+        self._sequences = Sequences(assignment.config.producers.ids_max)
+        self._flusher = Flusher(self._flushed, self._flush_failed)
+        self._links: dict[int, _Link] = {}
+        self._epoll = select.epoll()
+        self._fault: StorageFault | None = None
+        self._retiring = False
+        self._alarm = Doorbell()
+        self._last_base = -1
+        self._snapshot_end = 0
+        # What is written, or waits for a flush, and is not handed to the flusher yet.
+        self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
+        self._unflushed_answers: list[_Answer] = []
+
+    # ---- opening and closing
+
+    def open(self) -> None:
+        """Recover the log and show it.
+
+        Raises:
+            StorageFault: it cannot be trusted.
+        """
+        assignment = self._assignment
+        self._log = Log.open(assignment.path, self._settings, clock_ms, SEGMENTS_MAX)
+        self._restore_sequences()
+        log = self._log
+        if log.flushed < log.written:
+            ticket = log.flush_begin()
+            ticket.sync()
+            log.flush_done(ticket)
+        self._last_base = log.bases[-1]
+        self._table.publish(log.bases, log.start, log.written, log.records)
+        self._table.set_written(log.written)
+        self._table.set_state(ONLINE)
+        self._expose(log.written, log.records)
+        self._epoll.register(self._control.fileno(), select.EPOLLIN)
+        self._epoll.register(self._alarm.fd, select.EPOLLIN)
+        self._flusher.start()
+        self._control.send(["opened"])
+
+    def _restore_sequences(self) -> None:
+        """Producer state from the snapshot and the headers of what was written after it."""
+        path = self._assignment.path / SNAPSHOT_NAME
+        end: int | None = None
+        with contextlib.suppress(FileNotFoundError):
+            end = self._sequences.restore(path.read_bytes())
+        log = self._log
+        if end is None or not log.start <= end <= log.written:
+            end = log.start if end is None else min(max(end, log.start), log.written)
+        for info, base, stop in log.headers(end):
+            if info.producer_id >= 0:
+                self._sequences.record(
+                    info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, stop
+                )
+        self._sequences.commit()
+        self._snapshot_end = end
+        if log.written - end > SNAPSHOT_BYTES:
+            self._store_sequences()
+
+    def _store_sequences(self) -> None:
+        """Replace the snapshot; losing it costs recovery time, never correctness, so it is not synced."""
+        path = self._assignment.path / SNAPSHOT_NAME
+        temporary = path.with_name(SNAPSHOT_NAME + ".tmp")
+        try:
+            temporary.write_bytes(self._sequences.snapshot(self._log.written))
+            temporary.replace(path)
+        except OSError as error:  # a full disk: the old one and the log still hold everything
+            logger.warning("%s: producer snapshot not stored: %s", path, error.strerror)
+        self._snapshot_end = self._log.written
+
+    def close(self) -> None:
+        """Flush, answer, mark the log clean."""
+        if self._log.written > self._log.flushed:
+            with self._flusher.lock:
+                self._hand_over()
+        self._flusher.stop()
+        if self._fault is not None:
+            raise self._fault
+        self._store_sequences()
+        self._log.close(clean=True)
+        self._control.send(["closed"])
+
+    def go_offline(self, error: StorageFault) -> None:
+        """Say why this partition takes nothing any more; readers keep what they have."""
+        logger.error("%s-%d is offline: %s", self._assignment.topic, self._assignment.partition, error)
+        self._table.set_state(OFFLINE)
+        self._control.send(["offline", str(error)])
+
+    # ---- the loop: wait, take, write, answer
+
+    def serve(self) -> None:
+        """Until the supervisor is gone, or has told us to retire and every worker has let go.
+
+        Raises:
+            StorageFault: a write or a flush failed in a way that cannot be tried again.
+        """
+        own_fds = (self._control.fileno(), self._alarm.fd)
+        while not self._control.closed and not (self._retiring and not self._links):
+            idle = not self._unflushed_since_ms
+            events = self._epoll.poll(self._timeout_s())
+            arrived: list[tuple[_Link, list[Any]]] = []
+            for fd, event in events:
+                if fd not in own_fds:
+                    arrived += self._take(fd, event)
+            if self._fault is not None:
+                raise self._fault
+            self._obey()
+            if arrived:
+                self._write(arrived)
+            self._flush_if_due()
+            if idle and not events:
+                self._control.send(["idle"])
+
+    def _timeout_s(self) -> float:
+        if self._unflushed_since_ms:
+            return max(0, self._unflushed_since_ms + self._settings.flush_ms - clock_ms()) / 1000
+        return self._assignment.config.writer.idle_ms / 1000
+
+    def _take(self, fd: int, event: int) -> list[tuple[_Link, list[Any]]]:
+        """The bundles that a worker has sent."""
+        link = self._links[fd]
+        if event & select.EPOLLOUT:
+            with self._flusher.lock:
+                link.channel.flush()
+                if not link.channel.pending:
+                    self._epoll.modify(fd, select.EPOLLIN)
+        arrived = [(link, bundle) for message, _ in link.channel.receive() for bundle in message]
+        if link.channel.closed:
+            del self._links[fd]
+            self._epoll.unregister(fd)
+            with self._flusher.lock:
+                link.channel.close()
+        return arrived
+
+    def _obey(self) -> None:
+        for message, fds in self._control.receive():
+            match message:
+                case ["worker", arena_name]:
+                    self._join(fds[0], arena_name)
+                case ["settings", settings]:
+                    self._assignment = self._assignment._replace(settings=settings)
+                    self._settings = self._log.settings = self._assignment.topic_settings
+                case ["reload", config]:
+                    self._assignment = self._assignment._replace(config=msgspec.convert(config, Config))
+                    self._settings = self._log.settings = self._assignment.topic_settings
+                case ["cut", offset]:
+                    self._cut(offset)
+                case ["retire"]:
+                    self._retiring = True
+
+    def _join(self, fd: int, arena_name: str) -> None:
+        channel = Channel(socket.socket(fileno=fd))
+        try:
+            arena = memoryview(memory.attach(arena_name))
+        except FileNotFoundError:  # the worker died meanwhile; its successor is announced next
+            channel.close()
+            return
+        self._links[fd] = _Link(channel, arena)
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _cut(self, offset: int) -> None:
+        """Retention: the table first, the files second, so that no reader is sent to a file that is gone."""
+        with self._flusher.lock:
+            paths = self._log.retire_before(offset)
+            self._show_segments()
+            self._table.retire_before(self._log.start)
+        self._log.unlink(paths)
+        self._table.count(COUNT_RETIRED, len(paths))
+
+    # ---- writing
+
+    def _write(self, arrived: list[tuple[_Link, list[Any]]]) -> None:
+        """Check, place, append and answer everything that has arrived."""
+        group: list[tuple[memoryview, BatchInfo]] = []
+        answers: list[_Answer] = []
+        refused = 0
+        position = self._log.written
+        for link, (token, acks, positions) in arrived:
+            arena = link.arena
+            results: list[int] = []
+            messages: dict[int, str] = {}
+            for index in range(0, len(positions), 2):
+                try:
+                    base, end, position = self._admit(
+                        arena, positions[index], positions[index + 1], position, group
+                    )
+                    results += (0, base, end)
+                except ClientFault as error:
+                    refused += 1
+                    results += (error.code, -1, -1)
+                    messages[index // 2] = str(error)
+            answers.append(_Answer(link, acks, [token, results, messages]))
+        if refused:
+            self._table.count(COUNT_REFUSED, refused)
+        if group:
+            try:
+                self._log.append(group)
+            except (DiskFull, StorageFault) as error:
+                self._append_failed(error, answers)
+                return
+            self._appended(group)
+        self._answer(answers)
+
+    def _admit(
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+    ) -> tuple[int, int, int]:
+        """Check one request's batches and add them to the group, all or none.
+
+        Returns:
+            Offset of the first record, offset after the last, and the position of what comes next.
+
+        Raises:
+            ClientFault: the request is refused.
+        """
+        settings = self._settings
+        bytes_max = settings.max_message_bytes
+        info = check(arena, start, stop, bytes_max)
+        size, count, max_timestamp, _, producer_id, epoch, sequence, _ = info
+        end = position + size
+        if size < stop - start:
+            return self._admit_several(arena, start, stop, position, group)
+        if max_timestamp < -1:
+            raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
+        if producer_id >= 0:
+            repeat = self._sequences.check(producer_id, epoch, sequence)
+            if repeat is not None:
+                self._table.count(COUNT_DUPLICATES, 1)
+                return *repeat, position
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end)
+        if settings.message_timestamp_type == "LogAppendTime":
+            stamp(arena, start, size, clock_ms())
+        place(arena, start, position, size, count)
+        group.append((arena[start:stop], info))
+        return end - count, end, end
+
+    def _admit_several(
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+    ) -> tuple[int, int, int]:
+        """The same for a request of several batches, which an idempotent producer never sends."""
+        admitted: list[tuple[memoryview, BatchInfo]] = []
+        first_base, at = -1, start
+        while at < stop:
+            info = check(arena, at, stop, self._settings.max_message_bytes)
+            if info.producer_id >= 0:
+                raise InvalidRequest("an idempotent producer sends one batch per partition and request")
+            _, end, position = self._admit(arena, at, at + info.size, position, admitted)
+            if first_base < 0:
+                first_base = end - info.count
+            at += info.size
+        group += admitted
+        return first_base, position, position
+
+    def _appended(self, group: list[tuple[memoryview, BatchInfo]]) -> None:
+        log, table = self._log, self._table
+        self._sequences.commit()
+        self._show_segments()
+        table.set_written(log.written)
+        if table.state == DISK_FULL:
+            table.set_state(ONLINE)
+        size = records = 0
+        for _, info in group:
+            size += info.size
+            records += info.count
+        table.count(COUNT_BATCHES, len(group))
+        table.count(COUNT_BYTES, size)
+        table.count(COUNT_GROUPS, 1)
+        if self._settings.flush_messages:
+            self._unflushed_records += records
+            self._unflushed_bytes += size
+            self._unflushed_since_ms = self._unflushed_since_ms or clock_ms()
+        else:
+            self._expose(log.written, log.records)
+        if log.written - self._snapshot_end > SNAPSHOT_BYTES:
+            self._store_sequences()
+
+    def _show_segments(self) -> None:
+        bases = self._log.bases
+        for base in bases[bisect_right(bases, self._last_base) :]:
+            self._table.add_segment(base)
+            self._last_base = base
+
+    def _append_failed(self, error: DiskFull | StorageFault, answers: list[_Answer]) -> None:
+        """Nothing of the group is in the log: say so to everybody in it."""
+        self._sequences.rollback()
+        for link, _, reply in answers:
+            count = len(reply[1]) // 3
+            reply[1:] = [[error.code, -1, -1] * count, dict.fromkeys(range(count), str(error))]
+            self._send(link, [reply])
+        if isinstance(error, StorageFault):
+            raise error
+        if self._table.state != DISK_FULL:
+            logger.warning("%s: %s", self._assignment.path, error)
+            self._table.set_state(DISK_FULL)
+
+    # ---- answering and flushing
+
+    def _answer(self, answers: list[_Answer]) -> None:
+        """Answer now what waits for no flush, several bundles in a message."""
+        durable = self._settings.flush_messages > 0
+        ready: dict[_Link, list[list[Any]]] = {}
+        for answer in answers:
+            if answer.acks == -1 and durable:
+                self._unflushed_answers.append(answer)
+                self._unflushed_since_ms = self._unflushed_since_ms or clock_ms()
+            else:
+                ready.setdefault(answer.link, []).append(answer.reply)
+        for link, replies in ready.items():
+            self._send(link, replies)
+
+    def _send(self, link: _Link, replies: list[list[Any]]) -> None:
+        with self._flusher.lock:
+            self._send_locked(link, replies)
+
+    def _send_locked(self, link: _Link, replies: list[list[Any]]) -> None:
+        channel = link.channel
+        for index in range(0, len(replies), BUNDLES_PER_MESSAGE):
+            channel.send(replies[index : index + BUNDLES_PER_MESSAGE])
+        if channel.pending and not channel.closed:
+            self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _flush_if_due(self) -> None:
+        if not self._unflushed_since_ms:
+            return
+        settings = self._settings
+        if (
+            self._unflushed_records >= settings.flush_messages
+            or (settings.flush_bytes and self._unflushed_bytes >= settings.flush_bytes)
+            or (not self._unflushed_records and self._unflushed_answers)
+            or clock_ms() - self._unflushed_since_ms >= settings.flush_ms
+        ):
+            with self._flusher.lock:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        handed = _Handed(self._log.flush_begin(), self._log.records)
+        self._flusher.hand_over(handed, self._unflushed_answers)
+        self._unflushed_answers = []
+        self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
+
+    def _flushed(self, handed: _Handed, waiting: list[_Answer]) -> None:
+        """In the flusher's thread: everything below the ticket's end is on the disk."""
+        self._log.flush_done(handed.ticket)
+        self._table.count(COUNT_FLUSHES, 1)
+        self._expose(handed.ticket.end, handed.records)
+        ready: dict[_Link, list[list[Any]]] = {}
+        for link, _, reply in waiting:
+            ready.setdefault(link, []).append(reply)
+        for link, replies in ready.items():
+            self._send_locked(link, replies)
+
+    def _flush_failed(self, error: StorageFault) -> None:
+        """In the flusher's thread: let the loop end this process; what waits is never acknowledged."""
+        self._fault = error
+        self._alarm.ring()
+
+    def _expose(self, end: int, records: int) -> None:
+        """Show everything below ``end`` to readers and wake those that wait for it."""
+        self._log.expose(end)
+        self._table.publish_end(end, records)
+        fence()
+        for worker in self._table.waiting(len(self._doorbells), end):
+            self._doorbells[worker].ring()
