@@ -1,0 +1,408 @@
+"""One partition's log, as its one writer sees it: append, flush, expose, roll, retire.
+
+``start <= exposed <= flushed <= written`` when every group is flushed before it is shown; a topic that leaves
+flushing to the operating system exposes what is written, so there ``exposed`` may be ahead of ``flushed``.
+
+Flushing belongs to another thread, so that writing goes on meanwhile::
+
+    ticket = log.flush_begin()      writer's loop: what is to be synced, up to where ticket.sync()
+    other thread: slow, without the interpreter's lock, touches nothing of the log log.flush_done(ticket)
+    either thread, in the order of beginning
+
+A ticket covers everything that is written but not known to be flushed, so one that was begun and never synced
+may be dropped for a later one.  A sync that fails is never tried again: the kernel may have dropped the pages
+and would say "done" the next time.  It is noted in the recovery point, so that recovery looks at the disk and
+not at the page cache.
+
+Appending is all or nothing, also across a roll: a full disk (:class:`DiskFull`) leaves the log as it was, to
+try again later.  Any other failure of the disk is a :class:`StorageFault`: no more is written by this
+process.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ..config import TopicSettings
+from ..errors import DiskFull, StorageFault
+from ..records.batch import BatchInfo
+from . import files
+from .files import File, System, index_path, log_path
+from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
+from .segment import Batches, Segment, headers
+
+logger = logging.getLogger(__name__)
+
+ONLINE, OFFLINE, DISK_FULL = 1, 2, 3
+SEGMENTS_MAX: Final = 2000
+NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class FlushTicket:
+    """What must be synced so that the log is on the disk up to ``end``."""
+
+    __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "sealed")
+
+    def __init__(
+        self,
+        end: int,
+        active: tuple[File, ...],
+        sealed: tuple[File, ...],
+        directory: Path | None,
+        directory_changes: int,
+        point: RecoveryPoint,
+        system: System,
+    ) -> None:
+        self.end = end
+        self.sealed = sealed
+        self.directory_changes = directory_changes
+        self._files = sealed + active
+        self._directory = directory
+        self._point = point
+        self._system = system
+
+    def sync(self) -> None:
+        """Wait until it is on the disk.
+
+        Raises:
+            StorageFault: it is not, and trying again would prove nothing.
+        """
+        try:
+            for file in self._files:
+                self._system.fdatasync(file.fd)
+            if self._directory is not None:
+                files.sync_directory(self._directory)
+        except OSError as error:
+            self._point.set_faulted()
+            raise StorageFault(f"{self._files[-1].path}: cannot be flushed: {error.strerror}") from error
+
+
+class Log:
+    """Open one with :meth:`open`; ``settings`` may be replaced at any time."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: TopicSettings,
+        clock_ms: Callable[[], int],
+        segments_max: int,
+        system: System,
+        point: RecoveryPoint,
+    ) -> None:
+        self.path = path
+        self.settings = settings
+        self.state = ONLINE
+        self.bases: list[int] = []
+        self.start = self.flushed = self.exposed = 0
+        self._clock_ms = clock_ms
+        self._segments_max = segments_max
+        self._system = system
+        self._point = point
+        self._active: Segment
+        self._sealed: dict[File, None] = {}  # sealed, but not known to be on the disk; the flusher removes
+        self._directory_changes = 0
+        self._directory_synced = 0
+        self._marked = False  # there is a clean-shutdown marker
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        settings: TopicSettings,
+        clock_ms: Callable[[], int],
+        segments_max: int = SEGMENTS_MAX,
+        *,
+        boot: Boot | None = None,
+        system: System | None = None,
+    ) -> Log:
+        """Open for writing, or make, the log in directory ``path``; whatever it then holds is on the disk.
+
+        Args:
+            segments_max: with so many segments the active one grows on instead of being rolled.
+            boot: which boot of the machine this is.
+
+        Raises:
+            CorruptLog: what had been exposed or flushed is damaged.
+            StorageFault: the disk fails.
+            DiskFull: there is no room for the little that opening writes.
+        """
+        try:
+            if not path.is_dir():
+                path.mkdir()
+                files.sync_directory(path.parent)
+            point = RecoveryPoint(path)
+        except OSError as error:
+            raise _named(error, path) from error
+        log = cls(path, settings, clock_ms, segments_max, system or System(), point)
+        with log._disk():
+            log._open(boot or boot_id())
+        return log
+
+    def _open(self, boot: Boot) -> None:
+        point = self._point
+        marker = Marker.load(self.path)
+        if marker is not None:
+            self.bases, self.start, state = marker.bases, marker.start, marker.state
+            self._marked = True
+        else:
+            found = recover(self.path, point, boot, self.settings.index_interval_bytes, self._clock_ms())
+            for file in found.touched:
+                self._system.fdatasync(file.fd)
+            files.sync_directory(self.path)
+            self.bases, self.start, state = found.bases, found.start, found.state
+        self._active = Segment(self.path, self.bases[-1], state, self._system)
+        self.flushed = self.exposed = state.end
+        point.begin(boot, state.end, self.start, state.born_ms)
+
+    @property
+    def written(self) -> int:
+        """Offset where the next batch goes."""
+        return self._active.end
+
+    @property
+    def records(self) -> int:
+        """Records written over the life of the log."""
+        return self._active.state.records
+
+    # ---- writing
+
+    def append(self, batches: Batches) -> None:
+        """Append checked batches, placed one after the other from ``written`` on: all of them or none.
+
+        Raises:
+            DiskFull: try again when there is room.
+            StorageFault: the disk fails.
+        """
+        if not batches:
+            return
+        view, info = batches[0]
+        assert int.from_bytes(view[:8], "big") == self._active.end + info.size - info.count, "not placed"
+        size = 0
+        for _, info in batches:
+            size += info.size
+        try:
+            if self._marked:
+                self._remove_marker()
+            if self._has_room(size):
+                self._active.append(batches, self.settings.index_interval_bytes)
+            else:
+                self._append_rolling(batches)
+        except OSError as error:
+            raise self._failed(error) from error
+        except StorageFault:
+            self.state = OFFLINE
+            raise
+        self.state = ONLINE
+
+    def _has_room(self, size: int) -> bool:
+        """Whether the active segment takes ``size`` more bytes, and is not too old to take any."""
+        active, settings = self._active, self.settings
+        return (
+            active.end + size - active.base <= settings.segment_bytes
+            and self._clock_ms() - active.state.born_ms < settings.segment_ms
+        )
+
+    def _append_rolling(self, batches: Batches) -> None:
+        """Append piece by piece, each to a segment that has room for it; undo everything when one fails."""
+        active, state, count, sealed = self._active, self._active.state, len(self.bases), tuple(self._sealed)
+        interval_bytes = self.settings.index_interval_bytes
+        try:
+            first = 0
+            while first < len(batches):
+                full = len(self.bases) >= self._segments_max
+                if not full and not self._has_room(batches[first][1].size):
+                    self._roll()  # an empty one stays: a batch larger than a segment gets one for itself
+                room = self.settings.segment_bytes - (self._active.end - self._active.base)
+                stop = first
+                while stop < len(batches) and (full or stop == first or batches[stop][1].size <= room):
+                    room -= batches[stop][1].size
+                    stop += 1
+                self._active.append(batches[first:stop], interval_bytes)
+                first = stop
+        except OSError:
+            for base in self.bases[count:]:
+                log_path(self.path, base).unlink(missing_ok=True)
+                index_path(self.path, base).unlink(missing_ok=True)
+            del self.bases[count:]
+            for file in tuple(self._sealed):
+                if file not in sealed:
+                    self._sealed.pop(file, None)
+            self._active = active
+            active.restore(state)
+            self._point.set_born_ms(state.born_ms)
+            raise
+
+    def roll(self) -> None:
+        """Seal the active segment and start the next one; an empty one stays, its age counted from now.
+
+        Raises:
+            DiskFull: nothing has changed.
+            StorageFault: the disk fails.
+        """
+        with self._disk():
+            self._roll()
+
+    def _roll(self) -> None:
+        sealed, born_ms = self._active, self._clock_ms()
+        state = sealed.state
+        if sealed.end == sealed.base:
+            sealed.state = state._replace(born_ms=born_ms)
+            self._point.set_born_ms(born_ms)
+            return
+        if self._marked:
+            self._remove_marker()
+        sealed.seal()
+        try:
+            self._active = Segment.create(self.path, sealed.end, state.records, born_ms, self._system)
+        except OSError:
+            sealed.restore(state)
+            raise
+        self._directory_changes += 1
+        self._sealed[sealed.log] = self._sealed[sealed.index] = None
+        self.bases.append(sealed.end)
+        self._point.set_born_ms(born_ms)
+
+    def _remove_marker(self) -> None:
+        (self.path / MARKER_NAME).unlink(missing_ok=True)
+        self._directory_changes += 1
+        self._marked = False
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Give the operating system's errors the names of ours."""
+        try:
+            yield
+        except OSError as error:
+            raise self._failed(error) from error
+        except StorageFault:
+            self.state = OFFLINE
+            raise
+
+    def _failed(self, error: OSError) -> DiskFull | StorageFault:
+        fault = _named(error, self.path)
+        if isinstance(fault, DiskFull):
+            self.state = DISK_FULL
+        else:
+            self.state = OFFLINE
+            self._point.set_faulted()
+        return fault
+
+    # ---- flushing and exposing
+
+    def flush_begin(self) -> FlushTicket:
+        """What another thread must sync so that all that is written now is on the disk."""
+        changes = self._directory_changes
+        return FlushTicket(
+            self._active.end,
+            (self._active.log,),
+            tuple(self._sealed),
+            self.path if changes != self._directory_synced else None,
+            changes,
+            self._point,
+            self._system,
+        )
+
+    def flush_done(self, ticket: FlushTicket) -> None:
+        """``ticket`` has been synced."""
+        for file in ticket.sealed:
+            self._sealed.pop(file, None)
+        self._directory_synced = max(self._directory_synced, ticket.directory_changes)
+        if ticket.end > self.flushed:
+            self.flushed = ticket.end
+            self._point.set_flushed(ticket.end)
+
+    def flush(self) -> None:
+        """All three steps, here and now."""
+        ticket = self.flush_begin()
+        try:
+            ticket.sync()
+        except StorageFault:
+            self.state = OFFLINE
+            raise
+        self.flush_done(ticket)
+
+    def expose(self, end: int) -> None:
+        """Remember that readers are shown the log up to ``end``; call it before they are."""
+        assert self.exposed <= end <= self._active.end
+        self.exposed = end
+        self._point.set_end(end)
+
+    # ---- retention
+
+    def retire_before(self, offset: int) -> list[Path]:
+        """Let the log start at ``offset`` (or where readers have got to, if that is less).
+
+        Whole segments before it leave ``bases``; when nothing is left the active one is rolled first, so that
+        it can leave too.
+
+        Returns:
+            Files for :meth:`unlink`, once readers have been told.
+        """
+        start = min(offset, self.exposed)
+        if start <= self.start:
+            return []
+        if start == self._active.end:
+            self.roll()
+        with self._disk():
+            if self._marked:
+                self._remove_marker()
+            self.start = start
+            self._point.set_start(start)
+            # Before files vanish: a log that starts late must not look like one that has lost some.
+            self._point.sync()
+        retired: list[Path] = []
+        bases = self.bases
+        while len(bases) > 1 and bases[1] <= start:
+            retired += (log_path(self.path, bases[0]), index_path(self.path, bases[0]))
+            del bases[0]
+        return retired
+
+    def unlink(self, paths: list[Path]) -> None:
+        with self._disk():
+            for path in paths:
+                path.unlink(missing_ok=True)
+        self._directory_changes += 1
+
+    # ---- reading back, closing
+
+    def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
+        """Header, base offset and end of every batch from ``offset`` on, where one must start."""
+        for number, base in enumerate(self.bases):
+            stop = self.bases[number + 1] if number + 1 < len(self.bases) else self.written
+            if max(offset, base) < stop:
+                file = File(log_path(self.path, base))
+                for position, info in headers(file, base, max(offset - base, 0), stop - base):
+                    end = base + position + info.size
+                    yield info, end - info.count, end
+
+    def close(self, clean: bool = True) -> None:
+        """Flush and leave a marker so that the next one need not recover; ``clean=False`` just lets go."""
+        if clean and self.state != OFFLINE:
+            self.flush()
+            self.expose(self.written)
+            if not self._marked:
+                self._store_marker()
+        self._point.close()
+
+    def _store_marker(self) -> None:
+        logs, indexes = files.sizes(self.path)
+        if not list(logs) == list(indexes) == self.bases:
+            return  # retired segments that nobody has unlinked: the next one does, when it recovers
+        marker = Marker(self.bases, list(indexes.values()), self.start, self._active.state)
+        try:
+            self._system.fdatasync(self._active.index.fd)
+            marker.store(self.path)
+        except OSError as error:  # then the next one recovers: slower, no worse
+            logger.warning("%s: not marked as cleanly stopped: %s", self.path, error.strerror)
+
+
+def _named(error: OSError, path: Path) -> DiskFull | StorageFault:
+    where = error.filename or path
+    if error.errno in NO_ROOM:
+        return DiskFull(f"{where}: {error.strerror}: free some, and it goes on by itself")
+    return StorageFault(f"{where}: {error.strerror}")

@@ -1,0 +1,307 @@
+"""Where the bytes are that a fetch asks for: the reading side of a log, for processes that serve many of
+them.
+
+A reader is told what is there (``bases`` of the segments, ``end`` up to where it may read) and finds ranges
+of whole batches in the segment files; it never reads the records.  An offset may be anywhere inside a batch,
+and the payload of a batch may hold forged batches, so a batch is only ever reached from a place where one is
+known to start: the base of a segment, an end that was published, the end of a range handed out before, or an
+index entry.  These *boundaries* are final, so the reader remembers some; a consumer that reads on needs no
+look into the index for its start.
+
+Whatever an index says is checked against the header in the log before it is used.  An index that is wrong or
+missing makes reading slower, not wrong: then the way from an earlier entry, or from the segment's base, is
+taken.
+
+A segment that retention has unlinked meanwhile is :class:`OffsetOutOfRange`, as if the reader had come a
+moment later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from ..errors import CorruptLog, OffsetOutOfRange, StorageFault
+from ..records.batch import HEADER_BYTES
+from ..wire.requests import FileRange
+from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
+from .index import Entry, IndexFile
+from .segment import headers
+
+FILES_MAX: Final = 1024
+BOUNDARIES_MAX: Final = 512
+"""How many boundaries each of two generations holds."""
+STEPS_BACK_MAX: Final = 8
+"""How many wrong index entries are stepped over before the segment is walked from its base."""
+
+AnyFile = TypeVar("AnyFile", bound=File)
+
+
+class FileCache:
+    """Open segment and index files of any number of logs, at most ``files_max``, the last used ones."""
+
+    def __init__(self, files_max: int = FILES_MAX) -> None:
+        assert files_max >= 2
+        self._files_max = files_max
+        self._files: OrderedDict[str, File] = OrderedDict()
+        self.opened = 0
+        """How many times a file had to be opened."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, path: str, kind: type[AnyFile]) -> AnyFile:
+        """The file at ``path``, opened if need be.  The caller may keep it; it is closed with its last reference.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StorageFault: it cannot be opened.
+        """
+        file = self._files.get(path)
+        if file is not None:
+            self._files.move_to_end(path)
+        else:
+            try:
+                file = kind(path)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise StorageFault(f"{path}: cannot be opened: {error.strerror}") from error
+            self.opened += 1
+            self._files[path] = file
+            if len(self._files) > self._files_max:
+                self._files.popitem(last=False)
+        assert isinstance(file, kind)
+        return file
+
+    def drop(self, prefix: str) -> None:
+        """Forget the files whose path starts so."""
+        for path in [path for path in self._files if path.startswith(prefix)]:
+            del self._files[path]
+
+
+class Found(NamedTuple):
+    """A batch: offset of its first record, its largest timestamp (ms), and how many records came before it."""
+
+    offset: int
+    timestamp: int
+    records: int
+
+
+class LogReader:
+    """One log, through a cache of files shared with other readers.
+
+    ``bases`` and ``end`` come from one consistent view of the log, ``bases[0] <= end``.  When the log was
+    repaired or made anew under the same name, :meth:`forget` what was known of the old one.
+
+    Every method may raise :class:`CorruptLog`, with file and position, and :class:`StorageFault`.
+    """
+
+    def __init__(self, path: Path | str, files: FileCache) -> None:
+        self._prefix = f"{path}/"
+        self._files = files
+        self._young: set[int] = set()
+        self._old: set[int] = set()
+        self._peaks: dict[int, int] = {}
+        """Largest timestamps of sealed segments by base."""
+
+    def forget(self) -> None:
+        """Let go of files and boundaries."""
+        self._files.drop(self._prefix)
+        self._young, self._old, self._peaks = set(), set(), {}
+
+    # ---- fetch
+
+    def locate(self, bases: Sequence[int], end: int, offset: int, bytes_max: int) -> FileRange | None:
+        """Whole batches from the one that contains ``offset`` on, in one segment and below ``end``.
+
+        Returns:
+            About ``bytes_max`` bytes at most, but at least one batch; None when ``offset`` is ``end``.
+
+        Raises:
+            OffsetOutOfRange: retired, or not written yet.
+        """
+        last = bases[-1]
+        if offset >= last:
+            base, limit = last, end
+        else:
+            number = bisect_right(bases, offset) - 1
+            if number < 0:
+                raise self._out_of_range(offset, bases, end)
+            base, limit = bases[number], min(bases[number + 1], end)
+        if offset >= limit:
+            if offset == end:
+                self._remember(end)
+                return None
+            raise self._out_of_range(offset, bases, end)
+        try:
+            log = self._log(base)
+            if offset == base or offset in self._young or offset in self._old:
+                start = offset
+            else:
+                start = self._start(log, base, limit, offset)
+            stop = limit if limit - start <= bytes_max else self._stop(log, base, limit, start, bytes_max)
+        except FileNotFoundError:
+            raise self._out_of_range(offset, bases, end) from None
+        if stop not in self._young:
+            self._remember(stop)
+        return FileRange(log, start - base, stop - start)
+
+    def _out_of_range(self, offset: int, bases: Sequence[int], end: int) -> OffsetOutOfRange:
+        return OffsetOutOfRange(f"offset {offset} is not in the log, which has {bases[0]} to {end}: seek")
+
+    def _remember(self, boundary: int) -> None:
+        self._young.add(boundary)
+        if len(self._young) >= BOUNDARIES_MAX:
+            self._old, self._young = self._young, set()
+
+    def _log(self, base: int) -> File:
+        return self._files.get(f"{self._prefix}{base:0{NAME_DIGITS}d}{LOG_SUFFIX}", File)
+
+    def _index(self, base: int) -> IndexFile | None:
+        try:
+            return self._files.get(f"{self._prefix}{base:0{NAME_DIGITS}d}{INDEX_SUFFIX}", IndexFile)
+        except FileNotFoundError:
+            return None
+
+    def _start(self, log: File, base: int, limit: int, offset: int) -> int:
+        """Where the batch starts that contains ``offset``."""
+        entry = self._entry(log, base, limit, offset)
+        for position, info in headers(log, base, entry.offset - base, limit - base):
+            start = base + position
+            if start + info.size > offset:
+                return start
+        raise AssertionError("headers() ends at the limit, which lies beyond the offset")
+
+    def _stop(self, log: File, base: int, limit: int, start: int, bytes_max: int) -> int:
+        """A boundary at most ``bytes_max`` bytes after ``start``, but after its batch."""
+        index = self._index(base)
+        if index is not None:
+            _, stop = index.floor(start + bytes_max, limit)
+            if stop > start and (stop == limit or self._stands(log, base, limit, stop)):
+                return stop
+        stop = start
+        for position, info in headers(log, base, start - base, limit - base):
+            following = base + position + info.size
+            if following - start > bytes_max and stop > start:
+                break
+            stop = following
+        return stop
+
+    # ---- offsets by time and lag
+
+    def by_time(self, bases: Sequence[int], end: int, timestamp: int) -> Found | None:
+        """The first batch with a timestamp of at least ``timestamp`` ms, None when there is none."""
+        for base, limit in _segments(bases, end):
+            try:
+                if self._peak(base, limit, sealed=limit in bases) < timestamp:
+                    continue
+                found = self._search(base, limit, timestamp)
+            except FileNotFoundError:
+                continue  # retired meanwhile
+            if found is not None:
+                return found
+        return None
+
+    def max_timestamp(self, bases: Sequence[int], end: int) -> Found | None:
+        """The first batch that has the largest timestamp of all, None when the log is empty."""
+        largest = None
+        for base, limit in _segments(bases, end):
+            try:
+                peak = self._peak(base, limit, sealed=limit in bases)
+            except FileNotFoundError:
+                continue
+            largest = peak if largest is None else max(largest, peak)
+        return None if largest is None else self.by_time(bases, end, largest)
+
+    def at(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
+        """Largest timestamp (ms) of the batch that contains ``offset``, and how many records came before ``offset``.
+
+        At ``end`` there is no batch: the timestamp is -1.
+
+        Raises:
+            OffsetOutOfRange: retired, or not written yet.
+        """
+        number = bisect_right(bases, min(offset, end - 1)) - 1 if end > bases[0] else 0
+        if number < 0 or offset > end:
+            raise self._out_of_range(offset, bases, end)
+        base = bases[number]
+        limit = min(bases[number + 1], end) if number + 1 < len(bases) else end
+        try:
+            log = self._log(base)
+            entry = self._entry(log, base, limit, offset)
+            records = entry.records
+            for position, info in headers(log, base, entry.offset - base, limit - base):
+                following = base + position + info.size
+                if following > offset:
+                    return info.max_timestamp, records + max(0, offset - (following - info.count))
+                records += info.count
+        except FileNotFoundError:
+            raise self._out_of_range(offset, bases, end) from None
+        return -1, records
+
+    # ---- from an index entry on
+
+    def _entry(self, log: File, base: int, limit: int, offset: int) -> Entry:
+        """The last index entry at or below ``offset`` at which a batch really starts."""
+        index = self._index(base)
+        if index is None:
+            return Entry(base, -1, 0)
+        number, _ = index.floor(offset, limit)
+        for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
+            entry = index.entry(candidate)
+            if entry.offset == limit or self._stands(log, base, limit, entry.offset):
+                return entry
+        first = index.entry(0) if number >= 0 else Entry(base, -1, 0)
+        return Entry(base, -1, first.records)
+
+    def _stands(self, log: File, base: int, limit: int, offset: int) -> bool:
+        """Whether the header of a batch of this very place stands at ``offset``."""
+        if not base <= offset <= limit - HEADER_BYTES:
+            return False
+        try:
+            next(headers(log, base, offset - base, limit - base))
+        except CorruptLog:
+            return False
+        return True
+
+    def _peak(self, base: int, limit: int, sealed: bool) -> int:
+        """The largest timestamp in the segment below ``limit``."""
+        peak = self._peaks.get(base) if sealed else None
+        if peak is not None:
+            return peak
+        log = self._log(base)
+        entry = self._entry(log, base, limit, limit)
+        peak = entry.timestamp
+        for _, info in headers(log, base, entry.offset - base, limit - base):
+            peak = max(peak, info.max_timestamp)
+        if sealed:
+            if len(self._peaks) >= 2 * FILES_MAX:
+                self._peaks.clear()
+            self._peaks[base] = peak
+        return peak
+
+    def _search(self, base: int, limit: int, timestamp: int) -> Found | None:
+        """The first batch of the segment that reaches ``timestamp``."""
+        log, index = self._log(base), self._index(base)
+        entry = Entry(base, -1, 0)
+        if index is not None:
+            reached = index.reached(timestamp, index.before(limit))
+            entry = self._entry(log, base, limit, index.entry(reached - 1).offset if reached else base)
+        records = entry.records
+        for position, info in headers(log, base, entry.offset - base, limit - base):
+            if info.max_timestamp >= timestamp:
+                return Found(base + position + info.size - info.count, info.max_timestamp, records)
+            records += info.count
+        return None
+
+
+def _segments(bases: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
+    """Base and limit of every segment that has something below ``end``."""
+    for number, base in enumerate(bases):
+        limit = min(bases[number + 1], end) if number + 1 < len(bases) else end
+        if base < limit:
+            yield base, limit

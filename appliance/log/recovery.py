@@ -1,0 +1,390 @@
+"""What a log believes when it is opened: the recovery point, the clean-shutdown marker, and the scan without
+it.
+
+**Recovery point** (``recovery-point``): a mapped file of 4096 bytes, of which these native u64 cells are
+used::
+
+    0  MAGIC         layout and version, stored last
+    1  BOOT_HIGH     boot of the machine that wrote END ...
+    2  BOOT_LOW
+    3  FLUSHED       the log up to here is on the disk
+    4  END           readers have been shown the log up to here
+    5  START         first offset that still counts ...
+    6  START_CHECK   ... and its complement
+    7  BORN_MS       when the active segment was created
+    8  FAULTED       1: the disk failed a write or a flush
+
+A store into the mapping costs nothing and survives the death of the process, since it is in the page cache;
+so does everything written.  It does not survive a reboot, which may bring back any older content: then END
+says nothing, and an old FLUSHED is merely low.  The same after a failed flush: the page cache shows what the
+disk never got. So the *trusted point* is max(FLUSHED, END) when the boot is the same and no fault was seen,
+else FLUSHED.
+
+Damage to these cells must not cost data: a FLUSHED or END that is too low lets recovery check more and keep
+as much, one that is too high is a log shorter than it should be, which is refused.  START hides what lies
+before it, so it counts only if its complement agrees; otherwise the log starts at its first segment.
+
+**Clean-shutdown marker** (``clean-shutdown``): one line of JSON with everything that opening needs, and its
+CRC32C on the next.  It is believed if the names and sizes of the files are what it says.  It is removed
+before the first append.
+
+**Recovery** runs when there is no such marker: the index files of sealed segments are looked at (first and
+last entry), the segments from the trusted point on, and the active one in any case, are read and checked
+batch by batch.
+
+* Below the trusted point every batch must be valid, else :class:`CorruptLog`: nothing is cut, a person
+  decides.
+* Above it, a bad batch is where a write was torn: the log is cut there.  Should anything valid follow, what
+  is cut off is kept in ``<base>.log.cut-<position>``.
+* Without a recovery point nothing tells where to trust, so a bad batch that is followed by a valid one is
+  corruption.
+
+Time and memory are bounded by one segment, however long the log is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from ..errors import CorruptLog
+from . import files
+from .files import File, System, index_path, log_path
+from .index import Builder, Entry, ends
+from .segment import Segment, State, find_valid, headers, scan
+
+logger = logging.getLogger(__name__)
+
+POINT_NAME: Final = "recovery-point"
+MARKER_NAME: Final = "clean-shutdown"
+POINT_BYTES: Final = 4096
+MARKER_BYTES_MAX: Final = 1 << 20
+MAGIC_V1: Final = 0x31_56_43_45_52_4C_50_41  # b"APLRECV1", read little-endian
+MAGIC, BOOT_HIGH, BOOT_LOW, FLUSHED, END, START, START_CHECK, BORN_MS, FAULTED = range(9)
+CELL_MASK: Final = (1 << 64) - 1
+
+Boot = tuple[int, int]
+
+
+def boot_id() -> Boot:
+    """Identifies this run of the operating system's kernel."""
+    number = int(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""), 16)
+    return number >> 64, number & CELL_MASK
+
+
+class RecoveryPoint:
+    """The mapped cells; stored by the log's one writer, from both of its threads, each cell by itself."""
+
+    def __init__(self, directory: Path) -> None:
+        """Map the file, which is made if it is missing or too short to map."""
+        path = directory / POINT_NAME
+        file = File(path, os.O_RDWR | os.O_CREAT)
+        if os.fstat(file.fd).st_size != POINT_BYTES:
+            os.ftruncate(file.fd, 0)
+            files.write_at(file.fd, bytes(POINT_BYTES), 0)  # real blocks: a store must not meet a full disk
+        self._map = mmap.mmap(file.fd, POINT_BYTES)
+        self.cells = memoryview(self._map).cast("Q")
+
+    @property
+    def valid(self) -> bool:
+        return self.cells[MAGIC] == MAGIC_V1
+
+    def trusted(self, boot: Boot) -> int | None:
+        """Up to where the log must be good; None when that is not known."""
+        cells = self.cells
+        if not self.valid:
+            return None
+        if self.faulted or (cells[BOOT_HIGH], cells[BOOT_LOW]) != boot:
+            return self.flushed
+        return max(self.flushed, cells[END])
+
+    @property
+    def flushed(self) -> int:
+        return self.cells[FLUSHED] if self.valid else 0
+
+    @property
+    def faulted(self) -> bool:
+        return self.valid and self.cells[FAULTED] != 0
+
+    @property
+    def start(self) -> int | None:
+        """First offset that counts; None when that is not known."""
+        start = self.cells[START]
+        return start if self.valid and start ^ CELL_MASK == self.cells[START_CHECK] else None
+
+    def begin(self, boot: Boot, end: int, start: int, born_ms: int) -> None:
+        """All up to ``end`` is good and on the disk.  A crash between two of these stores leaves too little trust."""
+        cells = self.cells
+        cells[END], cells[FLUSHED] = end, end
+        self.set_start(start)
+        cells[BORN_MS] = born_ms
+        cells[FAULTED] = 0
+        cells[BOOT_HIGH], cells[BOOT_LOW] = boot
+        cells[MAGIC] = MAGIC_V1
+
+    def set_flushed(self, offset: int) -> None:
+        self.cells[FLUSHED] = offset
+
+    def set_end(self, offset: int) -> None:
+        self.cells[END] = offset
+
+    def set_born_ms(self, born_ms: int) -> None:
+        self.cells[BORN_MS] = born_ms
+
+    def set_faulted(self) -> None:
+        self.cells[FAULTED] = 1
+
+    def set_start(self, start: int) -> None:
+        self.cells[START], self.cells[START_CHECK] = start, start ^ CELL_MASK
+
+    def sync(self) -> None:
+        self._map.flush()
+
+    def close(self) -> None:
+        self.cells.release()
+        self._map.close()
+
+
+class LogSummary(NamedTuple):
+    """What a cleanly stopped log is like."""
+
+    bases: tuple[int, ...]
+    start: int
+    end: int
+    records: int  # over its life
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    bases: list[int]
+    index_sizes: list[int]
+    start: int
+    state: State
+
+    def store(self, directory: Path) -> None:
+        fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
+        body = json.dumps(fields | self.state._asdict(), separators=(",", ":")).encode()
+        temporary = directory / (MARKER_NAME + ".tmp")
+        file = File(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        files.write_at(file.fd, body + b"\n%08x\n" % crc32c(body), 0)
+        os.fsync(file.fd)
+        temporary.replace(directory / MARKER_NAME)
+        files.sync_directory(directory)
+
+    @classmethod
+    def load(cls, directory: Path) -> Marker | None:
+        """The marker, if there is one and it fits the files that are there now."""
+        try:
+            file = File(directory / MARKER_NAME)
+        except FileNotFoundError:
+            return None
+        body, _, checksum = os.pread(file.fd, MARKER_BYTES_MAX, 0).partition(b"\n")
+        if checksum != b"%08x\n" % crc32c(body):
+            return None
+        fields = json.loads(body)
+        marker = cls(
+            fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields)
+        )
+        return marker if marker._fits(directory) else None
+
+    def _fits(self, directory: Path) -> bool:
+        logs, indexes = files.sizes(directory)
+        stops = [*self.bases[1:], self.state.end]
+        return logs == {base: stop - base for base, stop in zip(self.bases, stops, strict=True)} and indexes == dict(
+            zip(self.bases, self.index_sizes, strict=True)
+        )
+
+
+def peek(directory: Path) -> LogSummary | None:
+    """A cleanly stopped log, told from names and sizes alone; None when it is in use or needs recovery."""
+    try:
+        marker = Marker.load(directory)
+    except OSError:  # whoever opens it for writing finds out what is wrong
+        return None
+    if marker is None:
+        return None
+    return LogSummary(tuple(marker.bases), marker.start, marker.state.end, marker.state.records)
+
+
+class Recovered(NamedTuple):
+    bases: list[int]
+    state: State
+    start: int
+    touched: list[File]  # what must be flushed before all of it can be trusted
+
+
+def recover(
+    directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int
+) -> Recovered:
+    """Bring the files of a log that was not closed in order into a state to go on from.
+
+    Raises:
+        CorruptLog: what was exposed or flushed is not there any more as it was.
+        StorageFault: the disk does not do what it is asked.
+    """
+    logs = _segments(directory, point.start, now_ms, point.trusted(boot))
+    trusted = point.trusted(boot)
+    bases = list(logs)
+    first = len(bases) - 1
+    if trusted is not None:
+        first = max(0, min(first, bisect_right(bases, trusted) - 1))
+    for base, following in pairwise(bases[: first + 1]):
+        if logs[base] != following - base:
+            path = str(log_path(directory, base))
+            raise CorruptLog(path, logs[base], f"the file must have {following - base} bytes: the next starts there")
+    records = _count_sealed(directory, bases[: first + 1], interval_bytes)
+    scanner = _Scanner(directory, trusted, point.faulted, interval_bytes)
+    for base, following in pairwise(bases[: first + 1]):
+        if following > point.flushed:
+            scanner.touched += (File(log_path(directory, base)), File(index_path(directory, base)))
+    for number, base in enumerate(bases[first:], first):
+        following_base = bases[number + 1] if number + 1 < len(bases) else None
+        if not scanner.segment(base, logs[base], following_base, records):
+            for later in bases[number + 1 :]:
+                log_path(directory, later).rename(cut_path(directory, later, 0))
+                index_path(directory, later).unlink(missing_ok=True)
+            del bases[number + 1 :]
+            break
+        records = scanner.builder.records
+    builder = scanner.builder
+    if trusted is not None and builder.offset < trusted:
+        path, end = str(log_path(directory, bases[-1])), builder.offset
+        raise CorruptLog(path, end - bases[-1], f"the log ends at offset {end}, but {trusted} had been reached")
+    born_ms = min(point.cells[BORN_MS], now_ms) if point.valid else now_ms
+    state = State(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, born_ms)
+    start = bases[0] if point.start is None else min(max(point.start, bases[0]), builder.offset)
+    return Recovered(bases, state, start, scanner.touched)
+
+
+def cut_path(directory: Path, base: int, position: int) -> Path:
+    path = log_path(directory, base)
+    return path.with_name(f"{path.name}.cut-{position}")
+
+
+def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | None) -> dict[int, int]:
+    """Sizes of the segment files by base, after finishing what making or removing one has left half done."""
+    logs, indexes = files.sizes(directory)
+    for base in indexes.keys() - logs.keys():
+        index_path(directory, base).unlink()
+    if not logs:
+        if trusted:
+            raise CorruptLog(str(directory), 0, f"its segment files are gone, but offset {trusted} had been reached")
+        Segment.create(directory, 0, 0, now_ms, System())
+        return {0: 0}
+    if start is None:
+        return logs
+    for base, following in pairwise(list(logs)):
+        if following <= start:
+            log_path(directory, base).unlink()
+            index_path(directory, base).unlink(missing_ok=True)
+            del logs[base]
+    if min(logs) > start:
+        path = str(log_path(directory, min(logs)))
+        raise CorruptLog(path, 0, f"the log starts at offset {start}: the segment before this one is missing")
+    return logs
+
+
+def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int) -> int:
+    """Bring the index files of all but the last segment in order; returns the records before the last one.
+
+    Where two neighbours contradict each other the log itself is asked, going through the headers of the
+    first.
+    """
+    found = {base: ends(index_path(directory, base)) for base in bases}
+    records = 0
+    own = found[bases[0]]
+    if bases[0] and own is not None and own[0].offset == bases[0]:
+        records = own[0].records
+    for base, following in pairwise(bases):
+        own, after = found[base], found[following]
+        if (
+            own is not None
+            and own[0] == Entry(base, -1, records)
+            and own[1].offset == following
+            and (after is None or after[0] == Entry(following, -1, own[1].records))
+        ):
+            records = own[1].records
+            continue
+        logger.warning("%s: rebuilding the index", index_path(directory, base))
+        builder = Builder(_read(index_path(directory, base)), base, records, interval_bytes)
+        for _, info in headers(File(log_path(directory, base)), base, 0, following - base):
+            builder.batch(info.size, info.count, info.max_timestamp)
+        builder.finish(sealed=True)
+        builder.store(index_path(directory, base))
+        records = builder.records
+    return records
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+class _Scanner:
+    """Goes through the segments that must be checked, in order; cuts a torn tail."""
+
+    def __init__(self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int) -> None:
+        self._directory = directory
+        self._trusted = trusted
+        self._faulted = faulted
+        self._interval_bytes = interval_bytes
+        self.touched: list[File] = []
+        self.builder: Builder
+        """The index of the last segment."""
+
+    def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
+        """Check the segment at ``base``; false when it was cut, so that nothing may come after it."""
+        file = File(log_path(self._directory, base), os.O_RDWR)
+        if self._faulted:  # what the disk refused is still in the page cache
+            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        builder = self.builder = Builder(
+            _read(index_path(self._directory, base)), base, records, self._interval_bytes
+        )
+        torn: CorruptLog | None = None
+        try:
+            for _, info, _ in scan(file, base, 0, size):
+                builder.batch(info.size, info.count, info.max_timestamp)
+        except CorruptLog as error:
+            torn = error
+        if torn is None and following is not None and size != following - base:
+            torn = CorruptLog(str(file.path), size, f"the next segment starts at {following - base}")
+            if size > following - base:
+                raise torn
+        if torn is not None:
+            self._cut(file, base, size, torn, following is not None)
+        builder.finish(sealed=following is not None and torn is None)
+        builder.store(index_path(self._directory, base))
+        self.touched += (file, File(index_path(self._directory, base)))
+        return torn is None
+
+    def _cut(self, file: File, base: int, size: int, torn: CorruptLog, more: bool) -> None:
+        """Cut off a torn write, or raise ``torn`` when it is no such thing."""
+        position = torn.position
+        if self._trusted is not None and base + position < self._trusted:
+            raise torn
+        follows = more or find_valid(file, base, position, size) is not None
+        if follows and self._trusted is None:
+            raise torn
+        logger.warning("%s: cut at %d, %d bytes less: %s", file.path, position, size - position, torn.reason)
+        if follows:
+            _copy(file, position, size, cut_path(self._directory, base, position))
+        os.ftruncate(file.fd, position)
+
+
+def _copy(source: File, position: int, stop: int, path: Path) -> None:
+    target = File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    while position < stop:
+        position += os.sendfile(target.fd, source.fd, position, stop - position)
+    os.fsync(target.fd)

@@ -1,0 +1,263 @@
+"""One segment: appending to the active one, and going through any of them batch by batch.
+
+The file holds record batches (``records.batch``) and nothing else, so it can be sent as it is.  A batch at
+position p of the segment with base B has the base offset ``B + p + size - count``; whatever does not, is not
+a batch of ours, even if its checksum holds: message payloads may contain forged batches.
+
+Appending is all or nothing: when the disk is full, log and index are cut back to what they were.  The log is
+written first, its index after it, so an index may lag behind a crash but never runs ahead.
+
+Two ways to go through a segment: :func:`scan` reads everything and checks every checksum (recovery, verify);
+:func:`headers` hops from header to header.  Both raise :class:`CorruptLog` with the position that cannot be
+right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import ClientFault, CorruptLog, StorageFault
+from ..records.batch import HEADER, HEADER_BYTES, LENGTH_AT, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
+from .files import File, System, index_path, log_path, write_at
+from .index import ENTRY_BYTES, Entry, pack
+
+BUFFERS_MAX: Final = 1024
+"""IOV_MAX of Linux: most buffers that one writev takes."""
+SCAN_BYTES: Final = 1 << 20
+HOP_BYTES_MIN: Final = 8 << 10
+HOP_BYTES_MAX: Final = 256 << 10
+
+Batches = Sequence[tuple[memoryview, BatchInfo]]
+
+
+class State(NamedTuple):
+    """What appending goes on from; all but ``born_ms`` can be found out from the files."""
+
+    end: int  # offset where the next batch goes
+    timestamp: int  # largest in this segment, ms; -1: none
+    records: int  # over the life of the log
+    index_bytes: int
+    last_entry: int  # offset of the last index entry
+    born_ms: int  # when it was created
+
+
+class Segment:
+    """The active segment."""
+
+    __slots__ = ("_system", "base", "end", "index", "log", "state")
+
+    def __init__(self, directory: Path, base: int, state: State, system: System) -> None:
+        self.base = base
+        self.state = state
+        self.end = state.end
+        self._system = system
+        self.log = File(log_path(directory, base), os.O_RDWR | os.O_APPEND)
+        self.index = File(index_path(directory, base), os.O_RDWR)
+
+    @classmethod
+    def create(cls, directory: Path, base: int, records: int, born_ms: int, system: System) -> Segment:
+        """Start an empty segment; leaves nothing behind when that fails.
+
+        The index comes first: whoever finds the log also finds its index.
+        """
+        paths = index_path(directory, base), log_path(directory, base)
+        try:
+            index = File(paths[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            write_at(index.fd, pack([Entry(base, -1, records)]), 0, system.pwrite)
+            File(paths[1], os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            return cls(directory, base, State(base, -1, records, ENTRY_BYTES, base, born_ms), system)
+        except FileExistsError:
+            raise
+        except OSError:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            raise
+
+    def append(self, batches: Batches, interval_bytes: int) -> None:
+        """Write whole batches that have been placed from ``end`` on; an OSError leaves everything as it was."""
+        end, timestamp, records, index_bytes, last_entry, born_ms = self.state
+        start = end
+        due = last_entry + interval_bytes
+        entries: list[int] = []
+        for _, (size, count, max_timestamp, _, _, _, _, _) in batches:
+            if end >= due:
+                entries += (end, timestamp, records)
+                last_entry, due = end, end + interval_bytes
+            end += size
+            records += count
+            if max_timestamp > timestamp:
+                timestamp = max_timestamp
+        try:
+            self._write([view for view, _ in batches], end - start)
+            if entries:
+                write_at(self.index.fd, array("q", entries).tobytes(), index_bytes, self._system.pwrite)
+                index_bytes += 8 * len(entries)
+        except OSError:
+            self.restore(self.state)
+            raise
+        self.state = State(end, timestamp, records, index_bytes, last_entry, born_ms)
+        self.end = end
+
+    def _write(self, views: list[memoryview], size: int) -> None:
+        written = 0
+        while True:
+            step = self._system.writev(self.log.fd, views[:BUFFERS_MAX])
+            written += step
+            if written == size:
+                return
+            while step >= len(views[0]):
+                step -= len(views.pop(0))
+            views[0] = views[0][step:]
+
+    def seal(self) -> None:
+        """Close the index: the entry at the end tells the segment's largest timestamp and the records up to there."""
+        end, timestamp, records, index_bytes, last_entry, born_ms = self.state
+        if last_entry == end:
+            return
+        try:
+            write_at(self.index.fd, pack([Entry(end, timestamp, records)]), index_bytes, self._system.pwrite)
+        except OSError:
+            self.restore(self.state)
+            raise
+        self.state = State(end, timestamp, records, index_bytes + ENTRY_BYTES, end, born_ms)
+
+    def restore(self, state: State) -> None:
+        """Cut log and index back to an earlier state.
+
+        Raises:
+            StorageFault: not even that is possible, so nobody knows what is in the files.
+        """
+        try:
+            os.ftruncate(self.log.fd, state.end - self.base)
+            os.ftruncate(self.index.fd, state.index_bytes)
+        except OSError as error:
+            raise StorageFault(f"{self.log.path}: cannot cut back a failed write: {error.strerror}") from error
+        self.state = state
+        self.end = state.end
+
+
+def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo, memoryview]]:
+    """Every batch in [position, stop) with its position and bytes, which are valid until the next one is asked for.
+
+    Raises:
+        CorruptLog: at this position stands no whole, valid batch of this place.
+    """
+    buffer = memoryview(bytearray(min(SCAN_BYTES, max(stop - position, HEADER_BYTES))))
+    at, filled = position, 0
+    while position < stop:
+        start = position - at
+        for _ in range(2):  # once for the header, then maybe for the rest of a batch larger than the buffer
+            wanted = min(_bytes_wanted(buffer, start, filled), stop - position)
+            if wanted <= filled - start:
+                break
+            if wanted > len(buffer):
+                buffer = memoryview(bytearray(wanted))
+            at, start, filled = position, 0, read_into(file, buffer, position, stop)
+        try:
+            info = check(buffer, start, filled, stop - position)
+        except ClientFault as error:
+            raise CorruptLog(str(file.path), position, str(error)) from None
+        stored = int.from_bytes(buffer[start : start + 8], "big", signed=True)
+        expected = base + position + info.size - info.count
+        if stored != expected:
+            raise CorruptLog(str(file.path), position, f"a batch with base offset {stored} where {expected} belongs")
+        yield position, info, buffer[start : start + info.size]
+        position += info.size
+
+
+def _bytes_wanted(buffer: memoryview, start: int, filled: int) -> int:
+    """How many bytes of the batch at ``start`` must be there before it can be checked."""
+    if filled - start < HEADER_BYTES:
+        return HEADER_BYTES
+    return LENGTH_END + int.from_bytes(buffer[start + LENGTH_AT : start + LENGTH_END], "big", signed=True)
+
+
+def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
+    """Fill ``buffer`` from the file's [position, stop); returns how many bytes there were.
+
+    Raises:
+        StorageFault: the disk does not give them.
+    """
+    filled, size = 0, min(len(buffer), stop - position)
+    while filled < size:
+        try:
+            step = os.preadv(file.fd, [buffer[filled:size]], position + filled)
+        except OSError as error:
+            raise StorageFault(f"{file.path}:{position + filled}: cannot be read: {error.strerror}") from error
+        if not step:
+            break
+        filled += step
+    return filled
+
+
+_new_info = tuple.__new__
+
+
+def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo]]:
+    """Position and header of every batch in [position, stop), which must be where batches start; checks no checksum.
+
+    Raises:
+        CorruptLog: there is no header of a batch of this place.
+    """
+    window = HOP_BYTES_MIN
+    data = b""
+    at = position
+    while position < stop:
+        start = position - at
+        if len(data) - start < HEADER_BYTES:
+            try:
+                data, at, start = os.pread(file.fd, window, position), position, 0
+            except OSError as error:
+                raise StorageFault(f"{file.path}:{position}: cannot be read: {error.strerror}") from error
+            window = min(2 * window, HOP_BYTES_MAX)
+            if len(data) < HEADER_BYTES:
+                raise CorruptLog(str(file.path), position, "the file ends inside a batch header")
+        (
+            stored, length, _, magic, _, attributes, last_delta, first_timestamp, max_timestamp,
+            producer_id, producer_epoch, base_sequence, count,
+        ) = HEADER.unpack_from(data, start)  # fmt: skip
+        size = length + LENGTH_END
+        if (
+            magic != MAGIC
+            or stored != base + position + size - count
+            or not HEADER_BYTES <= size <= stop - position
+            or last_delta != count - 1
+            or count < 1
+        ):
+            raise CorruptLog(str(file.path), position, "no header of a batch that belongs here")
+        info = (
+            size, count, max_timestamp, first_timestamp, producer_id, producer_epoch, base_sequence, attributes,
+        )  # fmt: skip
+        yield position, _new_info(BatchInfo, info)
+        position += size
+
+
+def find_valid(file: File, base: int, position: int, stop: int) -> int | None:
+    """The first position in (position, stop) at which a valid batch of that very place stands, None if nowhere.
+
+    A batch carries its own place in the log, so bytes of another batch do not pass for one.
+    """
+    window = memoryview(bytearray(SCAN_BYTES))
+    position += 1
+    while stop - position >= HEADER_BYTES:
+        filled = read_into(file, window, position, stop)
+        data = bytes(window[:filled])
+        last = filled - HEADER_BYTES
+        at = data.find(MAGIC, MAGIC_AT)
+        while MAGIC_AT <= at <= last + MAGIC_AT:
+            start = at - MAGIC_AT
+            stored, length, *_, count = HEADER.unpack_from(data, start)
+            if stored == base + position + start + length + LENGTH_END - count:
+                with contextlib.suppress(CorruptLog):
+                    next(scan(file, base, position + start, stop))
+                    return position + start
+            at = data.find(MAGIC, at + 1)
+        if filled < len(window):
+            return None
+        position += last + 1
+    return None
