@@ -206,7 +206,8 @@ def _field_step(field: Any, version: int, flexible: bool) -> _Step:
     if field.is_struct_array():
         return _Step(field.name, nullable, 0, length_bytes, _struct_plan(field.array_of, version, flexible))
     if field.is_array():
-        element = _Plan((_field_step(field.array_of, version, flexible),), flexible=False)
+        step = _field_step(field.array_of, version, flexible)._replace(nullable=False)
+        element = _Plan((step,), flexible=False)
         return _Step(field.name, nullable, 0, length_bytes, element)
     assert not field.is_struct(), "no served request has a struct outside an array"
     if isinstance(field._type.size, int):
