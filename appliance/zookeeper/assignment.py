@@ -92,9 +92,7 @@ def place_partitions(
     # Spread this topic first: a broker that is nearly empty must not get all of a topic's partitions.
     taken = dict.fromkeys(load, 0)
     for partition in sorted(set(partitions)):
-        chosen = min(
-            load, key=lambda broker: (taken[broker], load[broker], rank.get(broker, len(rank)), broker)
-        )
+        chosen = min(load, key=lambda broker: (taken[broker], load[broker], rank.get(broker, len(rank)), broker))
         taken[chosen] += 1
         load[chosen] += 1
         placed[partition] = [chosen]

@@ -97,9 +97,7 @@ def read_children(path: str) -> Operation[dict[str, Node]]:
     return {name: node for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
 
 
-def hold_ephemeral(
-    path: str, value: bytes, session_id: int, ours: Callable[[bytes], bool]
-) -> Operation[bool]:
+def hold_ephemeral(path: str, value: bytes, session_id: int, ours: Callable[[bytes], bool]) -> Operation[bool]:
     """Have an ephemeral node of this session at ``path``, with ``value``.
 
     A node left by a former session of ours (``ours`` recognises its value) is replaced: kept, it would vanish

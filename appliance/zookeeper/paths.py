@@ -243,6 +243,4 @@ def _at_least(least: int, value: int) -> int:
 
 def _unreadable(path: str, value: bytes, why: object) -> BadValue:
     shown = value[:80] + (b"..." if len(value) > 80 else b"")
-    return BadValue(
-        f"ZooKeeper node {path} holds {shown!r}, which cannot be read: {why}; correct or delete the node"
-    )
+    return BadValue(f"ZooKeeper node {path} holds {shown!r}, which cannot be read: {why}; correct or delete the node")

@@ -42,13 +42,11 @@ log = logging.getLogger(__name__)
 
 SYNC_MS = 2_000  # the paper's zk.synctime.ms: how far one ZooKeeper node may be behind another
 ATTEMPTS_MAX = 4
-RETRY_MS_MIN = (
-    20  # a trigger after a failure waits RETRY_MS_MIN * 2^failures, at most the synchronisation time
-)
+RETRY_MS_MIN = 20  # a trigger after a failure waits RETRY_MS_MIN * 2^failures, at most the synchronisation time
 
 
 class Claim(NamedTuple):
-    """What a stream begins to read: a partition, at ``stored``, or if None where the consumer's policy says."""
+    """What a stream begins to read: from ``stored``, or if None from where the consumer's policy says."""
 
     topic: str
     partition: int
@@ -204,13 +202,9 @@ class Rebalancer:
             for part in stopping:
                 del self.running[part]
             self._uncommitted.update(self._streams.stop(sorted(stopping)))
-        waiting = {
-            part: CommittedOffset(offset) for part, offset in self._uncommitted.items() if part in self._nodes
-        }
+        waiting = {part: CommittedOffset(offset) for part, offset in self._uncommitted.items() if part in self._nodes}
         if waiting:
-            yield from self._offsets.commit(
-                self.group, waiting
-            )  # a refused one was overtaken by another owner
+            yield from self._offsets.commit(self.group, waiting)  # a refused one was overtaken by another owner
         self._uncommitted.clear()
         leaving = {part: stream for part, stream in self._nodes.items() if keeping.get(part) != stream}
         yield from self._groups.release(self.group, leaving)
@@ -286,13 +280,9 @@ class GroupMember:
             self.session.watch_children(paths.BROKER_IDS, changed),
             self.session.watch_children(paths.TOPICS, self._topics_listed),
         ]
-        self._watches += [
-            self.session.watch_value(paths.topic(name), changed) for name in self.subscription.topics
-        ]
+        self._watches += [self.session.watch_value(paths.topic(name), changed) for name in self.subscription.topics]
         if self.subscription.pattern:
-            self._watches.append(
-                self.brokers.watch_topics(self.session, lambda name, info: self._topic(name))
-            )
+            self._watches.append(self.brokers.watch_topics(self.session, lambda name, info: self._topic(name)))
         self.rebalancer.trigger()
 
     def poll(self, wait_ms: int) -> None:
@@ -302,9 +292,7 @@ class GroupMember:
         self.session.run(wait_ms if due_ms is None or not self._may_begin() else min(wait_ms, due_ms))
         self._begin_if_due()
 
-    def commit(
-        self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int = 5_000
-    ) -> list[TopicPartition]:
+    def commit(self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int = 5_000) -> list[TopicPartition]:
         """Store positions, waiting for it; returns those that another consumer owns by now, which were not
         stored.
 
@@ -313,13 +301,9 @@ class GroupMember:
         """
         session_id = self.session.session_id
         if not session_id or not self.session.lease_left_ms:
-            raise ZooKeeperAway(
-                "the ZooKeeper session was lost; offsets can be committed after the next rebalance"
-            )
+            raise ZooKeeperAway("the ZooKeeper session was lost; offsets can be committed after the next rebalance")
         values = {part: CommittedOffset(offset) for part, offset in offsets.items()}
-        return self.session.call(
-            self._commit(values, session_id), timeout_ms=timeout_ms, session_id=session_id
-        )
+        return self.session.call(self._commit(values, session_id), timeout_ms=timeout_ms, session_id=session_id)
 
     def leave(self, timeout_ms: int = 5_000) -> None:
         """Stop the streams, commit, and leave the group, so that the others need not wait for the session's

@@ -113,11 +113,7 @@ class BrokerRegistry:
         nodes = yield from ask([get(paths.topic(name)) for name in wanted])
         found = {}
         for name, node in zip(wanted, nodes, strict=True):
-            info = (
-                _readable(paths.decode_topic, paths.topic(name), node.value)
-                if isinstance(node, Node)
-                else None
-            )
+            info = _readable(paths.decode_topic, paths.topic(name), node.value) if isinstance(node, Node) else None
             if info is not None:
                 found[name] = info
         return found
@@ -212,9 +208,7 @@ class WatchSet:
             self._values.pop(name).cancel()
             self._changed(name, None)
         for name in sorted(present - self._values.keys()):
-            self._values[name] = self._watcher.watch_value(
-                f"{self._path}/{name}", functools.partial(self._told, name)
-            )
+            self._values[name] = self._watcher.watch_value(f"{self._path}/{name}", functools.partial(self._told, name))
 
     def _told(self, name: str, value: bytes | None) -> None:
         # A value that is gone is told when the name leaves the list, once.
@@ -274,9 +268,7 @@ class GroupRegistry:
         """
         parts = sorted(wanted)
         texts = {part: paths.encode_owner(*wanted[part]) for part in parts}
-        replies = yield from ask(
-            [create(paths.owner(group, part), texts[part], ephemeral=True) for part in parts]
-        )
+        replies = yield from ask([create(paths.owner(group, part), texts[part], ephemeral=True) for part in parts])
         refused = []
         for part, reply in zip(parts, replies, strict=True):
             if reply is Refused.NODE_EXISTS:

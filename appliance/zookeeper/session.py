@@ -101,9 +101,7 @@ class Watch:
     The answer is a sorted list of names (children) or bytes (a value); None while there is no such node.
     """
 
-    def __init__(
-        self, session: Session, path: str, want_children: bool, callback: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, session: Session, path: str, want_children: bool, callback: Callable[[Any], None]) -> None:
         self.path, self._want_children, self._callback = path, want_children, callback
         self._session = session
         self._answer: object = self  # nothing was answered yet
@@ -195,9 +193,7 @@ class Session:
         """Begin to connect, and go on trying for ever.  Returns at once.  Threads start here: fork before."""
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         kazoo_log = logging.getLogger(f"{__name__}.kazoo")
-        kazoo_log.setLevel(
-            logging.ERROR
-        )  # one line per attempt to connect would fill a disk; we log the states
+        kazoo_log.setLevel(logging.ERROR)  # one line per attempt to connect would fill a disk; we log the states
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
         self._client = KazooClient(
             hosts=self._connect,
@@ -412,9 +408,7 @@ class Session:
             for kept in self._kept.values():
                 kept.held = False
                 self._establish(kept)
-        self._send_beat(
-            self._clock_ms()
-        )  # CONNECTED is told when it is answered: from then on there is a lease
+        self._send_beat(self._clock_ms())  # CONNECTED is told when it is answered: from then on there is a lease
         waiting, self._held_back = self._held_back, []
         for task in waiting:
             self._send(task, sorted(task.waiting))
@@ -614,9 +608,7 @@ def _reply_of(verb: str, result: Any) -> Any:
     if verb == "get":
         return Node(value[0], value[1].version, value[1].ephemeralOwner, value[1].mtime)
     if verb == "exists":
-        return (
-            Refused.NO_NODE if value is None else Node(b"", value.version, value.ephemeralOwner, value.mtime)
-        )
+        return Refused.NO_NODE if value is None else Node(b"", value.version, value.ephemeralOwner, value.mtime)
     if verb == "children":
         return value
     return value.version if verb == "set" else 0
