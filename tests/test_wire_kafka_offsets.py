@@ -1,0 +1,113 @@
+"""appliance.wire.kafka.offsets: requests of other codecs come out right, replies are byte for byte theirs."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import pytest
+
+from appliance.errors import ProtocolFault
+from appliance.wire.kafka.apis import LIST_OFFSETS
+from appliance.wire.kafka.hot import KafkaCodec
+from appliance.wire.requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsResult
+from tests.kafka_messages import (
+    SEEDS,
+    decode_response,
+    kio_request_again,
+    kio_response_again,
+    message,
+    random_values,
+    request_frame,
+    response_frame,
+)
+
+CODEC = KafkaCodec()
+VERSIONS = range(1, 8)
+
+
+def asked(*timestamps: int) -> dict[str, Any]:
+    parts = [
+        {"partition_index": index, "current_leader_epoch": -1, "timestamp": timestamp}
+        for index, timestamp in enumerate(timestamps)
+    ]
+    return {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "logs", "partitions": parts}]}
+
+
+def decoded(version: int, values: dict[str, Any]) -> Offsets:
+    frame = request_frame(LIST_OFFSETS, version, values, correlation_id=42)
+    assert kio_request_again(LIST_OFFSETS, version, frame) == frame
+    request = CODEC.decode(memoryview(frame))
+    assert isinstance(request, Offsets)
+    return request
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_requests_and_replies_of_other_codecs(version: int) -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        values = random_values(message(LIST_OFFSETS, "Request")._struct, version, rng)
+        values["topics"] += asked(LATEST, EARLIEST, 1_700_000_000_000)["topics"]
+        for topic in values["topics"]:
+            for part in topic["partitions"]:
+                part["timestamp"] = max(part["timestamp"], EARLIEST)
+        request = decoded(version, values)
+        flat = [
+            (topic["name"], part["partition_index"], part["timestamp"], -1)
+            for topic in values["topics"]
+            for part in topic["partitions"]
+        ]
+        assert request.parts == flat
+        results = [OffsetsResult(rng.choice((0, 3)), rng.randrange(2**50), rng.randrange(2**41), 9) for _ in flat]
+        frame = CODEC.encode_offsets(request, results)
+        assert frame == response_frame(LIST_OFFSETS, version, expected(values, results), 42)
+        assert kio_response_again(LIST_OFFSETS, version, frame) == frame
+
+
+def expected(values: dict[str, Any], results: list[OffsetsResult]) -> dict[str, Any]:
+    rows = iter(results)
+    return {
+        "throttle_time_ms": 0,
+        "topics": [
+            {"name": t["name"], "partitions": [part_reply(p, next(rows)) for p in t["partitions"]]}
+            for t in values["topics"]
+        ],
+    }
+
+
+def part_reply(part: dict[str, Any], result: OffsetsResult) -> dict[str, Any]:
+    return {
+        "partition_index": part["partition_index"],
+        "error_code": result.error,
+        "timestamp": -1 if part["timestamp"] in (EARLIEST, LATEST) else result.timestamp,
+        "offset": result.offset,
+        "leader_epoch": -1,
+    }
+
+
+def test_the_largest_timestamp_is_asked_from_version_7_on_and_others_are_refused() -> None:
+    for version in VERSIONS:
+        request = decoded(version, asked(MAX_TIMESTAMP, -4, LATEST))
+        results = [OffsetsResult(0, 100 + i, 5, 0) for i in range(3)]
+        parts = decode_response(LIST_OFFSETS, version, CODEC.encode_offsets(request, results)).topics[0].partitions
+        first = (0, 100) if version >= 7 else (35, -1)
+        assert [(part.error_code, part.offset) for part in parts] == [first, (35, -1), (0, 102)]
+        assert (request.parts[0].timestamp == MAX_TIMESTAMP) == (version >= 7)
+
+
+def test_versions_above_ours_are_refused_while_they_can_be_read() -> None:
+    for version in (8, 11):
+        frame = request_frame(LIST_OFFSETS, version, {**asked(LATEST), "timeout_ms": 5}, correlation_id=42)
+        reply = CODEC.decode(memoryview(frame))
+        assert isinstance(reply, Local)
+        assert decode_response(LIST_OFFSETS, version, reply.reply).topics[0].partitions[0].error_code == 35
+    for version in (0, 12):
+        with pytest.raises(ProtocolFault, match=f"ListOffsets version {version}"):
+            CODEC.decode(memoryview(struct.pack(">hhih", LIST_OFFSETS, version, 42, -1) + bytes(60)))
+
+
+def test_nothing_asked_is_answered_at_once() -> None:
+    for version in VERSIONS:
+        frame = request_frame(LIST_OFFSETS, version, {**asked(), "topics": []})
+        assert isinstance(CODEC.decode(memoryview(frame)), Local)

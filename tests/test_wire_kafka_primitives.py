@@ -1,0 +1,42 @@
+"""appliance.wire.kafka.primitives: varints both ways, and the table of known topics."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import ProtocolFault
+from appliance.wire.kafka import primitives
+from appliance.wire.kafka.primitives import read_topic, read_varint, skip_tags, varint
+
+
+@given(st.integers(0, 2**32 - 1), st.binary(max_size=3))
+def test_varints_come_back_with_the_position_after_them(value: int, rest: bytes) -> None:
+    encoded = varint(value)
+    assert read_varint(memoryview(encoded + rest), 0) == (value, len(encoded))
+
+
+@given(st.binary(max_size=40))
+def test_tags_are_skipped_or_refused(data: bytes) -> None:
+    try:
+        assert 0 < skip_tags(memoryview(data), 0) <= len(data)
+    except (ProtocolFault, IndexError):
+        pass
+
+
+def test_the_table_of_known_topics_is_bounded() -> None:
+    for index in range(3 * primitives.TOPICS_KNOWN_MAX // 2):
+        name = b"topic-%06d" % index
+        frame = memoryview(b"\0\x0c" + name + b"\0\0\0\1" + bytes(12))
+        for _ in range(2):
+            assert read_topic(frame, 0, False, 12)[0] == name.decode()
+    assert len(primitives.topics_known) <= primitives.TOPICS_KNOWN_MAX
+
+
+def test_a_known_topic_is_checked_against_each_frame() -> None:
+    """The partitions that were there the first time may be missing the second time."""
+    prefix = b"\0\4logs\0\0\0\3"
+    assert read_topic(memoryview(prefix + bytes(36)), 0, False, 12)[1] == (prefix, 3)
+    with pytest.raises(ProtocolFault, match="3 partitions"):
+        read_topic(memoryview(prefix + bytes(35)), 0, False, 12)

@@ -1,0 +1,187 @@
+"""appliance.wire.kafka.produce: requests of other codecs come out right, replies are byte for byte theirs."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any
+
+import pytest
+
+from appliance.errors import ProtocolFault
+from appliance.wire.kafka.apis import PRODUCE
+from appliance.wire.kafka.hot import KafkaCodec
+from appliance.wire.requests import Local, Produce, ProduceResult
+from tests.kafka_messages import (
+    SEEDS,
+    decode_response,
+    kio_request_again,
+    message,
+    random_values,
+    request_frame,
+    response_frame,
+)
+
+CODEC = KafkaCodec()
+VERSIONS = range(3, 10)
+
+
+def one(records: bytes | None = b"records", **changed: Any) -> dict[str, Any]:
+    """One topic, one partition: the usual request, which has a faster way through the decoder."""
+    part = {"index": 5, "records": records}
+    values = {"acks": -1, "timeout_ms": 1500, "topic_data": [{"name": "logs", "partition_data": [part]}]}
+    return {"transactional_id": None, **values, **changed}
+
+
+def decoded(version: int, values: dict[str, Any]) -> tuple[memoryview, Produce]:
+    frame = memoryview(request_frame(PRODUCE, version, values, correlation_id=42))
+    request = CODEC.decode(frame)
+    assert isinstance(request, Produce)
+    return frame, request
+
+
+def flat(values: dict[str, Any]) -> list[tuple[str, int, bytes]]:
+    return [
+        (topic["name"], part["index"], part["records"] or b"")
+        for topic in values["topic_data"]
+        for part in topic["partition_data"]
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_requests_of_other_codecs(version: int) -> None:
+    for seed in SEEDS:
+        values = random_values(message(PRODUCE, "Request")._struct, version, random.Random(seed))
+        values.update(transactional_id=None, acks=seed % 3 - 1)
+        frame = memoryview(request_frame(PRODUCE, version, values, correlation_id=seed))
+        assert kio_request_again(PRODUCE, version, bytes(frame)) == frame
+        request = CODEC.decode(frame)
+        assert isinstance(request, Produce)
+        assert (request.acks, request.timeout_ms) == (values["acks"], values["timeout_ms"])
+        got = [(p.topic, p.partition, bytes(frame[p.start : p.stop])) for p in request.parts]
+        assert got == flat(values)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("size", [1, 126, 127, 16_000, 300_000])
+def test_the_usual_request_twice(version: int, size: int) -> None:
+    """The second time its topic is known, which takes the faster way: nothing may differ."""
+    values = one(bytes(size))
+    for _ in range(2):
+        frame, request = decoded(version, values)
+        assert (request.acks, request.timeout_ms) == (-1, 1500)
+        part = request.parts[0]
+        assert part[:2] == ("logs", 5) and part.stop - part.start == size
+        assert len(frame) - part.stop == (3 if version >= 9 else 0)
+        reply = CODEC.encode_produce(request, [ProduceResult(0, 1, 2, 0)])
+        assert decode_response(PRODUCE, version, reply).header.correlation_id == 42
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_replies_are_byte_for_byte_those_of_kafka_python(version: int) -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        values = random_values(message(PRODUCE, "Request")._struct, version, rng)
+        values.update(transactional_id=None, acks=1)
+        _, request = decoded(version, values)
+        results = [
+            ProduceResult(rng.choice((0, 3)), rng.randrange(2**40), 0, 17, rng.choice(("", "größer", "x" * 200)))
+            for _ in request.parts
+        ]
+        row = iter(results)
+        expected = {
+            "throttle_time_ms": 0,
+            "responses": [
+                {
+                    "name": topic["name"],
+                    "partition_responses": [part_reply(part["index"], next(row)) for part in topic["partition_data"]],
+                }
+                for topic in values["topic_data"]
+            ],
+        }
+        assert CODEC.encode_produce(request, results) == response_frame(PRODUCE, version, expected, 42)
+
+
+def part_reply(index: int, result: ProduceResult) -> dict[str, Any]:
+    return {
+        "index": index,
+        "error_code": result.error,
+        "base_offset": result.base,
+        "log_append_time_ms": -1,
+        "log_start_offset": result.log_start,
+        "record_errors": [],
+        "error_message": result.message or None,
+    }
+
+
+def test_nothing_is_copied_and_the_records_may_be_null() -> None:
+    for version in VERSIONS:
+        _, request = decoded(version, one(records=None))
+        assert request.parts[0].start == request.parts[0].stop
+
+
+def test_acks_0_has_no_reply() -> None:
+    _, request = decoded(7, one(acks=0))
+    assert CODEC.encode_produce(request, [ProduceResult(0, 1, 2, 0)]) == b""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("changed", "code", "why"),
+    [({"transactional_id": "tx"}, 42, "transactions"), ({"acks": 2}, 21, "acks=2"), ({"acks": -2}, 21, "acks=-2")],
+)
+def test_what_is_refused_is_answered_for_each_partition(
+    version: int, changed: dict[str, Any], code: int, why: str
+) -> None:
+    reply = CODEC.decode(memoryview(request_frame(PRODUCE, version, one(**changed), correlation_id=42)))
+    assert isinstance(reply, Local) and not reply.close
+    part = decode_response(PRODUCE, version, reply.reply).responses[0].partition_responses[0]
+    assert (part.index, part.error_code, part.base_offset) == (5, code, -1)
+    if version >= 8:
+        assert why in part.error_message
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_old_message_sets_are_refused_in_the_layout_of_their_version(version: int) -> None:
+    body = struct.pack(">hhih", PRODUCE, version, 9, -1)
+    body += struct.pack(">hiih4siii3s", 1, 1000, 1, 4, b"logs", 1, 5, 3, b"old")
+    reply = CODEC.decode(memoryview(body))
+    assert isinstance(reply, Local)
+    answer = struct.pack(">iih4siihq", 9, 1, 4, b"logs", 1, 5, 35, -1)
+    answer += struct.pack(">q", -1) if version == 2 else b""
+    answer += struct.pack(">i", 0) if version else b""
+    assert reply.reply == struct.pack(">i", len(answer)) + answer
+
+
+def test_versions_above_ours_are_refused_while_they_can_be_read() -> None:
+    for version in (10, 12):
+        reply = CODEC.decode(memoryview(request_frame(PRODUCE, version, one(), correlation_id=42)))
+        assert isinstance(reply, Local)
+        assert decode_response(PRODUCE, version, reply.reply).responses[0].partition_responses[0].error_code == 35
+    with pytest.raises(ProtocolFault, match="Produce version 13"):
+        CODEC.decode(memoryview(struct.pack(">hhih", PRODUCE, 13, 1, -1) + bytes(50)))
+
+
+def test_a_refused_request_without_reply_closes_the_connection() -> None:
+    reply = CODEC.decode(memoryview(request_frame(PRODUCE, 7, one(acks=0, transactional_id="tx"))))
+    assert reply == Local(b"", close=True)
+
+
+HEAD = struct.pack(">hhih", PRODUCE, 7, 1, -1) + struct.pack(">hhi", -1, 1, 1000)
+HOSTILE = {
+    "null topics": HEAD + struct.pack(">i", -1),
+    "2 billion topics": HEAD + struct.pack(">i", 2**31 - 1) + bytes(100),
+    "2 billion partitions": HEAD + struct.pack(">ih4si", 1, 4, b"logs", 2**31 - 1) + bytes(100),
+    "negative name": HEAD + struct.pack(">ih", 1, -7) + bytes(100),
+    "name beyond the frame": HEAD + struct.pack(">ih", 1, 500) + bytes(100),
+    "name not UTF-8": HEAD + struct.pack(">ih2si", 1, 2, b"\xff\xfe", 0),
+    "records beyond the frame": HEAD + struct.pack(">ih4siii", 1, 4, b"logs", 1, 0, 100) + bytes(99),
+    "more partitions than we take": HEAD + struct.pack(">ih4si", 1, 4, b"logs", 200_000) + bytes(1_600_000),
+}
+
+
+@pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_frames(frame: bytes) -> None:
+    for _ in range(2):
+        with pytest.raises(ProtocolFault):
+            CODEC.decode(memoryview(frame))
