@@ -145,6 +145,7 @@ class NetworkWorker:
             self._answer_parked(parked)
         for connection in list(self._connections.values()):
             connection.hang_up = True
+            connection.give_up(Cold)
             self._touched[connection] = None
         self._finish_turn()
         while self._connections and not self._control.closed:
@@ -227,6 +228,7 @@ class NetworkWorker:
         partition = self._partitions.pop(key, None)
         if partition is None:
             return
+        partition.reader.forget()  # another log may come to live under this name
         if partition.link.channel is not None:
             self._forget_channel(partition)
         error = UnknownPartition(f"{key[0]}-{key[1]} has been deleted")
