@@ -39,7 +39,7 @@ ENTRY_BYTES: Final = 24
 assert ENTRY.size == ENTRY_BYTES
 CELLS: Final = ENTRY_BYTES // 8
 
-BLOCK_ENTRIES: Final = 1024
+BLOCK_ENTRIES: Final = 2048
 """Entries that a reader keeps of each index: enough for a sequential consumer to look once every few MiB."""
 
 
@@ -151,14 +151,26 @@ class IndexFile(File):
         """Number and offset of the last entry at or below ``offset``; number -1 when there is none."""
         block = self._block
         if not (block and block[0] <= offset < block[-1]):
-            last = len(block) - 1
-            if last < 0 or offset < block[0] or not self._load(self._block_first + last, end, offset):
-                self._load(self._search(offset), end, offset)
+            self._find_block(offset, end)
             block = self._block
         number = bisect_right(block, offset) - 1
         if number < 0:
             return -1, -1
         return self._block_first + number, block[number]
+
+    def _find_block(self, offset: int, end: int) -> None:
+        """Keep the block that ``offset`` belongs to: the next one, or where even spacing puts it, or a search."""
+        block = self._block
+        if block and offset >= block[-1] and self._load(self._block_first + len(block) - 1, end, offset):
+            return
+        last = self.count() - 1
+        guess = 0
+        if last >= BLOCK_ENTRIES:
+            low, high = self.entry(0).offset, self.entry(last).offset
+            if low <= offset < high:
+                guess = max(0, (offset - low) * last // (high - low) - BLOCK_ENTRIES // 2)
+        if not self._load(guess, end, offset):
+            self._load(self._search(offset), end, offset)
 
     def _load(self, first: int, end: int, offset: int) -> bool:
         """Keep the block from entry ``first`` on; whether that settles where ``offset`` belongs."""

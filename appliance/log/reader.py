@@ -24,12 +24,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import CorruptLog, OffsetOutOfRange, StorageFault
-from ..records.batch import HEADER_BYTES
+from ..errors import OffsetOutOfRange, StorageFault
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
-from .segment import headers
+from .segment import headers, stands
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
@@ -181,7 +180,7 @@ class LogReader:
         index = self._index(base)
         if index is not None:
             _, stop = index.floor(start + bytes_max, limit)
-            if stop > start and (stop == limit or self._stands(log, base, limit, stop)):
+            if stop > start and (stop == limit or stands(log, base, stop - base, limit - base)):
                 return stop
         stop = start
         for position, info in headers(log, base, start - base, limit - base):
@@ -253,20 +252,10 @@ class LogReader:
         number, _ = index.floor(offset, limit)
         for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
             entry = index.entry(candidate)
-            if entry.offset == limit or self._stands(log, base, limit, entry.offset):
+            if entry.offset == limit or stands(log, base, entry.offset - base, limit - base):
                 return entry
         first = index.entry(0) if number >= 0 else Entry(base, -1, 0)
         return Entry(base, -1, first.records)
-
-    def _stands(self, log: File, base: int, limit: int, offset: int) -> bool:
-        """Whether the header of a batch of this very place stands at ``offset``."""
-        if not base <= offset <= limit - HEADER_BYTES:
-            return False
-        try:
-            next(headers(log, base, offset - base, limit - base))
-        except CorruptLog:
-            return False
-        return True
 
     def _peak(self, base: int, limit: int, sealed: bool) -> int:
         """The largest timestamp in the segment below ``limit``."""

@@ -19,10 +19,11 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from struct import Struct
 from typing import Final, NamedTuple
 
 from ..errors import ClientFault, CorruptLog, StorageFault
-from ..records.batch import HEADER, HEADER_BYTES, LENGTH_AT, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
+from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
 from .files import File, System, index_path, log_path, write_at
 from .index import ENTRY_BYTES, Entry, pack
 
@@ -31,6 +32,9 @@ BUFFERS_MAX: Final = 1024
 SCAN_BYTES: Final = 1 << 20
 HOP_BYTES_MIN: Final = 8 << 10
 HOP_BYTES_MAX: Final = 256 << 10
+
+_BASE_AND_LENGTH: Final = Struct(">qi")
+assert _BASE_AND_LENGTH.size == LENGTH_END
 
 Batches = Sequence[tuple[memoryview, BatchInfo]]
 
@@ -151,30 +155,26 @@ def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int,
     at, filled = position, 0
     while position < stop:
         start = position - at
-        for _ in range(2):  # once for the header, then maybe for the rest of a batch larger than the buffer
-            wanted = min(_bytes_wanted(buffer, start, filled), stop - position)
-            if wanted <= filled - start:
-                break
-            if wanted > len(buffer):
-                buffer = memoryview(bytearray(wanted))
+        size = stored = 0
+        for _ in range(3):  # as it is; after reading its header; after reading a batch larger than the buffer
+            if filled - start >= HEADER_BYTES:
+                stored, length = _BASE_AND_LENGTH.unpack_from(buffer, start)
+                size = min(length + LENGTH_END, stop - position)
+                if size <= filled - start:
+                    break
+                if size > len(buffer):
+                    buffer = memoryview(bytearray(size))
             at, start, filled = position, 0, read_into(file, buffer, position, stop)
         try:
             info = check(buffer, start, filled, stop - position)
         except ClientFault as error:
             raise CorruptLog(str(file.path), position, str(error)) from None
-        stored = int.from_bytes(buffer[start : start + 8], "big", signed=True)
-        expected = base + position + info.size - info.count
-        if stored != expected:
-            raise CorruptLog(str(file.path), position, f"a batch with base offset {stored} where {expected} belongs")
-        yield position, info, buffer[start : start + info.size]
-        position += info.size
-
-
-def _bytes_wanted(buffer: memoryview, start: int, filled: int) -> int:
-    """How many bytes of the batch at ``start`` must be there before it can be checked."""
-    if filled - start < HEADER_BYTES:
-        return HEADER_BYTES
-    return LENGTH_END + int.from_bytes(buffer[start + LENGTH_AT : start + LENGTH_END], "big", signed=True)
+        size = info.size
+        if stored != base + position + size - info.count:
+            reason = f"a batch with base offset {stored} where {base + position + size - info.count} belongs"
+            raise CorruptLog(str(file.path), position, reason)
+        yield position, info, buffer[start : start + size]
+        position += size
 
 
 def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
@@ -193,6 +193,26 @@ def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
             break
         filled += step
     return filled
+
+
+def stands(file: File, base: int, position: int, stop: int) -> bool:
+    """Whether the header of a batch of this very place stands at ``position``, the batch ending by ``stop``."""
+    if not 0 <= position <= stop - HEADER_BYTES:
+        return False
+    try:
+        data = os.pread(file.fd, HEADER_BYTES, position)
+    except OSError as error:
+        raise StorageFault(f"{file.path}:{position}: cannot be read: {error.strerror}") from error
+    if len(data) < HEADER_BYTES:
+        return False
+    stored, length = _BASE_AND_LENGTH.unpack_from(data)
+    size, count = length + LENGTH_END, int.from_bytes(data[COUNT_AT:HEADER_BYTES], "big")
+    return (
+        data[MAGIC_AT] == MAGIC
+        and 1 <= count <= size
+        and HEADER_BYTES <= size <= stop - position
+        and stored == base + position + size - count
+    )
 
 
 _new_info = tuple.__new__
