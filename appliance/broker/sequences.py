@@ -1,8 +1,9 @@
 """Idempotent producers: which batches of a partition have been written before (KIP-98, without transactions).
 
 A producer numbers its records per partition.  For each producer id the partition's writer remembers its epoch, the
-sequence that must come next, and where its last ``RECENT_MAX`` batches went: a producer keeps at most five requests
-in flight, so a repeat is one of these and is answered with its first offsets.
+sequence that must come next, and where its last ``RECENT_MAX`` batches went: a Kafka producer keeps at most five
+requests in flight, so a repeat is one of these and is answered with its first offsets.  The native producer keeps
+many more; a repeat from further back is known by its number, and answered as written at an unknown offset.
 
 The memory is bounded: beyond ``ids_max`` producers the one that was silent longest is forgotten.  Until that has
 happened a producer that is not known must start at sequence 0: otherwise its second batch could enter before its
@@ -22,6 +23,7 @@ from crc32c import crc32c
 from ..errors import OutOfOrderSequence, StaleProducerEpoch
 
 RECENT_MAX: Final = 5
+UNKNOWN: Final = -1
 SEQUENCE_MASK: Final = 0x7FFF_FFFF
 """Sequences wrap from 2**31 - 1 to 0."""
 
@@ -45,7 +47,8 @@ class Sequences:
         """Whether a batch may be appended.
 
         Returns:
-            None: append it, then :meth:`record` it.  Otherwise it is a repeat, and these are its (base, end).
+            None: append it, then :meth:`record` it.  Otherwise it is a repeat, and these are its (base, end),
+            UNKNOWN where they are no longer remembered.
 
         Raises:
             OutOfOrderSequence: batches before this one are missing: send them first.
@@ -63,6 +66,8 @@ class Sequences:
             for first, base, end in recent:
                 if first == sequence:
                     return base, end
+            if (sequence - next_sequence) & SEQUENCE_MASK > SEQUENCE_MASK >> 1:
+                return UNKNOWN, UNKNOWN  # behind: numbers are consecutive, so it was admitted before
             raise OutOfOrderSequence(f"producer {producer_id}: sequence {sequence}, expected {next_sequence}")
         if epoch < known_epoch:
             raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known_epoch} has written")

@@ -1,0 +1,169 @@
+"""Which broker leads which partition, and a connection to ask any broker anything.
+
+:class:`Cluster` is what producer, consumer and admin share: the bootstrap addresses, the last metadata seen,
+and one blocking connection (the control connection) for metadata and admin requests.  It goes to any
+appliance that answers: all of them know the whole cluster.  An address that fails is put behind the others.
+
+Locking: one lock is held for the time of one request, so that several threads may ask; what they read (the
+dictionaries of :class:`View`) is replaced as a whole and never changed, so readers need no lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ApplianceError, BrokerAway, NotLeader, RequestTimedOut, UnknownPartition, from_code
+from ..wire.native import ADMIN, METADATA
+from .connection import Address, Connection, Reply, parse_bootstrap
+
+NO_BROKER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """``leaders[partition]`` is a broker id, :data:`NO_BROKER` while nobody leads it."""
+
+    leaders: tuple[int, ...]
+    settings: Mapping[str, str]
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One answer to a metadata request, merged into what was known before."""
+
+    cluster_id: str = ""
+    zookeeper: str = ""
+    brokers: Mapping[int, Address] = field(default_factory=dict)
+    topics: Mapping[str, TopicView] = field(default_factory=dict)
+
+
+class Cluster:
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_name: str = "",
+        connect_timeout_ms: int = 5_000,
+        request_timeout_ms: int = 30_000,
+    ) -> None:
+        self._addresses = parse_bootstrap(bootstrap)
+        self.client_name = client_name or f"python-{os.getpid()}"
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._request_timeout_s = request_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._control: Connection | None = None
+        self.view = View()
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    # What is known
+
+    def topic(self, name: str) -> TopicView:
+        """Raises UnknownPartition when the topic is not in the last metadata: refresh first."""
+        found = self.view.topics.get(name)
+        if found is None:
+            raise UnknownPartition(f"no topic {name!r} in this cluster")
+        if found.error:
+            raise from_code(found.error, f"topic {name!r}: error {found.error}")
+        return found
+
+    def leader(self, topic: str, partition: int) -> int:
+        leaders = self.topic(topic).leaders
+        if not 0 <= partition < len(leaders):
+            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {len(leaders) - 1}, not {partition}")
+        if leaders[partition] == NO_BROKER or leaders[partition] not in self.view.brokers:
+            raise NotLeader(f"no live appliance holds {topic}-{partition} at the moment")
+        return leaders[partition]
+
+    def address(self, broker_id: int) -> Address:
+        return self.view.brokers[broker_id]
+
+    # Asking
+
+    def refresh(self, topics: Iterable[str] | None) -> View:
+        """Ask for these topics (None: all); a topic that does not exist may be created by asking.
+
+        Raises:
+            BrokerAway, RequestTimedOut: no appliance answered.
+        """
+        reply = self._ask(METADATA, None if topics is None else sorted(topics))
+        if reply.header[1]:
+            raise from_code(reply.header[1], f"metadata request: error {reply.header[1]}")
+        body: dict[str, Any] = reply.header[2]
+        fresh = {row["name"]: _topic_view(row) for row in body["topics"]}
+        known = dict(self.view.topics) if topics is not None else {}
+        brokers = {broker_id: (host, port) for broker_id, host, port in body["brokers"]}
+        self.view = View(str(body["cluster"]), body["zookeeper"], brokers, {**known, **fresh})
+        return self.view
+
+    def admin(self, verb: str, arguments: Mapping[str, Any], broker_id: int | None = None) -> Any:
+        """One admin verb; raises the error that the appliance answers with."""
+        reply = self._ask(ADMIN, verb, dict(arguments), broker_id=broker_id)
+        _, error, message, result = reply.header
+        if error:
+            raise from_code(error, message or f"{verb}: error {error}")
+        return result
+
+    def connect(self, address: Address) -> Connection:
+        """A connection that has been answered."""
+        connection = Connection(address, client_name=self.client_name)
+        try:
+            connection.greet(self._connect_timeout_s)
+        except ApplianceError:
+            connection.close()
+            raise
+        return connection
+
+    def _ask(self, api: int, *arguments: Any, broker_id: int | None = None) -> Reply:
+        with self._lock:
+            if broker_id is not None and (self._control is None or self._control.broker_id != broker_id):
+                self._drop()
+                self._control = self.connect(self.address(broker_id))
+            if self._control is not None:
+                try:
+                    return self._control.call(api, *arguments, timeout_s=self._request_timeout_s)
+                except BrokerAway:
+                    # It was idle; the appliance may have restarted since.  Ask again on a new connection.
+                    self._drop()
+                except RequestTimedOut:
+                    self._drop()
+                    raise
+            self._control = self._connect_any()
+            try:
+                return self._control.call(api, *arguments, timeout_s=self._request_timeout_s)
+            except (BrokerAway, RequestTimedOut):
+                self._drop()
+                raise
+
+    def _connect_any(self) -> Connection:
+        known = [address for address in self.view.brokers.values() if address not in self._addresses]
+        failures: list[str] = []
+        for address in [*self._addresses, *known]:
+            try:
+                return self.connect(address)
+            except (BrokerAway, RequestTimedOut) as error:
+                failures.append(str(error))
+                if address in self._addresses:
+                    self._addresses.remove(address)
+                    self._addresses.append(address)
+        raise BrokerAway("; ".join(failures) + " (is an appliance running there?)")
+
+    def _drop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+def _topic_view(row: Mapping[str, Any]) -> TopicView:
+    partitions = sorted(tuple(pair) for pair in row["partitions"])
+    leaders = [NO_BROKER] * (partitions[-1][0] + 1 if partitions else 0)
+    for partition, leader in partitions:
+        leaders[partition] = leader
+    return TopicView(tuple(leaders), row.get("settings") or {}, row.get("error", 0))

@@ -1,0 +1,284 @@
+"""One connection to an appliance: frames out, replies in, never blocking unless asked to.
+
+Everything in this package that talks to a broker does it through :class:`Connection`.  The socket is always
+non-blocking.  :meth:`Connection.post` queues a request and returns its correlation id,
+:meth:`~Connection.flush` writes whatever the socket takes (up to :data:`PIECES_MAX` pieces in one
+``sendmsg``), :meth:`~Connection.receive` returns all replies that are there.  So many requests cost one
+system call, and so do many replies; a large reply (a fetch) is received straight into a buffer of its own
+size, of which callers get a memoryview. :meth:`~Connection.call` is the blocking form for requests that come
+one at a time.
+
+Replies arrive in the order of the requests, which is asserted on the peer's correlation ids.  The hello that
+opens a connection is posted by the constructor; its reply is taken here and never seen by callers.
+
+Not thread-safe: an owner that is shared between threads holds its own lock.  A connection must not cross a
+``fork``: both processes would read replies of the other.
+
+Errors: :class:`~appliance.errors.BrokerAway` when there is no connection (any more), retriable;
+:class:`~appliance.errors.RequestTimedOut` when a reply did not come in time; after either the connection is
+of no more use.  :class:`~appliance.errors.ProtocolFault` when the peer does not speak this protocol.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from ..config import parse_addresses
+from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
+from ..wire.frames import SIZE_BYTES, cut
+from ..wire.native import HELLO, MAGIC, VERSION, decode_header, encode_frame
+
+RECEIVE_BYTES: Final = 64 * 1024
+PIECES_MAX: Final = 512
+"""Most pieces handed to one ``sendmsg``; the kernel refuses more than IOV_MAX = 1024."""
+REPLY_BYTES_MAX: Final = 512 * 1024 * 1024
+"""A peer that announces a larger reply is not one of ours."""
+
+Address = tuple[str, int]
+
+
+class Reply(NamedTuple):
+    """``header[0]`` is the correlation id; ``payload`` what follows the header in the frame."""
+
+    header: list[Any]
+    payload: memoryview
+
+
+def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:
+    """Addresses from ``"a:1,b:2"`` or a sequence of such texts."""
+    text = bootstrap if isinstance(bootstrap, str) else ",".join(bootstrap)
+    try:
+        addresses = parse_addresses(text)
+    except ValueError as error:
+        raise BadValue(f"bootstrap {text!r}: {error}") from None
+    if not addresses:
+        raise BadValue("no address given: name at least one appliance as host:port")
+    return addresses
+
+
+class Connection:
+    """Starts connecting at once; requests posted meanwhile are kept and go out behind the hello."""
+
+    def __init__(self, address: Address, *, client_name: str = "") -> None:
+        self.address = address
+        self.broker_id = -1
+        self.frame_bytes_max = 0
+        """What the peer accepts in one frame; 0 until it has answered the hello."""
+        self.out_bytes = 0
+        """Bytes posted and not yet taken by the socket."""
+        self.awaited: deque[int] = deque()
+        """Correlation ids whose replies are still to come, in order."""
+        self._out: deque[bytes | memoryview] = deque()
+        self._correlation = 0
+        self._partial = b""
+        self._large: bytearray | None = None
+        self._large_filled = 0
+        self._socket, self.connecting = _start_connect(address)
+        hello = self._next_correlation()
+        self._enqueue([encode_frame([HELLO, hello, MAGIC, VERSION, client_name])])
+        self.awaited.append(hello)
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self}>"
+
+    def __str__(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def greeted(self) -> bool:
+        return self.frame_bytes_max > 0
+
+    @property
+    def wants_write(self) -> bool:
+        return self.connecting or self.out_bytes > 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    # Posting
+
+    def post(self, api: int, *arguments: Any, payload: bytes | memoryview = b"", expects_reply: bool = True) -> int:
+        """Queue one request; :meth:`flush` sends it."""
+        correlation = self._next_correlation()
+        head = encode_frame([api, correlation, *arguments], len(payload))
+        self._enqueue([head, payload] if payload else [head])
+        if expects_reply:
+            self.awaited.append(correlation)
+        return correlation
+
+    def flush(self) -> bool:
+        """Write what the socket takes.
+
+        Returns:
+            Whether everything posted has left.
+
+        Raises:
+            BrokerAway: the peer is gone.
+        """
+        if self.connecting and not self._finish_connect():
+            return False
+        out = self._out
+        while out:
+            try:
+                if len(out) == 1:
+                    sent = self._socket.send(out[0])
+                else:
+                    sent = self._socket.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise self._away(error) from None
+            self.out_bytes -= sent
+            while out and sent >= len(out[0]):
+                sent -= len(out.popleft())
+            if sent:
+                out[0] = memoryview(out[0])[sent:]
+        return True
+
+    def _next_correlation(self) -> int:
+        self._correlation = (self._correlation + 1) & 0x7FFFFFFF
+        return self._correlation
+
+    def _enqueue(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self._out += pieces
+        for piece in pieces:
+            self.out_bytes += len(piece)
+
+    # Receiving
+
+    def receive(self) -> list[Reply]:
+        """All replies that have arrived; an empty list when there are none.
+
+        Raises:
+            BrokerAway: the peer closed the connection (replies that came before are lost with it).
+            ProtocolFault: what came is not a reply of this protocol.
+        """
+        if self.connecting and not self._finish_connect():
+            return []
+        replies: list[Reply] = []
+        try:
+            while self._receive_once(replies):
+                pass
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._away(error) from None
+        return replies
+
+    def _receive_once(self, replies: list[Reply]) -> bool:
+        """One system call; False when another one would hardly find anything."""
+        large = self._large
+        if large is not None:
+            count = self._socket.recv_into(memoryview(large)[self._large_filled :])
+            if not count:
+                raise self._away("it closed the connection")
+            self._large_filled += count
+            if self._large_filled == len(large):
+                self._large = None
+                self._take(memoryview(large)[SIZE_BYTES:], replies)
+                return False
+            return True
+        data = self._socket.recv(RECEIVE_BYTES)
+        if not data:
+            raise self._away("it closed the connection")
+        full = len(data) == RECEIVE_BYTES
+        if self._partial:
+            data = self._partial + data
+        view = memoryview(data)
+        frames, rest = cut(view, 0, len(data), REPLY_BYTES_MAX)
+        for start, stop in frames:
+            self._take(view[start:stop], replies)
+        self._partial = b""
+        size = int.from_bytes(view[rest : rest + SIZE_BYTES], "big")
+        if len(data) - rest >= SIZE_BYTES and size > RECEIVE_BYTES:
+            self._large = bytearray(SIZE_BYTES + size)
+            self._large_filled = len(data) - rest
+            self._large[: self._large_filled] = view[rest:]
+            return True
+        self._partial = data[rest:]
+        return full
+
+    def _take(self, frame: memoryview, replies: list[Reply]) -> None:
+        header, start = decode_header(frame)
+        if not self.awaited or header[0] != self.awaited[0]:
+            raise ProtocolFault(f"{self} answered request {header[0]}, which is not the next one awaited")
+        self.awaited.popleft()
+        if self.greeted:
+            replies.append(Reply(header, frame[start:]))
+            return
+        if header[1]:
+            raise from_code(header[1], f"{self} refused the connection with error {header[1]}")
+        self.broker_id = header[3]
+        self.frame_bytes_max = header[4].get("frame_bytes_max", 0) or REPLY_BYTES_MAX
+
+    # Blocking
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until :meth:`receive` or :meth:`flush` can make progress; False when time is up."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self.wants_write else 0))
+        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+    def greet(self, timeout_s: float) -> None:
+        """Wait for the answer to the hello."""
+        deadline = time.monotonic() + timeout_s
+        while not self.greeted:
+            self.flush()
+            self.receive()
+            if not self.greeted and not self.wait(deadline - time.monotonic()):
+                raise RequestTimedOut(f"{self} did not answer within {timeout_s:g} s")
+
+    def call(self, api: int, *arguments: Any, timeout_s: float) -> Reply:
+        """Post one request and wait for its reply; nothing else may be in flight."""
+        assert len(self.awaited) == (0 if self.greeted else 1), "call() on a connection with requests in flight"
+        deadline = time.monotonic() + timeout_s
+        self.post(api, *arguments)
+        while True:
+            self.flush()
+            replies = self.receive()
+            if replies:
+                return replies[0]
+            if not self.wait(deadline - time.monotonic()):
+                raise RequestTimedOut(f"{self} did not answer within {timeout_s:g} s")
+
+    def _finish_connect(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        if not poll.poll(0):
+            return False
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise self._away(OSError(error, "connect failed"))
+        self.connecting = False
+        return True
+
+    def _away(self, reason: OSError | str) -> BrokerAway:
+        return BrokerAway(f"no connection to the appliance at {self}: {reason}")
+
+
+def _start_connect(address: Address) -> tuple[socket.socket, bool]:
+    """A non-blocking socket, and whether it is still connecting."""
+    where = f"{address[0]}:{address[1]}"
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise BrokerAway(f"the name {address[0]!r} of an appliance cannot be resolved: {error}") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.connect(target)
+    except BlockingIOError:
+        return sock, True
+    except OSError as error:
+        sock.close()
+        raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
+    return sock, False

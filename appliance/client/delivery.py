@@ -1,0 +1,185 @@
+"""Messages on their way: the batch they travel in, and what a sender can ask about each of them.
+
+:class:`Batch` is filled by the producer, then *sealed* (takes no more), sent, and *settled*: delivered or
+failed, once.  :class:`Delivery` is what ``send`` returns: a pair (batch, index), because an object with state
+of its own for every message would cost more than everything else that is done for it.
+
+A delivery is like a :class:`concurrent.futures.Future` that cannot be cancelled: ``done``, ``result``,
+``exception``, ``add_done_callback``.  Waiting for a result sends what is waited for at once, without
+lingering.
+
+Offsets are -1 where nobody knows them: with ``acks=0``, and for a repeated batch that the broker no longer
+remembers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from crc32c import crc32c
+
+from ..errors import ApplianceError, RequestTimedOut
+from ..records import batch as layout
+from ..records.encode import Fields, encode_batch, encode_values
+
+if TYPE_CHECKING:
+    from .producer import Producer
+
+OFFSET_UNKNOWN = -1
+
+OnDelivery = Callable[[ApplianceError | None, str, int, int], object]
+"""Called with (error or None, topic, partition, offset)."""
+
+_IDENTITY = struct.Struct(">qhi")
+_CRC = struct.Struct(">I")
+assert layout.PRODUCER_ID_AT + _IDENTITY.size == layout.COUNT_AT
+
+
+class Sent(NamedTuple):
+    """Where a message is now.  ``timestamp``: ms since 1970."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+
+
+class Batch:
+    """Messages for one partition.  Changed under the producer's lock only.
+
+    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields); ``bytes`` is its share of
+    the producer's buffer, ``left_bytes`` what still fits.  When it is first sent they are let go for
+    ``encoded``, the record batch, and that when it is settled.
+    """
+
+    # Set on the class where a batch seldom differs: one batch per message must be cheap, too.
+    uniform = True
+    count = 0
+    encoded: bytes | None = None
+    sends = 0
+    producer_id = -1
+    epoch = -1
+    sequence = -1
+    settled = False
+    error: ApplianceError | None = None
+    offset = OFFSET_UNKNOWN
+    callbacks: Sequence[tuple[int, OnDelivery]] = ()
+
+    def __init__(
+        self,
+        owner: Producer,
+        topic: str,
+        partition: int,
+        bytes_max: int,
+        messages_max: int,
+        timestamp: int,
+        created_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.owner = owner
+        self.topic = topic
+        self.partition = partition
+        self.items: list[Any] = []
+        self.bytes = self.left_bytes = bytes_max
+        self.limit = messages_max - 1  # index of the last message that fits
+        self.timestamp = timestamp
+        self.created_s = created_s
+        self.deadline_s = deadline_s
+
+    def records(self) -> list[Fields]:
+        """The items as whole records, from now on."""
+        if self.uniform:
+            self.uniform = False
+            self.items = [(None, value, (), self.timestamp) for value in self.items]
+        return self.items
+
+    def encode(self, codec: str, producer_id: int, epoch: int, sequence: int) -> None:
+        """Turn the items into a numbered record batch."""
+        self.producer_id, self.epoch, self.sequence = producer_id, epoch, sequence
+        if self.uniform:
+            self.encoded = encode_values(
+                self.items,
+                self.timestamp,
+                codec=codec,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+        else:
+            self.encoded = encode_batch(
+                self.items,
+                codec=codec,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+        self.items = []
+
+    def renumber(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Other numbers for an encoded batch: stored in their fields and in the checksum that covers them."""
+        assert self.encoded is not None
+        self.producer_id, self.epoch, self.sequence = producer_id, epoch, sequence
+        numbered = bytearray(self.encoded)
+        numbered[layout.PRODUCER_ID_AT : layout.COUNT_AT] = _IDENTITY.pack(producer_id, epoch, sequence)
+        checksum = crc32c(memoryview(numbered)[layout.ATTRIBUTES_AT :])
+        numbered[layout.CRC_AT : layout.ATTRIBUTES_AT] = _CRC.pack(checksum)
+        self.encoded = bytes(numbered)
+
+    def settle(self, error: ApplianceError | None, offset: int) -> None:
+        assert not self.settled, "a batch is delivered or fails once"
+        self.settled = True
+        self.error = error
+        self.offset = offset
+        self.encoded = None
+        self.items = []
+
+    def offset_of(self, index: int) -> int:
+        return self.offset + index if self.offset >= 0 else OFFSET_UNKNOWN
+
+
+class Delivery(tuple[Batch, int]):
+    """One message on its way; made by the producer only."""
+
+    __slots__ = ()
+
+    @property
+    def topic(self) -> str:
+        return self[0].topic
+
+    @property
+    def partition(self) -> int:
+        return self[0].partition
+
+    def done(self) -> bool:
+        return self[0].settled
+
+    def exception(self, timeout: float | None = None) -> ApplianceError | None:
+        """Wait; the error that the message failed with, None when it was delivered.
+
+        Raises:
+            RequestTimedOut: neither happened within ``timeout`` seconds; the message is still on its way.
+        """
+        batch = self[0]
+        if not batch.settled and not batch.owner.wait_for(batch, timeout):
+            raise RequestTimedOut(f"not delivered within {timeout} s; the producer goes on trying")
+        return batch.error
+
+    def result(self, timeout: float | None = None) -> Sent:
+        """Wait; where the message is.
+
+        Raises:
+            ApplianceError: it could not be delivered, or (RequestTimedOut) not within ``timeout`` seconds.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        batch, index = self
+        return Sent(batch.topic, batch.partition, batch.offset_of(index), batch.timestamp)
+
+    def add_done_callback(self, function: Callable[[Delivery], object]) -> None:
+        """Call ``function(self)`` when delivered or failed; at once when that has happened."""
+        batch, index = self
+        if not batch.owner.on_settled(batch, index, lambda *_: function(self)):
+            function(self)

@@ -1,0 +1,556 @@
+"""The producer's engine: takes sealed batches to their brokers and settles them.
+
+Who does the work: **whoever is there**.  A thread that fills a batch encodes and sends it itself; a thread
+that waits (``flush``, ``result``, a full buffer) drives the sockets until it has what it waits for; a
+background thread does both when nobody else does, and the slow errands (metadata, producer ids) always.
+Measured on two cores, handing every batch to a sending thread costs more than the work: after each system
+call the two threads fight for the interpreter lock, and the loser waits for its 5 ms switch interval.
+
+So that many small batches share a system call, bytes that are ready wait, but only while replies are
+outstanding or the last write was less than the linger time ago, and never for more than :data:`WRITE_BYTES`.
+
+Locking: one lock, ``lock``, guards all state here and in the producer.  It is never held while waiting for a
+socket, a broker or a callback.  Callbacks run one after another, outside of the lock, in whatever thread
+settles them.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from ..errors import (
+    ApplianceError,
+    BrokerAway,
+    MessageTooLarge,
+    NotLeader,
+    RequestTimedOut,
+    UnknownPartition,
+    from_code,
+)
+from ..wire.native import PRODUCE
+from .cluster import Cluster
+from .connection import Address, Connection
+from .delivery import OFFSET_UNKNOWN, Batch
+from .lane import Identity, Lane, Settled
+
+logger = logging.getLogger(__name__)
+
+WRITE_BYTES: Final = 64 * 1024
+OUT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Unsent bytes per connection beyond which batches stay where they are."""
+HEAD_BYTES_MAX: Final = 1024
+"""More than a produce request's header takes."""
+TICK_S_MAX: Final = 0.005
+TICK_S_MIN: Final = 0.001
+HOUSEKEEPING_S: Final = 0.02
+AWAKE_S: Final = 0.5
+"""The background thread goes on ticking that long after the last batch: waking it costs more."""
+POLL_S_MAX: Final = 0.05
+DUPLICATE_SEQUENCE: Final = 46
+"""Kafka's code for "written before, no longer remembered where": delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderOptions:
+    acks: int
+    codec: str
+    linger_s: float
+    in_flight_max: int
+    request_timeout_ms: int
+    backoff_s: float
+    backoff_s_max: float
+    idempotent: bool
+
+
+class Link:
+    """A broker: the connection to it, who waits for its replies, who has something for it."""
+
+    def __init__(self, broker_id: int, address: Address) -> None:
+        self.broker_id = broker_id
+        self.address = address
+        self.connection: Connection | None = None
+        self.waiting: deque[tuple[BoundLane, float]] = deque()  # in the order of requests, with the time of each
+        self.unsent: deque[tuple[BoundLane, int]] = deque()  # acks=0: done when this many bytes have left
+        self.ready: dict[BoundLane, None] = {}  # an ordered set
+        self.posted_bytes = 0
+        self.flushed_s = 0.0
+        self.blocked = False  # the socket takes no more for now
+        self.events = 0
+        self.resume_s = 0.0
+        self.failures = 0
+
+
+class BoundLane(Lane):
+    """A lane and the broker that leads its partition, as far as is known."""
+
+    link: Link | None = None
+
+
+class _Guard:
+    """Runs callbacks of the user's: what they raise is logged, as concurrent.futures does, and ends nothing
+    here.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if kind is None or not issubclass(kind, Exception):
+            return False
+        logger.error("a delivery callback failed", exc_info=error)
+        return True
+
+
+class Sender:
+    """``seal_due(now)`` seals open batches that have lingered and returns when the next one will have, or
+    None.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: SenderOptions,
+        *,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+        seal_due: Callable[[float], float | None],
+    ) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._clock = clock
+        self._jitter = jitter
+        self._seal_due = seal_due
+        self.lock = threading.Lock()
+        self.buffered_bytes = 0
+        self.unsettled = 0
+        """Batches that are sealed and not settled, or whose callbacks still run."""
+        self._lanes: dict[tuple[str, int], BoundLane] = {}
+        self._links: dict[int, Link] = {}
+        self._stalled: dict[BoundLane, None] = {}
+        self._epoll = select.epoll()
+        self._producer_id = -1
+        self._callbacks: deque[Batch] = deque()
+        self._callbacks_running = False
+        self._changed = threading.Condition(self.lock)
+        self._waiters = 0
+        self._driver = threading.Lock()
+        self._driven_s = 0.0
+        self._housekeeping_s = 0.0
+        self._refresh_topics: set[str] = set()
+        self._refresh_s = 0.0
+        self._identity_wanted = False
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._asleep = False
+        self._stopping = False
+        self._tick_s = min(max(options.linger_s, TICK_S_MIN), TICK_S_MAX)
+
+    # ---- from the producer, with the lock held
+
+    def enqueue(self, batch: Batch) -> None:
+        """A sealed batch; it is sent as soon as the order of its partition allows."""
+        key = (batch.topic, batch.partition)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = self._new_lane(*key)
+        lane.queue.append(batch)
+        self.unsettled += 1
+        self._make_ready(lane)
+
+    def awaken(self) -> None:
+        """There will be something to do in the background: an open batch lingers."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="appliance-producer", daemon=True)
+            self._thread.start()
+        elif self._asleep:
+            self._asleep = False
+            self._wake.set()
+
+    def pump(self, now_s: float, *, hurry: bool) -> None:
+        """Take replies, send what can be sent; ``hurry``: no byte stays behind to share a system call."""
+        self._driven_s = now_s
+        if hurry:
+            self._receive(now_s)
+        if now_s >= self._housekeeping_s:
+            self._housekeep(now_s)
+        for link in self._links.values():
+            if link.ready:
+                self._fill(link, now_s)
+            connection = link.connection
+            if connection is not None and connection.out_bytes:
+                idle = len(link.waiting) == 1 or now_s - link.flushed_s >= self._options.linger_s
+                if hurry or idle or connection.out_bytes >= WRITE_BYTES:
+                    self._flush(link, now_s)
+                    if not hurry:
+                        self._receive_from(link, now_s)
+                        if link.ready:
+                            self._fill(link, now_s)
+
+    # ---- waiting, without the lock
+
+    def drive(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Work until ``done()``; False when time is up first."""
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        while True:
+            with self.lock:
+                if not done():
+                    self.pump(self._clock(), hurry=True)
+                finished = done()
+            self.run_callbacks()
+            if finished or done():
+                return True
+            pause_s = HOUSEKEEPING_S if self._stalled else POLL_S_MAX
+            if deadline_s is not None:
+                left_s = deadline_s - self._clock()
+                if left_s <= 0:
+                    return False
+                pause_s = min(pause_s, left_s)
+            if self._driver.acquire(blocking=False):
+                try:
+                    self._epoll.poll(pause_s)
+                finally:
+                    self._driver.release()
+            else:
+                with self.lock:
+                    if not done():
+                        self._waiters += 1
+                        self._changed.wait(pause_s)
+                        self._waiters -= 1
+
+    def run_callbacks(self) -> None:
+        """Call back for what has been settled, unless another thread (or this one, further up) is at it."""
+        while self._callbacks:
+            with self.lock:
+                if self._callbacks_running or not self._callbacks:
+                    return
+                self._callbacks_running = True
+                batches = list(self._callbacks)
+                self._callbacks.clear()
+            for batch in batches:
+                for index, callback in batch.callbacks:
+                    with _Guard():
+                        callback(batch.error, batch.topic, batch.partition, batch.offset_of(index))
+            with self.lock:
+                self._callbacks_running = False
+                self.unsettled -= len(batches)
+                self._notify()
+
+    def prepare(self) -> None:
+        """Get a producer id if one is needed; blocks."""
+        if not self._options.idempotent or self._producer_id >= 0:
+            return
+        producer_id, _ = self._ask_identity()
+        with self.lock:
+            self._producer_id = producer_id
+
+    def stop(self) -> None:
+        """Give up what is left (its callbacks say so), end the thread, close the connections."""
+        with self.lock:
+            self._stopping = True
+            now_s = self._clock()
+            for lane in self._lanes.values():
+                for batch in lane.abandon():
+                    error = RequestTimedOut("the producer was closed before this could be delivered")
+                    self._settle((batch, error, OFFSET_UNKNOWN))
+            for link in self._links.values():
+                self._disconnect(link, now_s)
+            self._wake.set()
+        self.run_callbacks()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._epoll.close()
+
+    # ---- lanes and links
+
+    def _new_lane(self, topic: str, partition: int) -> BoundLane:
+        options = self._options
+        lane = BoundLane(
+            topic,
+            partition,
+            idempotent=options.idempotent,
+            backoff_s=options.backoff_s,
+            backoff_s_max=options.backoff_s_max,
+            jitter=self._jitter,
+        )
+        if options.idempotent and self._producer_id >= 0:
+            lane.identify(self._producer_id, 0)
+        return lane
+
+    def _make_ready(self, lane: BoundLane) -> None:
+        if lane.link is None:
+            self._find_link(lane)
+        if lane.link is not None:
+            lane.link.ready[lane] = None
+        else:
+            self._stalled[lane] = None
+
+    def _find_link(self, lane: BoundLane) -> None:
+        try:
+            broker_id = self._cluster.leader(lane.topic, lane.partition)
+        except ApplianceError:
+            self._want_refresh(lane.topic)
+            return
+        link = self._links.get(broker_id)
+        if link is None:
+            link = self._links[broker_id] = Link(broker_id, self._cluster.address(broker_id))
+        lane.link = link
+
+    def _fill(self, link: Link, now_s: float) -> None:
+        """Post batches, one of each lane in turn, until the lanes or the connection have had enough."""
+        connection = link.connection or self._connect(link, now_s)
+        if connection is None:
+            return
+        options = self._options
+        ready = link.ready
+        while ready and len(link.waiting) < options.in_flight_max and connection.out_bytes < OUT_BYTES_MAX:
+            lane = next(iter(ready))
+            del ready[lane]
+            batch = lane.take(now_s, options.codec)
+            if batch is None:
+                if lane.queue and not lane.draining:
+                    self._stalled[lane] = None
+                    self._identity_wanted = self._identity_wanted or lane.identity is Identity.WANTED
+                continue
+            if lane.queue:
+                ready[lane] = None
+            self._post(link, connection, lane, batch, now_s)
+
+    def _post(self, link: Link, connection: Connection, lane: BoundLane, batch: Batch, now_s: float) -> None:
+        encoded = batch.encoded
+        assert encoded is not None
+        frame_bytes_max = connection.frame_bytes_max
+        if frame_bytes_max and len(encoded) + HEAD_BYTES_MAX > frame_bytes_max:
+            self._refuse_large(lane, batch, frame_bytes_max, now_s)
+            return
+        options = self._options
+        before = connection.out_bytes
+        connection.post(
+            PRODUCE,
+            lane.topic,
+            lane.partition,
+            options.acks,
+            options.request_timeout_ms,
+            payload=encoded,
+            expects_reply=options.acks != 0,
+        )
+        if options.acks:
+            link.waiting.append((lane, now_s))
+        else:
+            link.posted_bytes += connection.out_bytes - before
+            link.unsent.append((lane, link.posted_bytes))
+
+    def _refuse_large(self, lane: BoundLane, batch: Batch, limit: int, now_s: float) -> None:
+        text = f"a batch of {batch.count} messages is larger than the {limit} bytes that the broker takes at once"
+        lane.withdraw(now_s)
+        self._settle((batch, MessageTooLarge(text), OFFSET_UNKNOWN))
+        if lane.queue and not lane.in_flight:
+            self._stalled[lane] = None
+
+    def _connect(self, link: Link, now_s: float) -> Connection | None:
+        if now_s < link.resume_s:
+            return None
+        link.address = self._cluster.view.brokers.get(link.broker_id, link.address)
+        try:
+            link.connection = Connection(link.address, client_name=self._cluster.client_name)
+        except BrokerAway as error:
+            self._link_failed(link, error, now_s)
+            return None
+        link.posted_bytes = link.connection.out_bytes
+        link.blocked = link.connection.connecting
+        link.events = 0
+        self._watch(link)
+        return link.connection
+
+    def _disconnect(self, link: Link, now_s: float) -> None:
+        if link.connection is not None:
+            self._epoll.unregister(link.connection.fileno())
+            link.connection.close()
+            link.connection = None
+        lanes = dict.fromkeys([lane for lane, _ in link.waiting] + [lane for lane, _ in link.unsent])
+        link.waiting.clear()
+        link.unsent.clear()
+        for lane in [*lanes, *link.ready]:
+            lane.lost(now_s)
+            lane.link = None
+            if lane.queue:
+                self._stalled[lane] = None
+                self._want_refresh(lane.topic)
+        link.ready.clear()
+
+    def _link_failed(self, link: Link, error: ApplianceError, now_s: float) -> None:
+        logger.warning("%s", error)
+        doubled = min(link.failures, 10)
+        link.failures += 1
+        link.resume_s = now_s + min(self._options.backoff_s * 2**doubled, self._options.backoff_s_max) * self._jitter()
+        self._disconnect(link, now_s)
+
+    def _watch(self, link: Link) -> None:
+        """Tell epoll what we wait for; waiting to write only when the socket refused."""
+        assert link.connection is not None
+        events = select.EPOLLIN | (select.EPOLLOUT if link.blocked else 0)
+        if events != link.events:
+            (self._epoll.modify if link.events else self._epoll.register)(link.connection.fileno(), events)
+            link.events = events
+
+    def _flush(self, link: Link, now_s: float) -> None:
+        connection = link.connection
+        assert connection is not None
+        link.flushed_s = now_s
+        try:
+            link.blocked = not connection.flush()
+        except BrokerAway as error:
+            self._link_failed(link, error, now_s)
+            return
+        self._watch(link)
+        if link.unsent:
+            gone_bytes = link.posted_bytes - connection.out_bytes
+            while link.unsent and link.unsent[0][1] <= gone_bytes:
+                lane, _ = link.unsent.popleft()
+                self._answer(lane, None, OFFSET_UNKNOWN, now_s)
+
+    # ---- replies
+
+    def _receive(self, now_s: float) -> None:
+        for link in self._links.values():
+            if link.connection is not None:
+                self._receive_from(link, now_s)
+
+    def _receive_from(self, link: Link, now_s: float) -> None:
+        connection = link.connection
+        if connection is None:
+            return
+        try:
+            replies = connection.receive()
+        except ApplianceError as error:
+            self._link_failed(link, error, now_s)
+            return
+        if replies:
+            link.failures = 0
+        for (_, code, base, _, _, message), _ in replies:
+            lane, _ = link.waiting.popleft()
+            self._answer(lane, from_code(code, message) if code else None, base, now_s)
+
+    def _answer(self, lane: BoundLane, error: ApplianceError | None, base: int, now_s: float) -> None:
+        if error is not None:
+            if error.code == DUPLICATE_SEQUENCE:
+                error, base = None, OFFSET_UNKNOWN
+            elif isinstance(error, NotLeader | UnknownPartition | MessageTooLarge):
+                # Another broker leads it by now, or the topic takes less than it did.
+                self._want_refresh(lane.topic)
+        troubled = error is not None or lane.draining
+        settled = lane.answered(error, base, now_s)
+        if settled is not None:
+            self._settle(settled)
+        if troubled and not lane.in_flight:
+            if lane.link is not None:
+                lane.link.ready.pop(lane, None)
+                lane.link = None  # ask again who leads
+            if lane.queue:
+                self._stalled[lane] = None
+
+    def _settle(self, settled: Settled) -> None:
+        batch, error, offset = settled
+        batch.settle(error, offset)
+        self.buffered_bytes -= batch.bytes
+        if batch.callbacks:
+            self._callbacks.append(batch)
+        else:
+            self.unsettled -= 1
+            self._notify()
+
+    def _notify(self) -> None:
+        if self._waiters:
+            self._changed.notify_all()
+
+    # ---- now and then
+
+    def _housekeep(self, now_s: float) -> None:
+        """Deadlines, time-outs, and lanes that waited for a time, a leader or a producer id."""
+        self._housekeeping_s = now_s + HOUSEKEEPING_S
+        timeout_s = self._options.request_timeout_ms / 1000
+        for link in self._links.values():
+            if link.connection is None or not link.waiting:
+                continue
+            lane, sent_s = link.waiting[0]
+            if now_s >= min(sent_s + timeout_s, lane.in_flight[0].deadline_s):
+                text = f"{link.connection} did not answer within {now_s - sent_s:.1f} s"
+                self._link_failed(link, RequestTimedOut(text), now_s)
+        for lane in self._lanes.values():
+            if lane.queue and lane.queue[0].deadline_s <= now_s:
+                for settled in lane.expire(now_s):
+                    self._settle(settled)
+        stalled, self._stalled = self._stalled, {}
+        for lane in stalled:
+            if lane.queue:
+                self._make_ready(lane)
+
+    def _want_refresh(self, topic: str) -> None:
+        self._refresh_topics.add(topic)
+
+    # ---- the background thread
+
+    def _run(self) -> None:
+        awake_until_s = 0.0
+        while True:
+            with self.lock:
+                if self._stopping:
+                    return
+                now_s = self._clock()
+                quiet = now_s - self._driven_s >= self._tick_s and not self._driver.locked()
+                due_s = self._seal_due(now_s)
+                driven_s = self._driven_s
+                self.pump(now_s, hurry=quiet)
+                self._driven_s = driven_s  # only others count
+                if self.unsettled or due_s is not None:
+                    awake_until_s = now_s + AWAKE_S
+                errands = self._errands(now_s)
+                self._asleep = now_s >= awake_until_s and not errands
+                self._wake.clear()
+            self.run_callbacks()
+            if errands:
+                self._run_errands(errands)
+            elif self._asleep:
+                self._wake.wait()
+            elif quiet and self.unsettled:
+                self._epoll.poll(self._tick_s)
+            else:
+                self._wake.wait(self._tick_s if due_s is None else min(max(due_s - now_s, 0.0), self._tick_s))
+
+    def _errands(self, now_s: float) -> set[str] | bool:
+        """The topics to ask about, True for a producer id only, False (or nothing) when there is none."""
+        if now_s < self._refresh_s or not (self._refresh_topics or self._identity_wanted):
+            return False
+        self._refresh_s = now_s + self._options.backoff_s
+        topics, self._refresh_topics = self._refresh_topics, set()
+        return topics or True
+
+    def _run_errands(self, errands: set[str] | bool) -> None:
+        try:
+            if isinstance(errands, set):
+                self._cluster.refresh(errands)
+            if self._identity_wanted:
+                producer_id, epoch = self._ask_identity()
+                with self.lock:
+                    self._identity_wanted = False
+                    self._producer_id = producer_id
+                    for lane in self._lanes.values():
+                        if lane.identity is Identity.WANTED:
+                            lane.identify(producer_id, epoch)
+        except ApplianceError as error:
+            logger.warning("metadata: %s", error)
+            if isinstance(errands, set):
+                with self.lock:
+                    self._refresh_topics |= errands
+
+    def _ask_identity(self) -> tuple[int, int]:
+        result = self._cluster.admin("init_producer", {})
+        return int(result["producer_id"]), int(result["epoch"])
