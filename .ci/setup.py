@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from urllib.parse import urljoin
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -61,10 +62,11 @@ def run_quietly(*arguments: str) -> bool:
 
 def fetch_pip() -> Path:
     """pip's own wheel, which can install itself; checked against the digest that the index gives."""
-    with urllib.request.urlopen("https://pypi.org/pypi/pip/json", timeout=60) as reply:
+    about = "https://pypi.org/pypi/pip/json"
+    with urllib.request.urlopen(about, timeout=60) as reply:
         files = json.load(reply)["urls"]
     chosen = next(file for file in files if file["packagetype"] == "bdist_wheel")
-    with urllib.request.urlopen(chosen["url"], timeout=60) as reply:
+    with urllib.request.urlopen(urljoin(about, chosen["url"]), timeout=60) as reply:
         content = reply.read()
     if hashlib.sha256(content).hexdigest() != chosen["digests"]["sha256"]:
         sys.exit("the downloaded pip does not have the digest that the index gives; nothing was installed")
@@ -75,37 +77,23 @@ def fetch_pip() -> Path:
 
 def install(extras: list[str]) -> None:
     """One pip run for everything, so that pyspark, which comes as source, is built once."""
-    command = [
-        VENV / "bin/python",
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--progress-bar=off",
-    ]
-    command += ["--editable", f"{ROOT}[{','.join(extras)}]"]
-    print(
-        f"installing appliance[{','.join(extras)}]: ~1 GB on disk, minutes when nothing is cached", flush=True
-    )
+    wanted = f"{ROOT}[{','.join(extras)}]"
+    pip_install = [str(VENV / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check"]
+    command = [*pip_install, "--progress-bar=off", "--editable", wanted]
+    print(f"installing appliance[{','.join(extras)}]: ~1 GB on disk, minutes when nothing is cached", flush=True)
     begun = time.monotonic()
     with (
         LOG.open("w") as log,
-        subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as pip,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip,
     ):
         assert pip.stdout is not None
         for line in pip.stdout:
             log.write(line)
             show(line, time.monotonic() - begun)
     if pip.returncode:
-        print(
-            f"\npip failed; the end of {LOG}:", *LOG.read_text().splitlines()[-15:], sep="\n", file=sys.stderr
-        )
+        print(f"\npip failed; the end of {LOG}:", *LOG.read_text().splitlines()[-15:], sep="\n", file=sys.stderr)
         sys.exit(1)
-    print(
-        f"\ninstalled in {time.monotonic() - begun:.0f} s" if sys.stdout.isatty() else "installed", flush=True
-    )
+    print(f"\ninstalled in {time.monotonic() - begun:.0f} s" if sys.stdout.isatty() else "installed", flush=True)
 
 
 def show(line: str, elapsed_s: float) -> None:

@@ -1,0 +1,156 @@
+"""The text logs of this host that the demo ships, cut or repeated to a size that is worth watching.
+
+Every line is shipped as it stands, without its line break.  Small logs are shipped several times over, each
+time as a source of its own (``/var/log/dpkg.log``, ``/var/log/dpkg.log#2``…), and large ones up to a limit;
+what was done is said, so that nobody takes the numbers for something that they are not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import BadValue
+
+LOG_DIR = Path("/var/log")
+FILES_MAX = 200
+LINES_MIN = 300_000
+LINES_MAX = 1_500_000
+BYTES_MAX = 192 * 1024 * 1024
+LINE_BYTES_MAX = 256 * 1024
+PROBE_BYTES = 4096
+TURN_LINES = 500
+
+
+class Source(NamedTuple):
+    """One file in one round; ``name`` is the key of its messages, so they stay in one partition, in order."""
+
+    name: str
+    path: Path
+    topic: str
+
+
+class Plan(NamedTuple):
+    """``lines`` and ``size`` of what will be shipped, and ``remark``: what was cut or repeated."""
+
+    sources: list[Source]
+    lines: int
+    size: int
+    remark: str
+
+
+def find(directory: Path = LOG_DIR) -> list[Path]:
+    """Readable text files under ``directory``, largest last."""
+    found: list[tuple[int, Path]] = []
+    for folder, names, files in os.walk(directory, onerror=None):
+        names.sort()
+        for path in (Path(folder) / file for file in sorted(files)):
+            if not path.is_symlink() and _is_text(path):
+                found.append((path.stat().st_size, path))
+    return [path for _, path in sorted(found)[-FILES_MAX:]]
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(PROBE_BYTES)
+    except OSError:
+        return False
+    return bool(head) and b"\0" not in head and _decodes(head)
+
+
+def _decodes(head: bytes) -> bool:
+    """UTF-8, but for a character that the probe has cut."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return error.start >= len(head) - 3
+    return True
+
+
+def plan(files: Sequence[Path], lines_min: int = LINES_MIN) -> Plan:
+    """What to ship: ``files``, or the logs of this host when there are none.
+
+    Raises:
+        BadValue: a file that cannot be read, or no text at all.
+    """
+    given = list(files)
+    for path in given:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise BadValue(f"{path}: no readable file")
+    paths = given or find()
+    counted = [(path, *_count(path)) for path in paths]
+    lines, size = sum(row[1] for row in counted), sum(row[2] for row in counted)
+    if not lines:
+        where = "these files" if given else f"{LOG_DIR} (no readable text logs)"
+        raise BadValue(f"{where}: not one line; name files to ship: appliance demo FILE...")
+    rounds = 1 if lines >= lines_min else -(-lines_min // lines)
+    rounds = max(1, min(rounds, BYTES_MAX // max(size, 1)))
+    sources = [
+        Source(str(path) + (f"#{number}" if number > 1 else ""), path, _topic(path, bool(given)))
+        for number in range(1, rounds + 1)
+        for path in paths
+    ]
+    remark = f"each shipped {rounds} times over, since they have {lines:,} lines only" if rounds > 1 else ""
+    if lines > LINES_MAX or size > BYTES_MAX:
+        kept, kept_size = _limit(sources)
+        remark = f"the first {kept:,} of their {lines:,} lines"
+        return Plan(sources, kept, kept_size, remark)
+    return Plan(sources, lines * rounds, size * rounds, remark)
+
+
+def _topic(path: Path, given: bool) -> str:
+    """Logs that lie in ``/var/log`` itself are the system's, those in its folders belong to applications."""
+    return "files" if given else "system" if path.parent == LOG_DIR else "applications"
+
+
+def _count(path: Path) -> tuple[int, int]:
+    lines = size = 0
+    for line in read_lines(path):
+        lines += 1
+        size += len(line)
+        if lines > LINES_MAX:
+            break
+    return lines, size
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Lines without their line break; one that is longer than LINE_BYTES_MAX comes in pieces."""
+    with path.open("rb") as file:
+        while line := file.readline(LINE_BYTES_MAX):
+            yield line.removesuffix(b"\n")
+
+
+def _limit(sources: Sequence[Source]) -> tuple[int, int]:
+    lines = size = 0
+    for _, _, line in shipped(sources, LINES_MAX, BYTES_MAX):
+        lines += 1
+        size += len(line)
+    return lines, size
+
+
+def shipped(
+    sources: Sequence[Source], lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
+) -> Iterator[tuple[Source, int, bytes]]:
+    """(source, line number, line) of all sources, taking turns as a host's logs do."""
+    waiting = [(source, enumerate(read_lines(source.path), 1)) for source in sources[:FILES_MAX]]
+    later = list(sources[FILES_MAX:])
+    while waiting:
+        going = []
+        for source, lines in waiting:
+            turn = list(islice(lines, TURN_LINES))
+            for number, line in turn:
+                lines_max -= 1
+                bytes_max -= len(line)
+                if lines_max < 0 or bytes_max < 0:
+                    return
+                yield source, number, line
+            if len(turn) == TURN_LINES:
+                going.append((source, lines))
+            elif later:
+                following = later.pop(0)
+                going.append((following, enumerate(read_lines(following.path), 1)))
+        waiting = going

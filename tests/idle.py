@@ -1,0 +1,7 @@
+"""A child that says that it is up and then waits to be ended: ``python -m tests.idle``."""
+
+import signal
+
+if __name__ == "__main__":
+    print("up", flush=True)
+    signal.pause()

@@ -1,0 +1,51 @@
+"""appliance.cli.positions: where to begin, as people say it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.cli.positions import Position, parse_position
+from appliance.errors import BadValue
+from appliance.wire.requests import EARLIEST, LATEST
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("earliest", Position(timestamp=EARLIEST)),
+        ("latest", Position(timestamp=LATEST)),
+        ("0", Position(offset=0)),
+        ("4711", Position(offset=4711)),
+        ("-15m", Position(timestamp=NOW_MS - 15 * 60_000)),
+        ("-7d", Position(timestamp=NOW_MS - 7 * 86_400_000)),
+        ("2026-11-20T06:00Z", Position(timestamp=NOW_MS - 6 * 3_600_000)),
+        ("2026-11-20T06:00+01:00", Position(timestamp=NOW_MS - 7 * 3_600_000)),
+        ("1960-01-01T00:00Z", Position(timestamp=0)),
+    ],
+)
+def test_forms(text: str, expected: Position) -> None:
+    assert parse_position(text, NOW) == expected
+
+
+def test_times_without_day_or_zone_are_of_here_and_today() -> None:
+    here = datetime.now().astimezone().replace(hour=12, minute=0, second=0, microsecond=0)
+    wanted = int(here.replace(hour=6).timestamp() * 1000)
+    assert parse_position("06:00", here).timestamp == wanted
+    assert parse_position("6:00", here).timestamp == wanted
+    assert parse_position("06:00:01", here).timestamp == wanted + 1000
+    assert parse_position(f"{here:%Y-%m-%d}T06:00", here).timestamp == wanted
+
+
+@given(st.text())
+def test_anything_else_is_refused_with_the_forms(text: str) -> None:
+    try:
+        parse_position(text, NOW)
+    except BadValue as error:
+        assert "earliest, latest" in str(error)
