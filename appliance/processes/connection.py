@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
+from itertools import takewhile
 from typing import Any, Final
 
 from ..shared.arena import BLOCK_BYTES, Arena, Extent
@@ -146,6 +147,11 @@ class Connection:
             for piece in requests.popleft().reply or ():
                 self.out.append(piece)
                 self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
+
+    def give_up(self, kind: type) -> None:
+        """Forget the first unanswered request of this kind and all behind it: their replies could not leave before."""
+        kept = takewhile(lambda pending: pending.reply is not None or not isinstance(pending.request, kind), self.requests)
+        self.requests = deque(kept)
 
     def send(self) -> None:
         """Write what the socket takes.

@@ -51,7 +51,7 @@ from ..shared import memory
 from ..shared.doorbell import Doorbell
 from ..shared.table import STATE_NAMES, TABLE_BYTES, WORKERS_MAX
 from ..zookeeper.ensemble import Ensemble
-from . import coordinator, network, opener, writer
+from . import network, opener, writer
 from .child import settle
 from .children import Child, Restarts, fork
 from .control import Channel
@@ -66,6 +66,8 @@ LOCK_WAIT_MS: Final = 10_000
 """How long a start waits for the last writers of a killed instance to end."""
 STATE_MS: Final = 200
 """state.json is written at most this often."""
+ZOOKEEPER_WAIT_MS: Final = 8_000
+"""READY waits so long for ZooKeeper, so that topics can be created right after it; the doors are open before."""
 BACKLOG: Final = 1024
 CREATE_ATTEMPTS_MAX: Final = 3
 
@@ -145,7 +147,11 @@ class Supervisor:
         self._orders: dict[int, Order] = {}
         self._arenas: dict[int, str] = {}
         self._worker_stats: dict[int, dict[str, int]] = {}
-        self._zookeeper: dict[str, str] = {"connect": config.zookeeper.connect, "state": "off"}
+        external = config.zookeeper.connect
+        self._zookeeper: dict[str, str] = {"connect": external, "state": "connecting" if external else "off"}
+        self._zookeeper_awaited = True
+        self._nodes: dict[int, int] = {}
+        self._node_restarts: dict[int, int] = {}
         self._state = "starting"
         self._state_dirty = True
         self._state_ms = 0
@@ -162,24 +168,32 @@ class Supervisor:
         for name in memory.unlink_all(self._instance):
             logger.info("removed shared memory of a killed instance: %s", name)
         _raise_file_limit()
+        self._prepare_zookeeper()
         self._listen()
         for topic, settings, partition in self._hosted():
             self._add_table((topic, partition), settings)
         self._doorbells = [Doorbell() for _ in range(self._worker_count)]
         self._handle_signals()
+        if self._ensemble is not None:
+            for node in range(self._ensemble.count):
+                self._start_node(node)
         gc.collect()
         gc.freeze()
         self._open_all(list(self._tables))
         for index in range(self._worker_count):
             self._fork_worker(index)
-        self._start_zookeeper()
         self._fork_coordinator()
+        self._later(ZOOKEEPER_WAIT_MS, self._serve_without_zookeeper)
         while not self._signals & {signal.SIGTERM, signal.SIGINT}:
             self._turn()
-            if self._state == "starting" and not self._opening:
+            if self._state == "starting" and not self._opening and not self._awaits_zookeeper:
                 self._serving()
         self._stop()
         return 0
+
+    @property
+    def _awaits_zookeeper(self) -> bool:
+        return self._zookeeper_awaited and self._zookeeper["state"] not in ("off", "connected")
 
     def _hosted(self) -> list[tuple[str, dict[str, str], int]]:
         catalog = Catalog.load(self._data_dir)
@@ -203,8 +217,6 @@ class Supervisor:
         self._due = [(when, action) for when, action in self._due if when > now]
         for action in due:
             action()
-        if self._ensemble is not None:
-            self._ensemble.tick(now)
         if signal.SIGHUP in self._signals:
             self._signals.discard(signal.SIGHUP)
             self._reload_config()
@@ -219,8 +231,6 @@ class Supervisor:
             waits.append(STATE_MS)
         if self._notifier.watchdog_ms:
             waits.append(self._notifier.watchdog_ms)
-        if self._ensemble is not None:
-            waits.append(self._ensemble.next_tick_ms())
         return max(0, min(waits, default=3_600_000)) / 1000
 
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -251,6 +261,8 @@ class Supervisor:
         if child is None:
             if fd == self._wakeup_reader.fileno():
                 self._wakeup_reader.recv(4096)
+            elif fd in self._nodes:
+                self._bury_node(fd)
             return
         if event & select.EPOLLOUT:
             child.channel.flush()
@@ -280,6 +292,7 @@ class Supervisor:
     def _fork(self, role: str, key: Any, target: Callable[[Channel], int], keep: set[str]) -> Child:
         """Fork a child that keeps, of what only some need, ``keep`` (of "listeners", "lock")."""
         close: list[Callable[[], Any]] = [self._epoll.close, self._wakeup.close, self._wakeup_reader.close]
+        close += [lambda fd=pidfd: os.close(fd) for pidfd in self._nodes]  # type: ignore[misc]
         close += [child.channel.close for child in self._children.values()]
         close += [lambda fd=child.pidfd: os.close(fd) for child in set(self._children.values())]  # type: ignore[misc]
         if "listeners" not in keep:
@@ -336,6 +349,8 @@ class Supervisor:
     def _fork_coordinator(self) -> None:
         def target(channel: Channel) -> int:
             settle("coordinator", self._pid)
+            from . import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
+
             coordinator.run(self._config, self._data_dir, self._instance, channel)
             return 0
 
@@ -555,13 +570,40 @@ class Supervisor:
 
     # ---- ZooKeeper, configuration, state
 
-    def _start_zookeeper(self) -> None:
+    def _prepare_zookeeper(self) -> None:
         settings = self._config.zookeeper
-        if settings.connect or not settings.nodes:
-            return
-        self._ensemble = Ensemble(settings, self._data_dir)
-        self._ensemble.start()
-        self._zookeeper = {"connect": self._ensemble.connect, "state": "starting"}
+        if not settings.connect and settings.nodes:
+            self._ensemble = Ensemble(settings, self._data_dir)
+            self._ensemble.prepare()
+            self._zookeeper = {"connect": self._ensemble.connect, "state": "connecting"}
+
+    def _start_node(self, node: int) -> None:
+        assert self._ensemble is not None
+        process = self._ensemble.start_node(node)
+        pidfd = os.pidfd_open(process.pid)
+        self._nodes[pidfd] = node
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._state_dirty = True
+
+    def _bury_node(self, pidfd: int) -> None:
+        assert self._ensemble is not None
+        node = self._nodes.pop(pidfd)
+        self._epoll.unregister(pidfd)
+        os.close(pidfd)
+        status = self._ensemble.processes[node].wait()
+        now = now_ms()
+        self._ensemble.node_ended(node, now)
+        self._state_dirty = True
+        if self._state != "stopping":
+            logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
+            self._node_restarts[node] = self._node_restarts.get(node, 0) + 1
+            self._later(self._ensemble.next_restart_ms(node, now) or 0, lambda: self._start_node(node))
+
+    def _serve_without_zookeeper(self) -> None:
+        """What is on the disk is served all the same; groups and new topics come when the ensemble does."""
+        if self._state == "starting" and self._zookeeper["state"] != "connected":
+            logger.warning("ZooKeeper (%s) does not answer yet", self._zookeeper["connect"])
+            self._zookeeper_awaited = False
 
     def _reload_config(self) -> None:
         if self._reload is None:
@@ -593,8 +635,11 @@ class Supervisor:
             if child.role == "network":
                 row |= self._worker_stats.get(child.key, {})
             processes.append(row)
-        if self._ensemble is not None:
-            processes += self._ensemble.processes()
+        for node in self._nodes.values():
+            assert self._ensemble is not None
+            pid = self._ensemble.processes[node].pid
+            row = {"role": "zookeeper", "pid": pid, "started": _started(pid)}
+            processes.append(row | {"restarts": self._node_restarts.get(node, 0), "node": node + 1})
         state = {
             "pid": self._pid,
             "instance": self._instance,
@@ -636,7 +681,8 @@ class Supervisor:
             self._tell(self._coordinator, ["stop"])
             self._wait_until(lambda: self._coordinator is None, deadline_ms)
         if self._ensemble is not None:
-            self._ensemble.stop(max(deadline_ms - now_ms(), 1_000))
+            self._ensemble.signal_nodes()
+            self._wait_until(lambda: not self._nodes, deadline_ms)
 
     def _wait_until(self, done: Callable[[], bool], deadline_ms: int) -> None:
         while not done() and now_ms() < deadline_ms:

@@ -1,0 +1,42 @@
+"""Fixtures that many tests share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .server import Server
+
+_topics = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One real appliance for the whole run, alone (no ZooKeeper); tests use topics of their own."""
+    with Server(tmp_path_factory.mktemp("shared") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def make_appliance(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Make appliances of one's own, to break: ``make_appliance(**settings)``, started, stopped at the end."""
+    servers: list[Server] = []
+
+    def make(name: str = "data", **settings: Any) -> Server:
+        server = Server(tmp_path / name, **settings)
+        servers.append(server)
+        return server.start()
+
+    yield make
+    for server in servers:
+        server.__exit__(None, None, None)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name nobody else uses."""
+    return f"topic-{next(_topics)}"

@@ -1,0 +1,113 @@
+"""A real appliance for tests: the command ``appliance start`` as a process of its own, on free ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from appliance.shared import memory
+
+START_S_MAX = 30
+STOP_S_MAX = 30
+ALONE = {"zookeeper.nodes": 0}
+
+
+class Server:
+    """``settings`` are keys of the configuration; without any it runs alone, with no ZooKeeper."""
+
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self.data_dir = data_dir
+        doors = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "network.workers": 2}
+        self.settings = doors | ALONE | settings
+        self.log_path = data_dir.with_name(data_dir.name + ".log")
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> Server:
+        command = [sys.executable, "-m", "appliance", "start", "--data", str(self.data_dir)]
+        for key, value in self.settings.items():
+            command += ["--set", f"{key}={value}"]
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        line = self._first_line()
+        assert line.startswith("appliance: serving"), f"{line!r}\n{self.log()}"
+        return self
+
+    def _first_line(self) -> str:
+        assert self.process is not None and self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], START_S_MAX)
+        return self.process.stdout.readline() if ready else ""
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.data_dir / "state.json").read_text())
+        return state
+
+    @property
+    def native(self) -> str:
+        return str(self.state["doors"]["native"])
+
+    @property
+    def kafka(self) -> str:
+        return str(self.state["doors"]["kafka"])
+
+    def processes(self, role: str) -> list[dict[str, Any]]:
+        return [row for row in self.state["processes"] if row["role"] == role]
+
+    def pids(self, role: str) -> list[int]:
+        return [row["pid"] for row in self.processes(role)]
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        assert pid in {row["pid"] for row in self.state["processes"]}, "not one of ours"
+        os.kill(pid, number)
+
+    def kill_supervisor(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        status = self.process.wait(STOP_S_MAX)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+    def leftovers(self) -> list[str]:
+        """Names in /dev/shm that belong to this data directory."""
+        prefix = memory.name_of(memory.instance_of(self.data_dir), "")[1:]
+        return [path.name for path in memory.SHM_DIR.iterdir() if path.name.startswith(prefix)]
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def wait_for(condition: Any, what: str, seconds_max: float = 20) -> Any:
+    """The first true value of ``condition()``, asked every 10 ms."""
+    deadline = time.monotonic() + seconds_max
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {seconds_max} s: {what}"
+        select.select([], [], [], 0.01)
