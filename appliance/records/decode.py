@@ -21,6 +21,8 @@ from .encode import DELTA_STEPS, LARGE_BYTES, join_plain, keep_heap, plain_spans
 
 BYTES_MAX = 256 * 1024 * 1024
 _VARINT_BYTES_MAX = 10
+_NOWHERE = -1
+"""Where a record of a negative length ends."""
 _PLAIN_MIN = 4
 """Fewer records are read field by field sooner than it is proved that they are plain."""
 
@@ -180,10 +182,10 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
         # Almost every number fits one byte, so each is tried as that before the general way.
         length = data[position]
         if length < 0x80:
-            end = position + 1 + (length >> 1)
+            end = position + 1 + (length >> 1) if not length & 1 else _NOWHERE
             position += 2
         elif (high := data[position + 1]) < 0x80:
-            end = position + 2 + ((length & 0x7F | high << 7) >> 1)
+            end = position + 2 + ((length & 0x7F | high << 7) >> 1) if not length & 1 else _NOWHERE
             position += 3
         else:
             length, position = _long_varint(data, position)
@@ -223,7 +225,7 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
             position += length >> 1
             append(data[start:position])
         if data[position]:
-            position = _headers(data, position)[1]
+            position = headers_at(data, position)[1]
         else:
             position += 1
         if position != end:
@@ -233,9 +235,7 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
     return values
 
 
-def _records(
-    data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None
-) -> list[Record]:
+def _records(data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None) -> list[Record]:
     """The records with everything in them, field by field.  Raises IndexError where one leaves ``data``."""
     records: list[Record] = []
     new = tuple.__new__
@@ -243,10 +243,10 @@ def _records(
     for index in range(count):
         length = data[position]
         if length < 0x80:
-            end = position + 1 + (length >> 1)
+            end = position + 1 + (length >> 1) if not length & 1 else _NOWHERE
             position += 2
         elif (high := data[position + 1]) < 0x80:
-            end = position + 2 + ((length & 0x7F | high << 7) >> 1)
+            end = position + 2 + ((length & 0x7F | high << 7) >> 1) if not length & 1 else _NOWHERE
             position += 3
         else:
             length, position = _long_varint(data, position)
@@ -277,7 +277,7 @@ def _records(
         value, position = _bytes(data, position)
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if data[position]:
-            headers, position = _headers(data, position)
+            headers, position = headers_at(data, position)
         else:
             position += 1
         if position != end:
@@ -309,7 +309,8 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
     return data[position:end], end
 
 
-def _headers(data: bytes, position: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+def headers_at(data: bytes, position: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    """The headers of a record, and where they end.  Raises IndexError where they leave ``data``."""
     count, position = _long_varint(data, position)
     if count < 0:
         raise CorruptBatch(f"a record with {count} headers")

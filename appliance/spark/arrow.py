@@ -1,0 +1,446 @@
+"""Record batches to Arrow record batches with the columns of Spark's Kafka connector, without a loop over
+records.
+
+The only thing in a batch that must be found one after another is where each record starts.  When its first
+record explains the whole (records of one shape: their length grows only with the width of the offset delta),
+even that is arithmetic; many small batches are walked in step, the k-th record of all of them at once; and
+what is left is one tight loop over lengths.  From there on all records of a few megabytes are read together,
+one numpy operation per field: varints are gathered at the positions of all records at once, checked against
+each other (a record ends where the next one starts, offset deltas count up), and keys and values are taken
+out of the bytes by one Arrow ``take`` each.
+
+Columns and types (exactly what the connector and Spark's Arrow reader want)::
+
+    key binary, value binary, topic string, partition int32, offset int64, timestamp timestamp[us, UTC],
+    timestampType int32 (0: the producer's time, 1: the broker's), headers list<struct<key, value>> if asked
+    for
+
+Offsets are bytes; ``first`` and ``end`` bound the offsets of the rows, so that any cut through a log, also
+through the middle of a batch, gives every record to exactly one side.  Timestamps in batches are ms since
+1970.
+
+A batch that cannot be trusted (checksum, codec, structure) raises :class:`~appliance.errors.CorruptBatch`
+with its partition and offset, or is skipped and reported when the caller says so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import CorruptBatch, MessageTooLarge, UnsupportedVersion
+from ..records.batch import CODEC_MASK, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, check
+from ..records.compression import decompress
+from ..records.decode import BYTES_MAX, headers_at
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+FIELDS = [
+    ("key", pa.binary()),
+    ("value", pa.binary()),
+    ("topic", pa.string()),
+    ("partition", pa.int32()),
+    ("offset", pa.int64()),
+    ("timestamp", TIMESTAMP),
+    ("timestampType", pa.int32()),
+]
+SCHEMA = pa.schema(FIELDS)
+SCHEMA_WITH_HEADERS = pa.schema([*FIELDS, ("headers", HEADERS)])
+
+GROUP_BYTES = 8 * 1024 * 1024
+"""Batches are read together until they unpack to this much; one batch alone may be larger."""
+_MS_MAX = (1 << 63) // 1000 - 1
+
+OnCorrupt = Callable[[CorruptBatch], None]
+
+
+_BASE_AND_LENGTH = struct.Struct(">qi")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Batches that are decoded together; the lists run in parallel, one entry for each batch."""
+
+    bases: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    first_timestamps: list[int] = field(default_factory=list)
+    max_timestamps: list[int] = field(default_factory=list)
+    append_times: list[bool] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Where the records of each batch start, and (``stops``) stop, in the bytes that were fetched."""
+    stops: list[int] = field(default_factory=list)
+    unpacked: dict[int, bytes] = field(default_factory=dict)
+    """By index in the lists: the records of a compressed batch."""
+    bytes: int = 0
+
+    def alone(self, index: int) -> _Group:
+        """A group of one of these batches."""
+        return _Group(
+            [self.bases[index]],
+            [self.counts[index]],
+            [self.first_timestamps[index]],
+            [self.max_timestamps[index]],
+            [self.append_times[index]],
+            [self.starts[index]],
+            [self.stops[index]],
+            {0: self.unpacked[index]} if index in self.unpacked else {},
+        )
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes fetched bytes of one partition.
+
+    ``on_corrupt``: told of every batch that is skipped; without it the first bad batch raises.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    headers: bool = False
+    on_corrupt: OnCorrupt | None = None
+    bytes_max: int = BYTES_MAX
+
+    def decode(self, buffer: bytes | bytearray | memoryview) -> Iterator[pa.RecordBatch]:
+        """The rows of the whole batches in ``buffer``, which starts with a batch.
+
+        Nothing of ``buffer`` is referred to by what was returned.
+        """
+        view = memoryview(buffer)
+        group = _Group()
+        start, stop = 0, len(view)
+        while stop - start >= HEADER_BYTES:
+            base, length = _BASE_AND_LENGTH.unpack_from(view, start)
+            size = length + LENGTH_END
+            if size < HEADER_BYTES:
+                # Without a length there is no way to the next batch, whatever the caller would like to skip.
+                raise CorruptBatch(
+                    f"{self.topic}-{self.partition}: no record batch where offset {base} should be; "
+                    "check the log with: appliance log verify"
+                )
+            if size > stop - start:
+                break
+            if base < self.end:
+                try:
+                    self._add(group, view, start, start + size, base)
+                except (CorruptBatch, MessageTooLarge, UnsupportedVersion) as error:
+                    self._corrupt(base, error)
+            start += size
+            if group.bytes >= GROUP_BYTES:
+                yield from self._rows(group, view)
+                group = _Group()
+        if group.bases:
+            yield from self._rows(group, view)
+
+    def _add(self, group: _Group, view: memoryview, start: int, stop: int, base: int) -> None:
+        info = check(view, start, stop, stop - start)
+        start += HEADER_BYTES
+        if codec := info.attributes & CODEC_MASK:
+            unpacked = decompress(codec, bytes(view[start:stop]), self.bytes_max)
+            group.unpacked[len(group.bases)] = unpacked
+            group.bytes += len(unpacked)
+        else:
+            group.bytes += stop - start
+        group.bases.append(base)
+        group.counts.append(info.count)
+        group.first_timestamps.append(info.first_timestamp)
+        group.max_timestamps.append(info.max_timestamp)
+        group.append_times.append(info.attributes & LOG_APPEND_TIME > 0)
+        group.starts.append(start)
+        group.stops.append(stop)
+
+    def _corrupt(self, base: int, error: Exception) -> None:
+        named = CorruptBatch(f"{self.topic}-{self.partition}: batch at offset {base}: {error}")
+        if self.on_corrupt is None:
+            raise named from error
+        self.on_corrupt(named)
+
+    def _rows(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
+        """The rows of these batches; when they do not add up, of each alone, to find the bad one."""
+        try:
+            rows = _Records(group, view, guess=True).rows(self)
+        except CorruptBatch:
+            for index in range(len(group.bases)):
+                yield from self._rows_of_one(group.alone(index), view)
+        else:
+            if rows is not None:
+                yield rows
+
+    def _rows_of_one(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
+        try:
+            # The guess may have been wrong: records of other lengths can have the sum that it expects.
+            rows = _Records(group, view, guess=False).rows(self)
+        except CorruptBatch as error:
+            self._corrupt(group.bases[0], error)
+        else:
+            if rows is not None:
+                yield rows
+
+
+class _Records:
+    """All records of a group, their fields still where they are: as positions in ``data``."""
+
+    def __init__(self, group: _Group, view: memoryview, guess: bool) -> None:
+        self.data: memoryview | bytes = view
+        starts, stops = np.array(group.starts, np.int64), np.array(group.stops, np.int64)
+        if group.unpacked:
+            pairs = zip(group.starts, group.stops, strict=True)
+            pieces = [group.unpacked.get(index, view[a:b]) for index, (a, b) in enumerate(pairs)]
+            self.data = b"".join(pieces)
+            sizes = np.array([len(piece) for piece in pieces], np.int64)
+            stops = np.cumsum(sizes)
+            starts = stops - sizes
+        self.bytes: Bytes = np.frombuffer(self.data, np.uint8)
+        counts: Ints = np.array(group.counts, np.int64)
+        if (counts > stops - starts).any():
+            raise CorruptBatch("more records than bytes")
+        self._group = group
+        self._counts = counts
+        self._firsts: Ints = np.cumsum(counts) - counts
+        self.starts = self._find_starts(starts, stops, guess)
+        # A record ends where the next one starts, the last one of a batch where its batch ends.
+        self.ends: Ints = np.empty_like(self.starts)
+        self.ends[:-1] = self.starts[1:]
+        self.ends[self._firsts + counts - 1] = stops
+
+    def _find_starts(self, starts: Ints, stops: Ints, guess: bool) -> Ints:
+        """Where each record starts; proved later, by the lengths of all of them."""
+        found: Ints = np.empty(int(self._counts.sum()), np.int64)
+        if len(starts) >= _IN_STEP_MIN:
+            self._walk_in_step(starts, stops, found)
+            return found
+        rest = zip(self._firsts.tolist(), self._counts.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        for first, count, start, stop in rest:
+            payload = bytes(self.data[start:stop])
+            equal = _equal_starts(payload, count) if guess else None
+            found[first : first + count] = _scan(payload, count) if equal is None else equal
+            found[first : first + count] += start
+        return found
+
+    def _walk_in_step(self, starts: Ints, stops: Ints, found: Ints) -> None:
+        """The next record of every batch that has one, until only a few batches go on."""
+        longest_first = np.argsort(-self._counts, kind="stable")
+        counts, places = self._counts[longest_first], self._firsts[longest_first]
+        positions = starts[longest_first]
+        step = 0
+        active = np.count_nonzero(counts)
+        while active >= _IN_STEP_MIN:
+            found[places[:active] + step] = positions[:active]
+            lengths, after = self._varints(positions[:active])
+            if lengths.min() < 0 or lengths.max() > len(self.bytes):
+                raise CorruptBatch("a record leaves its batch")
+            positions[:active] = after + lengths
+            step += 1
+            active = np.count_nonzero(counts > step)
+        for index in range(active):
+            place, left = places[index] + step, int(counts[index]) - step
+            rest = bytes(self.data[positions[index] : stops[longest_first[index]]])
+            found[place : place + left] = _scan(rest, left)
+            found[place : place + left] += positions[index]
+
+    def per_record(self, values: list[int] | list[bool]) -> Ints:
+        """A value of each batch, for each of its records."""
+        return np.repeat(np.array(values, np.int64), self._counts)
+
+    def _varints(self, positions: Ints) -> tuple[Ints, Ints]:
+        """The zigzag varints at ``positions``, and where each ends."""
+        if positions.max() >= len(self.bytes):
+            raise CorruptBatch("a record leaves its batch")
+        low = self.bytes.take(positions)
+        after = positions + 1
+        more = low >= 0x80
+        unsigned = low.astype(np.int64)
+        if more.any():
+            high = self.bytes.take(after, mode="clip")
+            if (more & (high >= 0x80)).any():
+                return self._long_varints(positions)
+            unsigned += more * ((high.astype(np.int64) << 7) - 0x80)
+            after += more
+        return (unsigned >> 1) ^ -(unsigned & 1), after
+
+    def _long_varints(self, positions: Ints) -> tuple[Ints, Ints]:
+        unsigned = np.zeros(len(positions), np.uint64)
+        after = positions.copy()
+        active = np.arange(len(positions))
+        for shift in range(0, 70, 7):
+            at = after[active]
+            if at.max() >= len(self.bytes):
+                raise CorruptBatch("a number leaves its batch")
+            byte = self.bytes[at]
+            unsigned[active] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+            after[active] += 1
+            active = active[byte >= 0x80]
+            if not len(active):
+                return (unsigned >> np.uint64(1)).view(np.int64) ^ -(unsigned & np.uint64(1)).view(np.int64), after
+        raise CorruptBatch("a number of more than ten bytes")
+
+    def _spans(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
+        """Nullable bytes: their lengths (-1: null), starts and ends."""
+        lengths, starts = self._varints(positions)
+        sizes = lengths
+        if lengths.min() < 0:
+            if lengths.min() < -1:
+                raise CorruptBatch("bytes of a negative length")
+            sizes = np.maximum(lengths, 0)
+        if lengths.max() > len(self.bytes):
+            raise CorruptBatch("a key or value is longer than its batch")
+        ends = starts + sizes
+        if (ends > self.ends).any():
+            raise CorruptBatch("a key or value leaves its record")
+        return lengths, starts, ends
+
+    def rows(self, wanted: Decoder) -> pa.RecordBatch | None:
+        """Raises CorruptBatch when the records contradict themselves."""
+        lengths, position = self._varints(self.starts)
+        if (position + lengths != self.ends).any():
+            raise CorruptBatch("a record has another length than it says")
+        timestamps, position = self._varints(position + 1)  # behind the attributes, which are unused
+        deltas, position = self._varints(position)
+        offsets = np.arange(len(deltas), dtype=np.int64)
+        if (deltas != offsets - self.per_record(self._firsts.tolist())).any():
+            raise CorruptBatch("offset deltas are out of step")
+        keys = self._spans(position)
+        values = self._spans(keys[2])
+        header_counts, position = self._varints(values[2])
+        if header_counts.any():
+            bare = header_counts == 0
+            wrong = header_counts.min() < 0 or (position > self.ends).any()
+            wrong = wrong or (position[bare] != self.ends[bare]).any()
+        else:
+            wrong = (position != self.ends).any()
+        if wrong:
+            raise CorruptBatch("headers do not fill the rest of their record")
+
+        offsets = deltas + self.per_record(self._group.bases)
+        rows = slice(0, len(offsets))
+        if offsets[0] < wanted.first or offsets[-1] >= wanted.end:
+            rows = slice(*np.searchsorted(offsets, [wanted.first, wanted.end]).tolist())
+            offsets = offsets[rows]
+        count = len(offsets)
+        if not count:
+            return None
+        columns = [
+            self._binary(keys[0][rows], keys[1][rows], keys[2][rows]),
+            self._binary(values[0][rows], values[1][rows], values[2][rows]),
+            pa.repeat(pa.scalar(wanted.topic), count),
+            pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+            pa.array(offsets),
+            *self._times(timestamps, rows),
+        ]
+        if wanted.headers:
+            columns.append(self._headers(header_counts[rows], values[2][rows], self.ends[rows]))
+        return pa.record_batch(columns, SCHEMA_WITH_HEADERS if wanted.headers else SCHEMA)
+
+    def _times(self, deltas: Ints, rows: slice) -> tuple[pa.Array, pa.Array]:
+        """The columns timestamp and timestampType."""
+        timestamps = (deltas + self.per_record(self._group.first_timestamps))[rows]
+        if any(self._group.append_times):
+            types = self.per_record(self._group.append_times)[rows]
+            timestamps = np.where(types, self.per_record(self._group.max_timestamps)[rows], timestamps)
+            kinds = pa.array(types.astype(np.int32))
+        else:
+            kinds = pa.repeat(pa.scalar(0, pa.int32()), len(timestamps))
+        microseconds = np.clip(timestamps, -_MS_MAX, _MS_MAX) * 1000
+        return pa.Array.from_buffers(TIMESTAMP, len(timestamps), [None, pa.py_buffer(microseconds)]), kinds
+
+    def _binary(self, lengths: Ints, starts: Ints, ends: Ints) -> pa.Array:
+        """The bytes between ``starts`` and ``ends``, copied together.
+
+        An array whose offsets are start, end, start, end, ... has what we want at its even places.
+        """
+        count = len(starts)
+        null = lengths < 0
+        nulls = bool(null.any())
+        if nulls and null.all():
+            return pa.nulls(count, pa.binary())
+        bounds = np.empty(2 * count, np.int32)
+        bounds[0::2] = starts
+        bounds[1::2] = ends
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
+        spans = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        places = np.arange(0, 2 * count, 2, dtype=np.int32)
+        return spans.take(pa.array(places, mask=null if nulls else None))
+
+    def _headers(self, counts: Ints, starts: Ints, ends: Ints) -> pa.Array:
+        """One list for each record that has headers, null for the others: the one place with a loop."""
+        lists: list[list[tuple[str, bytes | None]] | None] = [None] * len(counts)
+        for row in np.flatnonzero(counts).tolist():
+            data = bytes(self.data[starts[row] : ends[row]])
+            try:
+                headers, stop = headers_at(data, 0)
+            except IndexError:
+                stop = -1
+            if stop != len(data):
+                raise CorruptBatch("headers do not fill the rest of their record")
+            lists[row] = list(headers)
+        return pa.array(lists, HEADERS)
+
+
+_IN_STEP_MIN = 96
+"""From this many batches on it is cheaper to read one record of each with numpy than to loop over all
+records.
+"""
+
+
+def _equal_starts(payload: bytes, count: int) -> Ints | None:
+    """The starts if all records are like the first one but for the width of their offset delta, else None."""
+    first = payload[0] if len(payload) else 0x80
+    body = first >> 1
+    if first >= 0x80:
+        if len(payload) < 2 or payload[1] >= 0x80:
+            return None
+        body = (first & 0x7F | payload[1] << 7) >> 1
+    widths: list[tuple[int, int]] = []
+    total = 0
+    for extra, (low, high) in enumerate(_DELTA_STEPS):
+        if low >= count:
+            break
+        width = body + extra + (1 if body + extra < 64 else 2 if body + extra < 8192 else 3)
+        widths.append((width, min(high, count) - low))
+        total += width * widths[-1][1]
+    if total != len(payload):
+        return None
+    if len(widths) == 1:
+        return np.arange(0, total, widths[0][0], dtype=np.int64)
+    sizes = np.repeat([width for width, _ in widths], [number for _, number in widths])
+    starts = np.cumsum(sizes)
+    starts -= sizes
+    return starts
+
+
+_DELTA_STEPS = ((0, 1 << 6), (1 << 6, 1 << 13), (1 << 13, 1 << 20), (1 << 20, 1 << 27))
+
+
+def _scan(payload: bytes, count: int) -> list[int]:
+    starts: list[int] = []
+    append = starts.append
+    position = 0
+    try:
+        for _ in range(count):
+            append(position)
+            length = payload[position]
+            if length < 0x80:
+                position += 1 + (length >> 1)
+            elif (high := payload[position + 1]) < 0x80:
+                position += 2 + ((length & 0x7F | high << 7) >> 1)
+            else:
+                length = length & 0x7F | (high & 0x7F) << 7
+                shift, position = 14, position + 2
+                while (high := payload[position]) >= 0x80 and shift < 28:
+                    length |= (high & 0x7F) << shift
+                    shift, position = shift + 7, position + 1
+                position += 1 + ((length | high << shift) >> 1)
+    except IndexError:
+        raise CorruptBatch(f"{count} records do not fit their {len(payload)} bytes") from None
+    if position != len(payload):
+        raise CorruptBatch(f"{count} records end at {position} of {len(payload)} bytes")
+    return starts
