@@ -121,9 +121,7 @@ def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[in
     sizes: dict[str, int] = {}
     oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)
     for index, (use, count) in enumerate(zip(uses, gone, strict=True)):
-        sizes[use.topic] = sizes.get(use.topic, 0) + sum(
-            segment.disk_bytes for segment in use.segments[count:]
-        )
+        sizes[use.topic] = sizes.get(use.topic, 0) + sum(segment.disk_bytes for segment in use.segments[count:])
         if count < len(use.segments) - 1:
             oldest.setdefault(use.topic, []).append((use.segments[count].modified_ms, index))
     for heap in oldest.values():

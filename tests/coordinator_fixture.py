@@ -6,14 +6,13 @@ partition.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import socket
 import struct
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +84,10 @@ class Rig:
         self.channel.send(["worker", 0], [child_stream.fileno()])
         child_stream.close()
         self.channel.send(["doors", doors or {"native": LISTENER}])
+
+    def fork_again(self, doors: dict[str, str]) -> None:
+        self.kill()
+        self.fork(doors)
 
     def stop(self) -> int:
         """Ordered stop; the exit status."""
@@ -174,6 +177,9 @@ class Rig:
         self.stream.setblocking(False)
         return self._correlation
 
+    def post_admin(self, verb: str, **arguments: Any) -> int:
+        return self.post("native", native.encode_frame([native.ADMIN, 7, verb, arguments])[4:])
+
     def native(self, api: int, *fields: Any, listener: str = LISTENER) -> list[Any]:
         """The reply header to a native request, from its error on."""
         token = self.post("native", native.encode_frame([api, 7, *fields])[4:], listener)
@@ -207,7 +213,11 @@ class Rig:
         return found
 
 
-@contextlib.contextmanager
-def rig(data_dir: Path, config: Config) -> Iterator[Rig]:
-    with Rig(data_dir, config) as running:
-        yield running
+def pump(rigs: Sequence[Rig], condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
+    """Move several appliances along until ``condition()`` holds."""
+    for _ in range(int(timeout_s / 0.02)):
+        for rig in rigs:
+            rig.pump(0.01)
+        if condition():
+            return
+    raise AssertionError("this did not happen in time")

@@ -31,9 +31,7 @@ def test_an_empty_directory_has_no_topics(tmp_path: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(stored=st.lists(topics, max_size=4), cluster=st.text(max_size=10))
-def test_what_is_stored_is_loaded(
-    tmp_path_factory: pytest.TempPathFactory, stored: list[Topic], cluster: str
-) -> None:
+def test_what_is_stored_is_loaded(tmp_path_factory: pytest.TempPathFactory, stored: list[Topic], cluster: str) -> None:
     directory = tmp_path_factory.mktemp("catalog")
     catalog = Catalog.load(directory)
     catalog.topics = {topic.name: topic for topic in stored}

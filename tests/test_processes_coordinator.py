@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,11 +19,18 @@ from appliance.errors import (
     TopicExists,
     UnknownPartition,
     WriterGone,
+    ZooKeeperAway,
 )
 from appliance.wire import native
+from appliance.zookeeper.ensemble import Ensemble
+from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, remove_tree
+from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_broker, encode_topic, topic
+from appliance.zookeeper.session import Session
 
-from .coordinator_fixture import Rig
+from .coordinator_fixture import Rig, pump
+from .zookeeper_fixture import fresh_connect, running, standalone  # noqa: F401 - a fixture
 
+T = TypeVar("T")
 LOCAL = ["zookeeper.nodes=0"]
 
 
@@ -78,18 +87,17 @@ def test_a_supervisor_that_cannot_open_a_partition_makes_the_creation_fail_as_a_
 
 
 def test_creations_side_by_side_make_one_topic(alone: Rig) -> None:
-    frame = native.encode_frame([native.ADMIN, 7, "create_topic", {"name": "logs"}])[4:]
-    codes = sorted(alone.result(token)[0] for token in [alone.post("native", frame) for _ in range(20)])
+    tokens = [alone.post_admin("create_topic", name="logs") for _ in range(20)]
+    codes = sorted(alone.result(token)[0] for token in tokens)
     assert codes == [0] + [TopicExists.code] * 19
 
 
 def test_a_deleted_topic_is_gone_and_its_name_free_once_its_files_are(alone: Rig) -> None:
     alone.admin("create_topic", name="logs")
     alone.silent = True
-    token = alone.post("native", native.encode_frame([native.ADMIN, 7, "delete_topic", {"name": "logs"}])[4:])
-    create = native.encode_frame([native.ADMIN, 7, "create_topic", {"name": "logs"}])[4:]
+    token = alone.post_admin("delete_topic", name="logs")
     assert alone.metadata()["topics"] == []
-    waiting = alone.post("native", create)
+    waiting = alone.post_admin("create_topic", name="logs")
     alone.silent = False
     assert alone.result(token)[0] == 0
     assert alone.result(waiting)[0] in (0, WriterGone.code)
@@ -129,3 +137,148 @@ def test_stop_and_a_lost_supervisor_end_the_process(tmp_path: Path) -> None:
         rig.metadata()
         rig.channel.close()
         assert rig._reap() == 0
+
+
+# ---- with ZooKeeper
+
+
+@pytest.fixture
+def connect(standalone: Ensemble) -> str:  # noqa: F811 - the fixture
+    return fresh_connect(standalone)
+
+
+def member(tmp_path: Path, connect: str, broker_id: int, *settings: str) -> Rig:
+    """One of several appliances that share an ensemble."""
+    data_dir = tmp_path / str(broker_id)
+    data_dir.mkdir(exist_ok=True)
+    keys = [f"zookeeper.connect={connect}", f"broker.id={broker_id}", *settings]
+    return Rig(data_dir, configs.load(overrides=keys))
+
+
+def ask_zookeeper(connect: str, operation: Operation[T]) -> T:
+    """Look into, or meddle with, ZooKeeper from outside."""
+    session = Session(connect, 6_000)
+    session.start()
+    try:
+        return session.call(operation, timeout_ms=20_000)
+    finally:
+        session.close()
+
+
+def test_a_topic_is_spread_over_the_brokers_and_known_to_all(tmp_path: Path, connect: str) -> None:
+    with member(tmp_path, connect, 0) as one, member(tmp_path, connect, 1) as two:
+        two.fork_again(doors={"native": "127.0.0.1:9191"})
+        pump([one, two], lambda: len(one.metadata()["brokers"]) == len(two.metadata()["brokers"]) == 2)
+        assert one.metadata()["brokers"] == [[0, "127.0.0.1", 9091], [1, "127.0.0.1", 9191]]
+        assert one.metadata()["cluster"] == two.metadata()["cluster"] != ""
+        one.admin("create_topic", name="logs", partitions=5, settings={"retention.ms": "2h"})
+        pump([one, two], lambda: len(one.tables) + len(two.tables) == 5)
+        assert sorted([*one.tables, *two.tables]) == [("logs", partition) for partition in range(5)]
+        pump([one, two], lambda: two.metadata()["topics"])
+        (known,) = two.metadata()["topics"]
+        assert known == one.metadata()["topics"][0] and known["settings"]["retention.ms"] == "7200000"
+        assert sorted(leader for _, leader in known["partitions"]) in ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1])
+
+        two.admin("alter_topic", name="logs", settings={"retention.ms": None}, partitions=6)
+        pump([one, two], lambda: len(one.tables) + len(two.tables) == 6)
+        pump([one, two], lambda: len(one.metadata()["topics"][0]["partitions"]) == 6)
+        assert one.metadata()["topics"][0]["settings"]["retention.ms"] == "604800000"
+
+        two.admin("delete_topic", name="logs")
+        pump([one, two], lambda: not one.tables and not two.tables)
+        assert one.metadata()["topics"] == two.metadata()["topics"] == []
+
+
+def test_a_broker_that_was_away_learns_what_happened(tmp_path: Path, connect: str) -> None:
+    """Deleted, deleted and created again, created: all while this broker's coordinator was not there."""
+    quick = ["zookeeper.session_timeout_ms=1000"]
+    with member(tmp_path, connect, 0, *quick) as away, member(tmp_path, connect, 1) as other:
+        pump([away, other], lambda: len(other.metadata()["brokers"]) == 2)
+        for name in ("gone", "again", "stays"):
+            other.admin("create_topic", name=name, partitions=2)
+        pump([away, other], lambda: len(away.tables) == 3)
+        away.kill()
+        other.admin("delete_topic", name="gone")
+        other.admin("delete_topic", name="again")
+        pump([other], lambda: len(other.metadata()["brokers"]) == 1)
+        other.admin("create_topic", name="again", partitions=3)
+        other.admin("create_topic", name="new", partitions=1)
+        away.fork()
+        pump([away, other], lambda: len(away.metadata()["topics"]) == 3 and len(away.tables) == 1)
+        assert sorted(name for name, _ in away.deleted) == ["again", "gone"]
+        assert [row["name"] for row in away.metadata()["topics"]] == ["again", "new", "stays"]
+
+
+def test_zookeeper_that_lost_its_data_costs_nobody_a_log(tmp_path: Path, connect: str) -> None:
+    with member(tmp_path, connect, 0) as rig:
+        rig.admin("create_topic", name="logs", partitions=2, settings={"segment.ms": "1d"})
+        rig.kill()
+        for path in ("/brokers", "/cluster"):
+            ask_zookeeper(connect, remove_tree(path))
+        rig.fork()
+        rig.admin("create_topic", name="more")
+        rig.until(lambda: isinstance(ask_zookeeper(connect, ask([get(topic("logs"))]))[0], tuple))
+        assert sorted(rig.tables) == [("logs", 0), ("logs", 1), ("more", 0)] and not rig.deleted
+
+        # The same under the eyes of a running coordinator: topic nodes vanish, and are registered again.
+        ask_zookeeper(connect, ask([delete(topic("logs"))]))
+        rig.until(lambda: ask_zookeeper(connect, ask([get(topic("logs"))]))[0] is not Refused.NO_NODE)
+        assert not rig.deleted
+
+
+def test_a_topic_registered_by_hand_is_made_here(tmp_path: Path, connect: str) -> None:
+    from appliance.zookeeper.operations import create
+
+    with member(tmp_path, connect, 3) as rig:
+        info = TopicInfo({0: [3], 1: [9]}, {"retention.ms": "5"}, "by hand")
+        ask_zookeeper(connect, ask([create(f"{TOPICS}/logs", encode_topic(info))]))
+        rig.until(lambda: ("logs", 0) in rig.tables)
+        assert rig.settings["logs", 0]["retention.ms"] == "5"
+        (known,) = rig.metadata()["topics"]
+        assert known["partitions"] == [[0, 3], [1, -1]]
+
+
+def test_the_registration_names_doors_and_partitions_and_follows_the_coordinator(tmp_path: Path, connect: str) -> None:
+    def registration() -> BrokerInfo | None:
+        (node,) = ask_zookeeper(connect, ask([get("/brokers/ids/7")]))
+        return None if node is Refused.NO_NODE else decode_broker("", node.value)
+
+    settings = ["zookeeper.session_timeout_ms=2000", "kafka.advertised=logs.example:9092"]
+    with member(tmp_path, connect, 7, *settings) as rig:
+        rig.admin("create_topic", name="logs", partitions=2)
+        rig.until(lambda: (found := registration()) and found.partitions == {"logs": [0, 1]})
+        found = registration()
+        assert found is not None and (found.native, found.kafka) == ("127.0.0.1:9091", "logs.example:9092")
+        rig.kill()
+        rig.fork()
+        rig.until(lambda: rig.zookeeper.get("state") == "connected")
+        # The former life's node is replaced before its session expires; it is there before and after.
+        ids = ask_zookeeper(connect, ask([get("/brokers/ids/7")]))[0].owner
+        rig.until(lambda: (node := ask_zookeeper(connect, ask([get("/brokers/ids/7")]))[0]) and node.owner != ids)
+        assert rig.stop() == 0
+        assert registration() is None
+
+
+def test_zookeeper_away_fails_what_needs_it_soon_and_nothing_else(tmp_path: Path) -> None:
+    with (
+        running(tmp_path / "ensemble", 1) as ensemble,
+        member(tmp_path, ensemble.connect, 0, "zookeeper.session_timeout_ms=2000") as rig,
+    ):
+        rig.admin("create_topic", name="logs", partitions=1)
+        rig.admin("commit", group="readers", offsets=[["logs", 0, 0]])
+        ensemble.stop()
+        begun = time.monotonic()
+        refused = [rig.post_admin("create_topic", name="more"), rig.post_admin("group", group="readers")]
+        assert [row["name"] for row in rig.metadata()["topics"]] == ["logs"]
+        assert rig.admin("init_producer")["epoch"] == 0
+        assert time.monotonic() - begun < 2
+        assert [rig.result(token)[0] for token in refused] == [ZooKeeperAway.code] * 2
+        assert time.monotonic() - begun < 7
+        rig.until(lambda: rig.zookeeper.get("state") in ("suspended", "lost"))
+        rig.kill()
+        rig.fork()  # a start without ZooKeeper serves what is on disk
+        assert [row["name"] for row in rig.metadata()["topics"]] == ["logs"]
+        ensemble.start_node(0)
+        rig.until(lambda: rig.zookeeper.get("state") == "connected", 30)
+        rig.admin("create_topic", name="more")
+        assert rig.admin("offsets", group="readers") == [["logs", 0, 0]]

@@ -10,9 +10,7 @@ from appliance.retention import Cut, PartitionUse, Segment, plan
 NOW = 1_000_000
 
 
-def use(
-    topic: str, *segments: tuple[int, int], partition: int = 0, age_ms: int = -1, keep: int = -1
-) -> PartitionUse:
+def use(topic: str, *segments: tuple[int, int], partition: int = 0, age_ms: int = -1, keep: int = -1) -> PartitionUse:
     """``segments``: (bytes, age in ms) from the oldest to the active one."""
     rows, base = [], 0
     for size, age in segments:
@@ -26,9 +24,7 @@ def test_nothing_goes_without_limits() -> None:
 
 
 def test_segments_go_once_they_are_too_old() -> None:
-    assert plan([use("a", (100, 301), (100, 300), (100, 1), age_ms=300)], NOW).cuts == [
-        Cut("a", 0, 100, "age")
-    ]
+    assert plan([use("a", (100, 301), (100, 300), (100, 1), age_ms=300)], NOW).cuts == [Cut("a", 0, 100, "age")]
 
 
 def test_a_young_segment_keeps_what_comes_after_it() -> None:
@@ -68,9 +64,7 @@ def test_a_disk_that_others_have_filled_is_said() -> None:
     assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Cut("a", 0, 100, "room")], 50)
 
 
-segments = st.lists(
-    st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6
-)
+segments = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6)
 partitions = st.lists(
     st.tuples(st.sampled_from("abc"), segments, st.integers(-1, 1_000), st.integers(-1, 400)), max_size=6
 )
@@ -81,7 +75,7 @@ partitions = st.lists(
 def test_what_always_holds(
     given_partitions: list[tuple[str, list[tuple[int, int, int]], int, int]], bytes_max: int, lacking: int
 ) -> None:
-    """Cuts lie on segment starts and spare the active one; room is made as far as possible, and no further."""
+    """Cuts lie on segment starts and spare the active one; room is made as far as possible, no further."""
     uses = []
     for number, (topic, rows, age_ms, keep) in enumerate(given_partitions):
         base, built = 0, []

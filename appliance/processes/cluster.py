@@ -1,58 +1,322 @@
 """What the doors' cold requests are answered from: one object that both doors share.
 
-It composes the topics, the partitions stored here, the other brokers and the producer ids; it owns nothing
-else.
+:class:`Cluster` composes the topics, the partitions stored here, the registry and the producer ids.  It is
+what ``groups.cluster.Cluster`` asks for, with the native door's questions beside it: both doors use the same
+operations on the same topics and the same group offsets.
+
+The groups of the Kafka door are shown in the registry as ephemeral nodes of the coordinator's session
+(:meth:`Cluster.register`): they come back after a lost session, and go when the coordinator is gone for good.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from ..catalog import Topic
-from ..config import Config, parse_addresses
+from ..config import Config, TopicSettings, parse_addresses
+from ..errors import (
+    ApplianceError,
+    BadValue,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    UnknownPartition,
+)
+from ..groups import cluster as kafka
+from ..groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
+from ..log.reader import FileCache, LogReader
 from ..shared.table import View
-from .partitions import Partitions
+from ..zookeeper import operations, paths
+from ..zookeeper.paths import CommittedOffset, Subscription, TopicPartition
+from .partitions import Key, Partitions
 from .producer_ids import ProducerIds
-from .topics import Topics
+from .registry import Registry
+from .topics import Spawn, Topics
+
+FILES_MAX: Final = 64
+CUT_MS_MAX: Final = 10_000
+CUT_POLL_S: Final = 0.02
 
 
-class Broker(NamedTuple):
-    """A live broker, and where the door that was asked for is."""
+class Lag(NamedTuple):
+    """How far a position is behind the end of its partition; 0 everywhere when it is caught up.
 
-    id: int
-    host: str
-    port: int
+    ``seconds``: how long ago the next message to be read was stamped.
+    """
+
+    messages: int
+    bytes: int
+    seconds: float
 
 
 class Cluster:
+    """``doors``: door → "host:port" where it listens, as the supervisor told; empty before it serves."""
+
     def __init__(
-        self, config: Config, topics: Topics, partitions: Partitions, producer_ids: ProducerIds
+        self,
+        config: Config,
+        data_dir: Path,
+        topics: Topics,
+        partitions: Partitions,
+        registry: Registry,
+        producer_ids: ProducerIds,
+        spawn: Spawn,
+        clock_ms: Callable[[], int],
     ) -> None:
-        self.config = config
-        self.broker_id = config.broker.id
-        self.topics = topics
-        self.partitions = partitions
-        self.producer_ids = producer_ids
         self.doors: dict[str, str] = {}
-        self.zookeeper_connect = ""
+        self.topic_operations = topics
+        self.partitions = partitions
+        self.registry = registry
+        self._config = config
+        self._data_dir = data_dir.absolute()
+        self._producer_ids = producer_ids
+        self._spawn = spawn
+        self._clock_ms = clock_ms
+        self._files = FileCache(FILES_MAX)
+        self._shown: dict[str, dict[str, bytes]] = {}  # group → the nodes kept for it
+        self._unwanted: set[str] = set()  # nodes of ours that are still to be deleted
+
+    # ---- the appliance and its peers
 
     @property
-    def id(self) -> str:
-        return self.topics.catalog.cluster
+    def broker_id(self) -> int:
+        return self._config.broker.id
 
-    def brokers(self, door: str, listener: str) -> list[Broker]:
-        """Live brokers by id, this one always among them.
+    @property
+    def cluster_id(self) -> str:
+        return self.topic_operations.catalog.cluster
+
+    @property
+    def data_dir(self) -> str:
+        return str(self._data_dir)
+
+    def brokers(self, listener: str, door: str = "kafka") -> list[Broker]:
+        """Live brokers with this door, by id; this one always among them.
 
         ``listener`` is our address that the client connected to: a client that came through one network is
         not sent to an address of another, unless the configuration says what to tell.
         """
-        advertised = getattr(self.config, door).advertised or listener
-        (host, port), *_ = parse_addresses(advertised)
-        return [Broker(self.broker_id, host, port)]
+        own = getattr(self._config, door).advertised or listener
+        addresses = {self.broker_id: own}
+        for broker_id, info in self.registry.brokers.items():
+            address = getattr(info, door)
+            if broker_id != self.broker_id and address:
+                addresses[broker_id] = address
+        return [Broker(broker_id, *parse_addresses(addresses[broker_id])[0]) for broker_id in sorted(addresses)]
+
+    def disk_space(self) -> tuple[int, int]:
+        system = os.statvfs(self._data_dir)
+        return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
+
+    def producer_id(self) -> int:
+        return self._producer_ids.take()
+
+    # ---- topics
+
+    @property
+    def revision(self) -> int:
+        return self.topic_operations.revision + self.registry.revision
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self.topic_operations.catalog.topics
 
     def leader(self, topic: Topic, partition: int) -> int:
-        """The broker that serves a partition; -1 when nobody can."""
-        return topic.leader(partition)
+        """The live broker that serves a partition, NO_LEADER while none can."""
+        leader = topic.leader(partition)
+        alive = leader == self.broker_id or leader in self.registry.brokers
+        return leader if alive else kafka.NO_LEADER
 
-    def messages(self, topic: str, partition: int, view: View) -> int:
-        return self.partitions.table(topic, partition).records
+    def settings(self, topic: Topic) -> TopicSettings:
+        return self.topic_operations.settings(topic)
+
+    def default_settings(self) -> TopicSettings:
+        return self.topic_operations.defaults
+
+    def extent(self, topic: str, partition: int) -> Extent:
+        view = self.partitions.view(topic, partition)
+        return Extent(view.start, view.end)
+
+    def messages(self, topic: str, partition: int) -> int:
+        """How many records can be read."""
+        table = self.partitions.table(topic, partition)
+        view = table.view()
+        return table.records - (self._at(topic, partition, view, view.start)[1] if view.start else 0)
+
+    def lag(self, topic: str, partition: int, offset: int) -> Lag:
+        """Raises UnknownPartition when the partition is not stored here; Unavailable, StorageFault."""
+        view = self.partitions.view(topic, partition)
+        offset = max(offset, view.start)
+        if offset >= view.end:
+            return Lag(0, 0, 0.0)
+        timestamp, before = self._at(topic, partition, view, offset)
+        messages = self.partitions.table(topic, partition).records - before
+        return Lag(messages, view.end - offset, max(0, self._clock_ms() - timestamp) / 1000)
+
+    def forget_files(self, topic: str, partition: int) -> None:
+        """The partition was dropped: another may come under its name."""
+        self._files.drop(f"{self._data_dir / f'{topic}-{partition}'}/")
+
+    def _at(self, topic: str, partition: int, view: View, offset: int) -> tuple[int, int]:
+        reader = LogReader(self._data_dir / f"{topic}-{partition}", self._files)
+        return reader.at(view.bases, view.end, offset)
+
+    @property
+    def auto_create(self) -> bool:
+        return self.topic_operations.auto_create
+
+    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        self.topic_operations.check(name, partitions, settings)
+
+    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        await self.topic_operations.create(name, partitions, settings)
+
+    async def delete_topic(self, name: str) -> None:
+        await self.topic_operations.delete(name)
+
+    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
+        await self.topic_operations.alter(name, settings)
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        await self.topic_operations.alter(name, {}, count)
+
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        """Give up what lies before ``offset`` (-1: the end), by whole segments; the new start."""
+        table = self.partitions.table(topic, partition)
+        view = self.partitions.view(topic, partition)
+        if offset == -1:
+            offset = view.end
+        if not view.start <= offset <= view.end:
+            raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {view.start} to {view.end}")
+        wanted = max(base for base in view.bases if base <= offset)
+        if wanted > view.start:
+            self.partitions.cut(topic, partition, offset)
+            try:
+                async with asyncio.timeout(CUT_MS_MAX / 1000):
+                    while table.view().start < wanted:
+                        await asyncio.sleep(CUT_POLL_S)
+            except TimeoutError:
+                raise RequestTimedOut(f"{topic}-{partition} was not cut in {CUT_MS_MAX} ms: look again") from None
+        return table.view().start
+
+    # ---- groups in the registry
+
+    async def commit(self, group: str, offsets: Mapping[Key, Commit]) -> Mapping[Key, ApplianceError]:
+        """Store positions, over whatever is stored; the result names those of unknown partitions."""
+        known: dict[TopicPartition, CommittedOffset] = {}
+        refused: dict[Key, ApplianceError] = {}
+        for (topic, partition), (offset, metadata) in offsets.items():
+            described = self.topics().get(topic)
+            if described is not None and partition in described.partitions:
+                known[TopicPartition(topic, partition)] = CommittedOffset(offset, metadata)
+            else:
+                refused[topic, partition] = UnknownPartition(f"there is no partition {topic}-{partition}")
+        if known:
+            await self.registry.ask(self.registry.offsets.commit(group, known, overwrite=True))
+        return refused
+
+    async def committed(self, group: str, partitions: Sequence[Key] | None) -> Mapping[Key, Commit]:
+        """Positions of ``partitions``, or (None) of all that the group has; those without are left out."""
+        wanted = None if partitions is None else [TopicPartition(*part) for part in partitions]
+        stored = await self.registry.ask(self.registry.offsets.read(group, wanted))
+        return {(part.topic, part.partition): Commit(at.offset, at.metadata) for part, at in stored.items()}
+
+    async def forget(self, group: str, partitions: Sequence[Key] | None) -> None:
+        """Drop positions; with None the whole group goes from the registry, if it has no live members."""
+        if partitions is not None:
+            parts = [TopicPartition(*part) for part in partitions]
+            await self.registry.ask(self.registry.offsets.delete(group, parts))
+            return
+        await self._clean()
+        await self.registry.ask(self.registry.groups.delete(group))
+        self.registry.offsets.forget(group)
+
+    async def groups(self) -> Sequence[RegisteredGroup]:
+        """All groups in the registry, with their members but not with what these own."""
+        found = await self.registry.ask(_overview())
+        return [_group(name, members, {}) for name, members in sorted(found.items())]
+
+    async def group(self, name: str) -> RegisteredGroup | None:
+        """One group with its members and what they own; None when there is no such group."""
+        registered = self.registry.groups
+        if paths.encode_name(name) not in await self.registry.ask(operations.list_children(paths.CONSUMERS)):
+            return None
+        members = await self.registry.ask(registered.members(name))
+        return _group(name, members, await self.registry.ask(registered.owners(name)))
+
+    def register(self, group: str, members: Sequence[RegisteredMember]) -> None:
+        """Show these as the group's members in the registry, when ZooKeeper permits; none: take them away."""
+        wanted: dict[str, bytes] = {}
+        for member in members:
+            topics = dict.fromkeys(member.topics, 1)
+            shown = Subscription(topics, protocol="kafka", client=member.client_id, host=member.host)
+            wanted[paths.consumer(group, member.id)] = paths.encode_subscription(shown)
+            for topic, partition in member.partitions:
+                wanted[paths.owner(group, TopicPartition(topic, partition))] = paths.encode_owner(member.id, 0)
+        old = self._shown.pop(group, {})
+        if wanted:
+            self._shown[group] = wanted
+        for path in old.keys() - wanted.keys():
+            self.registry.unkeep(path)
+            self._unwanted.add(path)
+        self._unwanted -= wanted.keys()
+        for path, value in wanted.items():
+            if old.get(path) != value:
+                self.registry.keep(path, value)
+        if self._unwanted:
+            self._spawn(self._clean())
+
+    async def reconnected(self) -> None:
+        """Delete what could not be deleted while ZooKeeper was away."""
+        await self._clean()
+
+    async def _clean(self) -> None:
+        unwanted = sorted(self._unwanted)
+        if unwanted:
+            await self.registry.ask(operations.ask([operations.delete(path) for path in unwanted]))
+            self._unwanted -= set(unwanted)
+
+
+def _overview() -> operations.Operation[dict[str, dict[str, Subscription]]]:
+    """The members of all groups, in three round trips however many there are."""
+    names = yield from operations.list_children(paths.CONSUMERS)
+    groups = [paths.decode_name(name) for name in names]
+    listed = yield from operations.ask([operations.children(paths.consumers(group)) for group in groups])
+    members = [
+        (group, paths.decode_name(name))
+        for group, found in zip(groups, listed, strict=True)
+        if not isinstance(found, operations.Refused)
+        for name in sorted(found)
+    ]
+    nodes = yield from operations.ask([operations.get(paths.consumer(*member)) for member in members])
+    overview: dict[str, dict[str, Subscription]] = {group: {} for group in groups}
+    for (group, member), node in zip(members, nodes, strict=True):
+        if isinstance(node, operations.Node):
+            try:
+                subscription = paths.decode_subscription(paths.consumer(group, member), node.value)
+            except BadValue:
+                subscription = Subscription()
+            overview[group][member] = subscription
+    return overview
+
+
+def _group(
+    name: str, members: Mapping[str, Subscription], owners: Mapping[TopicPartition, tuple[str, int]]
+) -> RegisteredGroup:
+    owned: dict[str, list[Key]] = {}
+    for part, (member, _) in sorted(owners.items()):
+        owned.setdefault(member, []).append((part.topic, part.partition))
+    native = any(subscription.protocol == "native" for subscription in members.values())
+    rows = [
+        RegisteredMember(
+            member,
+            subscription.client,
+            subscription.host,
+            tuple(sorted(subscription.topics)),
+            tuple(owned.get(member, ())),
+        )
+        for member, subscription in sorted(members.items())
+    ]
+    return RegisteredGroup(name, native, tuple(rows))

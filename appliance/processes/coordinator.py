@@ -25,6 +25,7 @@ import logging
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -32,13 +33,15 @@ from typing import Any, Final
 import msgpack
 
 from ..catalog import Catalog
-from ..config import Config
+from ..config import Config, parse_addresses
 from ..errors import ApplianceError, ProtocolFault
+from ..zookeeper.paths import BrokerInfo
 from .admin import NativeDoor
 from .cluster import Cluster
 from .control import Channel
 from .partitions import Partitions
 from .producer_ids import ProducerIds
+from .registry import Registry
 from .topics import Topics
 
 REQUESTS_MAX: Final = 8192
@@ -46,10 +49,16 @@ REQUESTS_MAX: Final = 8192
 STREAM_OVERHEAD_BYTES: Final = 4096
 """What a message on a worker's stream may have around its frame."""
 
+WILDCARDS: Final = ("0.0.0.0", "::")
+
 Answer = Callable[[str, str, str, bytes], Awaitable[bytes | None]]
 """(door, listener, peer, frame) → reply frame, or None to close the connection."""
 
 log = logging.getLogger(__name__)
+
+
+def clock_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def run(config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
@@ -76,14 +85,35 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
+        self._instance = instance
         self._partitions = Partitions(self._send)
-        self._topics = Topics(config, Catalog.load(data_dir), self._partitions)
-        producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
-        self._cluster = Cluster(config, self._topics, self._partitions, producer_ids)
+        self._registry = Registry(
+            config,
+            describe=self._describe,
+            on_state=lambda connect, state: self._send(["zookeeper", {"connect": connect, "state": state}]),
+            on_connected=lambda: self._spawn(self._connected()),
+            on_topic=lambda name, info: self._topics.told(name, info),
+        )
+        catalog = Catalog.load(data_dir)
+        self._topics = Topics(config, catalog, self._partitions, self._registry, self._spawn, clock_ms)
+        self._cluster = Cluster(
+            config,
+            data_dir,
+            self._topics,
+            self._partitions,
+            self._registry,
+            ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange),
+            self._spawn,
+            clock_ms,
+        )
         self._native = NativeDoor(self._cluster)
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
+        if self._config.zookeeper.connect:
+            self._registry.connect(self._config.zookeeper.connect)
+        elif not self._registry.enabled:
+            self._topics.found_cluster()
         try:
             await self._stopped.wait()
         finally:
@@ -93,6 +123,7 @@ class Coordinator:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._registry.close()
         if self._bug is not None:
             raise self._bug
 
@@ -120,19 +151,51 @@ class Coordinator:
                 self._partitions.attach(topic, partition, name)
             case ["drop", topic, partition]:
                 self._partitions.drop(topic, partition)
+                self._cluster.forget_files(topic, partition)
             case ["done", token, rows]:
                 self._partitions.done(token, rows)
             case ["worker", index]:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
             case ["doors", doors]:  # follows the tables: now we know what is missing
                 self._cluster.doors = doors
+                self._registry.announce()
                 self._spawn(self._topics.reconcile())
+            case ["zookeeper", connect]:
+                self._registry.connect(connect)
             case ["stop"]:
                 self._stopped.set()
             case _:
                 log.warning("unknown message from the supervisor: %.200r", message)
         for fd in fds:
             os.close(fd)
+
+    # ---- ZooKeeper
+
+    async def _connected(self) -> None:
+        await self._topics.synchronise()
+        await self._cluster.reconnected()
+
+    def _describe(self) -> BrokerInfo | None:
+        """What this broker is registered as; None before it serves."""
+        doors = self._cluster.doors
+        if not doors:
+            return None
+        stored: dict[str, list[int]] = {}
+        for topic, partition in self._topics.catalog.hosted(self._config.broker.id):
+            stored.setdefault(topic, []).append(partition)
+        host = self._config.broker.host or socket.gethostname()
+        native, kafka = (self._address(door, host) for door in ("native", "kafka"))
+        return BrokerInfo(self._instance, host, native, kafka, stored)
+
+    def _address(self, door: str, host: str) -> str:
+        """Where others reach a door: as configured, else where it listens; "" when it is closed."""
+        listening = parse_addresses(self._cluster.doors.get(door, ""))
+        advertised: str = getattr(self._config, door).advertised
+        if advertised or not listening:
+            return advertised
+        bound, port = listening[0]
+        shown = host if bound in WILDCARDS else bound
+        return f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run in the background; a fault that is nobody's answer is logged, a bug ends the process."""

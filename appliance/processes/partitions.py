@@ -84,9 +84,7 @@ class Partitions:
         """
         table = self.table(topic, partition)
         if table.state == OFFLINE:
-            raise StorageFault(
-                f"{topic}-{partition} is offline: see `appliance status`, then `appliance log verify`"
-            )
+            raise StorageFault(f"{topic}-{partition} is offline: see `appliance status`, then `appliance log verify`")
         return table.view()
 
     def state(self, topic: str, partition: int) -> str:

@@ -53,9 +53,7 @@ class ProducerIds:
         except FileNotFoundError:
             last = self._random_below(GENERATIONS)
         except (OSError, ValueError) as error:
-            raise StorageFault(
-                f"{self._path}: {error}; move it away to start from a random generation"
-            ) from error
+            raise StorageFault(f"{self._path}: {error}; move it away to start from a random generation") from error
         generation = (last + 1) % GENERATIONS
         replace_file(self._path, b"%d\n" % generation)
         self._generation, self._counter = generation, 0

@@ -1,9 +1,15 @@
-"""What both doors ask of topics: create, alter, delete, look up.  The coordinator's, and nobody else's.
+"""What both doors ask of topics: create, alter, delete, look up; and keeping in step with the cluster.
 
-A change goes through in one order, so that a crash at any point is made good by :meth:`Topics.reconcile` when
-the coordinator is back: the catalog is stored, then the supervisor is told to open or remove partitions, then
-the client gets its answer.  A deletion is noted in the catalog until the files are gone; a name that is being
-deleted cannot be taken again before that, so old data never shows up in a new topic.
+A change goes through in one order: it is registered in ZooKeeper (unless the configuration has none), the
+catalog is stored, the supervisor is told to open or remove partitions, the client gets its answer.  A crash
+at any point is made good by :meth:`Topics.reconcile` and :meth:`Topics.synchronise` when the coordinator is
+back.  A deletion is noted in the catalog until the files are gone; a name that is being deleted cannot be
+taken again before that, so old data never shows up in a new topic.
+
+Changes that other brokers registered come in through :meth:`Topics.told`, and wholesale after every
+(re)connection. What is registered wins.  A topic that is *not* registered is deleted here only if ZooKeeper
+says that it was deleted (see ``zookeeper/identity.py``); otherwise ZooKeeper has lost it, or never had it,
+and it is registered again.
 
 Changes of one topic happen one after another; every step has a deadline, so nobody waits for long.
 """
@@ -12,34 +18,59 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from ..catalog import Catalog, Topic, check_name
-from ..config import KIB, Config, TopicSettings
+from ..config import KIB, TOPIC_KEYS, Config, TopicSettings
 from ..errors import (
     ApplianceError,
     InvalidPartitions,
     InvalidSetting,
+    RequestTimedOut,
     TopicExists,
     UnknownPartition,
     WriterGone,
+    ZooKeeperAway,
 )
+from ..zookeeper import identity
+from ..zookeeper.assignment import place_partitions
+from ..zookeeper.operations import Operation
+from ..zookeeper.paths import TopicInfo
+from ..zookeeper.registry import BrokerRegistry
+from ..zookeeper.session import State
 from .partitions import Key, Partitions
+from .registry import Registry
 
-DEFAULT_PARTITIONS: Final = -1
+QUEUE_MS_MAX: Final = 10_000
+"""How long a change of a topic waits for others of the same topic."""
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
 log = logging.getLogger(__name__)
 
 
 class Topics:
     """``revision`` grows with every change of what :attr:`catalog` says."""
 
-    def __init__(self, config: Config, catalog: Catalog, partitions: Partitions) -> None:
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        partitions: Partitions,
+        registry: Registry,
+        spawn: Spawn,
+        clock_ms: Callable[[], int],
+    ) -> None:
         self.catalog = catalog
-        self.partitions = partitions
         self.revision = 0
+        self._clock_ms = clock_ms
+        self._stale = False  # something could not be brought in step
+        self._partitions = partitions
+        self._registry = registry
+        self._spawn = spawn
         self._config = config
         self._broker_id = config.broker.id
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -59,43 +90,57 @@ class Topics:
             raise UnknownPartition(f"there is no topic {name!r}")
         return topic
 
-    def settings(self, name: str) -> TopicSettings:
+    def settings(self, topic: Topic) -> TopicSettings:
         """What holds for a topic: its own settings over the defaults."""
-        return TopicSettings.parse(self.get(name).settings, self.defaults)
+        return TopicSettings.parse(topic.settings, self.defaults)
 
     def hosted(self, topic: Topic) -> list[Key]:
-        return [
-            (topic.name, p) for p, brokers in sorted(topic.partitions.items()) if self._broker_id in brokers
-        ]
+        """The partitions of a topic that are stored here."""
+        return [(topic.name, p) for p, brokers in sorted(topic.partitions.items()) if self._broker_id in brokers]
 
-    # ---- changes
+    # ---- changes that clients ask for
 
-    async def create(
-        self, name: str, partitions: int = DEFAULT_PARTITIONS, settings: Mapping[str, str | int] | None = None
-    ) -> Topic:
-        """Make a topic; when this returns its partitions can be produced to.
+    def check(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
+    ) -> tuple[int, dict[str, str]]:
+        """Raise what :meth:`create` would raise at once; else the number of partitions and the settings'
+        text.
 
         Raises:
             InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting: see the message.
-            Unavailable: try again.
+            WriterGone: the name is not free yet.
         """
         check_name(name)
-        async with self._lock(name):
-            if name in self.catalog.topics:
-                raise TopicExists(f"there is a topic {name!r} already")
-            if any(topic == name for topic, _ in self.catalog.deleting):
-                raise WriterGone(f"the topic {name!r} is being deleted: try again")
-            own = self._check_settings(settings or {})
-            count = self._config.topics.partitions if partitions == DEFAULT_PARTITIONS else partitions
-            self._check_count(count, 0)
-            topic = Topic(
-                name, {partition: [self._broker_id] for partition in range(count)}, own, uuid4().hex
-            )
+        if name in self.catalog.topics:
+            raise TopicExists(f"there is a topic {name!r} already")
+        if any(topic == name for topic, _ in self.catalog.deleting):
+            raise WriterGone(f"the topic {name!r} is being deleted: try again")
+        own = self._check_settings(settings or {})
+        count = self._config.topics.partitions if partitions is None else partitions
+        self._check_count(count, 0)
+        return count, own
+
+    async def create(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
+    ) -> Topic:
+        """Make a topic, with as many partitions as configured by default, spread over the live brokers.
+
+        When this returns, the partitions here can be produced to; those on other brokers can be a moment
+        later.
+
+        Raises:
+            What :meth:`check` raises.
+            Unavailable: try again.
+        """
+        async with self._changing(name):
+            count, own = self.check(name, partitions, settings)
+            topic = Topic(name, await self._place(range(count)), own, uuid4().hex)
+            if self._registry.enabled:
+                await self._registry.ask(self._registry.topics.create_topic(name, _info(topic)))
             try:
                 await self._adopt(topic)
             except ApplianceError:
-                if name in self.catalog.topics:
-                    await self._discard(name)
+                await self._undo(topic)
                 raise
             return topic
 
@@ -112,29 +157,31 @@ class Topics:
         except TopicExists:  # somebody else wanted it too and was first
             return self.get(name)
 
-    async def alter(
-        self, name: str, settings: Mapping[str, str | int | None], partitions: int | None = None
-    ) -> Topic:
+    async def alter(self, name: str, settings: Mapping[str, str | int | None], partitions: int | None = None) -> Topic:
         """Set, or with None take back, single settings; raise the number of partitions.
 
         Raises:
             UnknownPartition, InvalidPartitions, InvalidSetting: see the message; nothing is changed.
         """
-        async with self._lock(name):
+        async with self._changing(name):
             old = self.get(name)
-            wanted: dict[str, str | int] = dict(old.settings)
-            for key, value in settings.items():
-                if value is None:
-                    self._check_settings({key: self.defaults.as_kafka().get(key, "")})
-                    wanted.pop(key, None)
-                else:
-                    wanted[key] = value
-            placed = dict(old.partitions)
+            given = self._check_settings({key: value for key, value in settings.items() if value is not None})
+            taken_back = {key for key, value in settings.items() if value is None}
+            self._check_settings(dict.fromkeys(taken_back - TOPIC_KEYS.keys(), ""))  # refuses their names
+            placed: dict[int, list[int]] = {}
             if partitions is not None:
-                self._check_count(partitions, len(placed))
-                for partition in range(len(placed), partitions):
-                    placed[partition] = [self._broker_id]
-            topic = Topic(name, placed, self._check_settings(wanted), old.id)
+                self._check_count(partitions, len(old.partitions))
+                placed = await self._place(range(len(old.partitions), partitions))
+
+            def change(info: TopicInfo) -> TopicInfo:
+                kept = {key: value for key, value in info.settings.items() if key not in taken_back}
+                return TopicInfo(placed | info.partitions, kept | given, info.id)
+
+            if self._registry.enabled:
+                info = await self._registry.ask(self._registry.topics.alter_topic(name, change))
+            else:
+                info = change(_info(old))
+            topic = _topic(name, info)
             await self._adopt(topic)
             return topic
 
@@ -144,32 +191,118 @@ class Topics:
         Raises:
             UnknownPartition: there is none.
         """
-        async with self._lock(name):
-            self.get(name)
+        async with self._changing(name):
+            topic = self.get(name)
+            if self._registry.enabled:
+                await self._registry.ask(_deletion(self._registry.topics, topic))
             await self._discard(name)
-
-    async def reconcile(self) -> None:
-        """Finish what a killed coordinator had begun: open what is missing, remove what was given up."""
-        for topic in list(self.catalog.topics.values()):
-            async with self._lock(topic.name):
-                missing = [key for key in self.hosted(topic) if key not in self.partitions]
-                if self.catalog.topics.get(topic.name) is topic and missing:
-                    await self._try_open(topic, missing)
-        if self.catalog.deleting:
-            await self._remove(set(self.catalog.deleting))
 
     async def reload(self, config: Config) -> None:
         """Take new defaults; writers learn what now holds for their topic."""
         self._config = config
         self.revision += 1
         for topic in list(self.catalog.topics.values()):
-            self.partitions.set(self.hosted(topic), self.settings(topic.name).as_kafka())
+            self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
 
-    # ---- steps
+    # ---- keeping in step
+
+    def found_cluster(self) -> None:
+        """Without ZooKeeper, this broker is a cluster of its own; it is given an id once."""
+        if not self.catalog.cluster:
+            self.catalog.cluster = uuid4().hex
+            try:
+                self.catalog.store()
+            except ApplianceError as error:  # a full disk keeps nobody from reading
+                log.error("%s", error)
+
+    async def reconcile(self) -> None:
+        """Do what was left undone: open what the catalog has and is not open, remove what it has given up."""
+        for topic in list(self.catalog.topics.values()):
+            if all(key in self._partitions for key in self.hosted(topic)):
+                continue
+            try:
+                async with self._changing(topic.name):
+                    if topic.name in self.catalog.topics:
+                        await self._open(self.catalog.topics[topic.name])
+            except ApplianceError as error:
+                log.error("topic %s: %s", topic.name, error)
+        if self.catalog.deleting:
+            await self._remove(set(self.catalog.deleting))
+        if self._stale and self._registry.state == State.CONNECTED.value:
+            await self.synchronise()
+
+    def told(self, name: str, info: TopicInfo | None) -> None:
+        """ZooKeeper has this about a topic now (None: nothing any more)."""
+        mine = self.catalog.topics.get(name)
+        if (mine is None) != (info is None) or (mine and info and _info(mine) != info):
+            self._spawn(self._try_synchronise(name))
+
+    async def synchronise(self) -> None:
+        """Compare the whole catalog with what is registered, after changes may have been missed."""
+        registry = self._registry
+        self._stale = False
+        cluster = await registry.ask(identity.cluster_id(self.catalog.cluster or uuid4().hex))
+        if cluster != self.catalog.cluster:
+            if self.catalog.cluster:
+                log.warning("this data directory was in cluster %s, now in %s", self.catalog.cluster, cluster)
+            self.catalog.cluster = cluster
+            self.catalog.store()
+        found = await registry.ask(registry.topics.topics())
+        for name in sorted(found.keys() | self.catalog.topics.keys()):
+            mine, info = self.catalog.topics.get(name), found.get(name)
+            if mine is None or info is None or _info(mine) != info:
+                await self._try_synchronise(name)
+        await registry.ask(identity.drop_marks(self._clock_ms() - identity.MARK_MS))
+
+    async def _try_synchronise(self, name: str) -> None:
+        try:
+            await self._synchronise_one(name)
+        except ZooKeeperAway:
+            self._stale = True  # the next connection brings everything in step
+        except ApplianceError as error:
+            self._stale = True
+            log.error("topic %s is not in step with ZooKeeper: %s", name, error)
+
+    async def _synchronise_one(self, name: str) -> None:
+        """Bring one topic in step with what is registered at this moment."""
+        registry = self._registry
+        async with self._changing(name):
+            info = (await registry.ask(registry.topics.topics([name]))).get(name)
+            mine = self.catalog.topics.get(name)
+            if mine is not None and (info is None or info.id != mine.id):
+                deleted = bool(mine.id) and await registry.ask(identity.is_deleted(mine.id))
+                if deleted:
+                    log.info("topic %s was deleted in the cluster", name)
+                    await self._discard(name)
+                elif info is None:
+                    log.warning("topic %s is not registered in ZooKeeper: registering it again", name)
+                    await registry.ask(registry.topics.create_topic(name, _info(mine)))
+            if info is not None:
+                leftover = {key for key in self.catalog.deleting if key[0] == name}
+                if leftover:
+                    await self._remove(leftover)
+                await self._adopt(_topic(name, info))
+
+    # ---- steps, each with the topic's lock held
+
+    async def _place(self, partitions: range) -> dict[int, list[int]]:
+        """Which broker is to store each of some new partitions."""
+        live = {self._broker_id}
+        if self._registry.enabled:
+            live |= (await self._registry.ask(self._registry.topics.brokers())).keys()
+        hosted = Counter(
+            broker
+            for topic in self.catalog.topics.values()
+            for brokers in topic.partitions.values()
+            for broker in brokers
+        )
+        return place_partitions(partitions, live, hosted, prefer=[self._broker_id])
 
     async def _adopt(self, topic: Topic) -> None:
-        """Make the catalog and the partitions here agree with ``topic``."""
+        """Make the catalog, then the partitions here, agree with ``topic``."""
         old = self.catalog.topics.get(topic.name)
+        if topic == old and all(key in self._partitions for key in self.hosted(topic)):
+            return
         self.catalog.topics[topic.name] = topic
         try:
             self.catalog.store()
@@ -180,11 +313,27 @@ class Topics:
                 self.catalog.topics[topic.name] = old
             raise
         self.revision += 1
-        here = self.hosted(topic)
         if old is not None and old.settings != topic.settings:
-            self.partitions.set(self.hosted(old), self.settings(topic.name).as_kafka())
-        missing = [key for key in here if key not in self.partitions]
-        await self.partitions.create(missing, self.settings(topic.name).as_kafka())
+            self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
+        await self._open(topic)
+
+    async def _open(self, topic: Topic) -> None:
+        missing = [key for key in self.hosted(topic) if key not in self._partitions]
+        await self._partitions.create(missing, self.settings(topic).as_kafka())
+        self._registry.announce()
+
+    async def _undo(self, topic: Topic) -> None:
+        """Take back a creation that failed half-way; what cannot be taken back now, synchronising finds
+        later.
+        """
+        log.warning("topic %s could not be made here: taking it back", topic.name)
+        try:
+            if self._registry.enabled:
+                await self._registry.ask(_deletion(self._registry.topics, topic))
+            if topic.name in self.catalog.topics:
+                await self._discard(topic.name)
+        except ApplianceError as error:
+            log.error("topic %s: %s", topic.name, error)
 
     async def _discard(self, name: str) -> None:
         topic = self.catalog.topics.pop(name)
@@ -200,18 +349,24 @@ class Topics:
         await self._remove(keys)
 
     async def _remove(self, keys: set[Key]) -> None:
-        await self.partitions.delete(sorted(keys))
+        await self._partitions.delete(sorted(keys))
         self.catalog.deleting -= keys
         self.catalog.store()
+        self._registry.announce()
 
-    async def _try_open(self, topic: Topic, keys: list[Key]) -> None:
+    @asynccontextmanager
+    async def _changing(self, name: str) -> AsyncIterator[None]:
+        """One change of a topic at a time; who has waited too long for the others is told so."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
         try:
-            await self.partitions.create(keys, self.settings(topic.name).as_kafka())
-        except ApplianceError as error:
-            log.error("topic %s: %s", topic.name, error)
-
-    def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
+            async with asyncio.timeout(QUEUE_MS_MAX / 1000):
+                await lock.acquire()
+        except TimeoutError:
+            raise RequestTimedOut(f"others are changing the topic {name!r}: try again") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     # ---- checks
 
@@ -240,3 +395,18 @@ class Topics:
                 f"{count} partitions: this appliance has {hosted} and takes at most"
                 f" {self._config.topics.partitions_max} (topics.partitions_max)"
             )
+
+
+def _info(topic: Topic) -> TopicInfo:
+    return TopicInfo(topic.partitions, topic.settings, topic.id)
+
+
+def _topic(name: str, info: TopicInfo) -> Topic:
+    return Topic(name, dict(info.partitions), dict(info.settings), info.id)
+
+
+def _deletion(registered: BrokerRegistry, topic: Topic) -> Operation[None]:
+    """Mark, then remove: a crash in between leaves a topic that is still there, and can be deleted again."""
+    if topic.id:
+        yield from identity.mark_deleted(topic.id, topic.name)
+    yield from registered.delete_topic(topic.name)

@@ -4,11 +4,11 @@
     /cluster/id                persistent   text, chosen once by the first broker
     /brokers/deleted/<id>      persistent   name of the topic that had this id
 
-A topic that is missing from ``/brokers/topics`` may have been deleted while a broker was away, or ZooKeeper may
-have lost its data.  Only the former may cost a broker its logs, so a deletion leaves a mark under the topic's id
-(see :class:`~.paths.TopicInfo`), before the topic itself goes.  A topic that is missing without a mark is registered
-again by whoever knows it.  Marks are dropped after MARK_MS: a broker that was away for longer brings its topics
-back, which a person can delete again; the other mistake could not be undone.
+A topic that is missing from ``/brokers/topics`` may have been deleted while a broker was away, or ZooKeeper
+may have lost its data.  Only the former may cost a broker its logs, so a deletion leaves a mark under the
+topic's id (see :class:`~.paths.TopicInfo`), before the topic itself goes.  A topic that is missing without a
+mark is registered again by whoever knows it.  Marks are dropped after MARK_MS: a broker that was away for
+longer brings its topics back, which a person can delete again; the other mistake could not be undone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,186 @@
+"""The coordinator's ZooKeeper session as coroutines, and what it tells: brokers, topics, its own state.
+
+One :class:`~appliance.zookeeper.session.Session` per broker.  kazoo's threads only enqueue and ring the
+session's eventfd; the loop polls it then, and when the session says that something is due.  Every question
+has a deadline of QUESTION_MS_MAX, the wait for a connection included: away is :class:`ZooKeeperAway`, never a
+hang.
+
+Without ZooKeeper by configuration (``zookeeper.nodes = 0`` and no ``connect``), ``enabled`` is false and
+every question is an :class:`InvalidRequest` that says so; the rest of the coordinator then keeps to the
+catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from ..config import Config
+from ..errors import ApplianceError, InvalidRequest, ZooKeeperAway
+from ..zookeeper.operations import Operation
+from ..zookeeper.paths import BrokerInfo, TopicInfo
+from ..zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
+from ..zookeeper.session import Session, State
+
+QUESTION_MS_MAX: Final = 5_000
+REGISTER_DELAY_S: Final = 0.05
+"""A burst of new partitions changes the registration once."""
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Registry:
+    """``brokers``: the live brokers as last seen, also while ZooKeeper is away."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        describe: Callable[[], BrokerInfo | None],
+        on_state: Callable[[str, str], None],
+        on_connected: Callable[[], None],
+        on_topic: Callable[[str, TopicInfo | None], None],
+    ) -> None:
+        """
+        Args:
+            describe: what this broker is to be registered as, asked for after each :meth:`announce`; None
+                while it does not serve yet.
+            on_state: (connect string, state) after every change of either.
+            on_connected: the session works (again): things may have changed unseen.
+            on_topic: a topic was found, has changed, or (None) is not registered any more.
+        """
+        self.enabled = bool(config.zookeeper.connect or config.zookeeper.nodes)
+        self.brokers: dict[int, BrokerInfo] = {}
+        self.revision = 0  # grows with every change of a broker
+        self.topics = BrokerRegistry()
+        self.groups = GroupRegistry()
+        self.offsets = OffsetRegistry()
+        self.connect_string = config.zookeeper.connect
+        self._broker_id = config.broker.id
+        self._timeout_ms = config.zookeeper.session_timeout_ms
+        self._describe, self._on_state, self._on_connected = describe, on_state, on_connected
+        self._on_topic = on_topic
+        self._loop = asyncio.get_running_loop()
+        self._session: Session | None = None
+        self._started = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._announcing: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> str:
+        if not self.enabled:
+            return "off"
+        return State.CONNECTING.value if self._session is None else self._session.state.value
+
+    # ---- life
+
+    def connect(self, connect: str) -> None:
+        """Begin to connect to an ensemble, or learn that it has moved."""
+        assert self.enabled
+        self.connect_string = connect
+        if self._session is not None:
+            self._session.set_connect(connect)
+        else:
+            session = Session(connect, self._timeout_ms, name=f"of broker {self._broker_id}")
+            session.on_state(self._state_changed)
+            session.start()
+            self._session = session
+            self._loop.add_reader(session.fileno(), self._poll)
+            self.topics.watch_topics(session, self._on_topic)
+            self.topics.watch_brokers(session, self._broker_changed)
+            self._started.set()
+            self.announce()
+            self._poll()
+        self._on_state(connect, self.state)
+
+    def announce(self) -> None:
+        """Register this broker, or what has changed about it, soon."""
+        if self.enabled and self._announcing is None:
+            self._announcing = self._loop.call_later(REGISTER_DELAY_S, self._announce)
+
+    def close(self) -> None:
+        """Take the registration back and end the session, as far as ZooKeeper answers at once."""
+        for timer in (self._timer, self._announcing):
+            if timer is not None:
+                timer.cancel()
+        session, self._session = self._session, None
+        if session is not None:
+            self._loop.remove_reader(session.fileno())
+            session.close(1_000)  # its ephemeral nodes go with it
+
+    # ---- questions
+
+    async def ask(self, operation: Operation[T]) -> T:
+        """Carry an operation out.
+
+        Raises:
+            InvalidRequest: this appliance runs without ZooKeeper.
+            ZooKeeperAway: no answer within QUESTION_MS_MAX; a change may or may not have been made.
+            ApplianceError: what the operation raises.
+        """
+        if not self.enabled:
+            operation.close()
+            raise InvalidRequest("this appliance runs without ZooKeeper (zookeeper.nodes = 0): it has no groups")
+        begun = self._loop.time()
+        try:
+            async with asyncio.timeout(QUESTION_MS_MAX / 1000):
+                await self._started.wait()
+        except TimeoutError:
+            operation.close()
+            raise ZooKeeperAway("the local ZooKeeper ensemble is not up yet: try again") from None
+        if self._session is None:
+            operation.close()
+            raise ZooKeeperAway("this appliance is stopping")
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def done(result: T | ApplianceError) -> None:
+            if answer.done():
+                return  # the one who asked is gone
+            if isinstance(result, ApplianceError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        left_ms = QUESTION_MS_MAX - int((self._loop.time() - begun) * 1000)
+        self._session.submit(operation, done, timeout_ms=max(1, left_ms))
+        return await answer
+
+    def keep(self, path: str, value: bytes) -> None:
+        """Have an ephemeral node in this session and every later one."""
+        if self._session is not None:
+            self._session.keep(path, value, lambda _: True)
+
+    def unkeep(self, path: str) -> None:
+        if self._session is not None:
+            self._session.unkeep(path)
+
+    # ---- what the session tells
+
+    def _poll(self) -> None:
+        if self._session is None:
+            return
+        self._session.poll()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(1, self._session.wait_ms()) / 1000, self._poll)
+
+    def _state_changed(self, state: State) -> None:
+        self._on_state(self.connect_string, state.value)
+        if state is State.CONNECTED:
+            self._on_connected()
+
+    def _broker_changed(self, broker_id: int, info: BrokerInfo | None) -> None:
+        self.revision += 1
+        if info is not None:
+            self.brokers[broker_id] = info
+        elif broker_id != self._broker_id and self.brokers.pop(broker_id, None) is not None:
+            log.warning("broker %d is gone", broker_id)
+
+    def _announce(self) -> None:
+        self._announcing = None
+        described = self._describe()
+        if self._session is not None and described is not None:
+            self.topics.register(self._session, self._broker_id, described)
