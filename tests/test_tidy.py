@@ -14,12 +14,13 @@ PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors"},
     {"config", "catalog"},
-    {"records"},
+    {"records", "retention"},
     {"wire"},
     {"shared", "log"},
     {"broker", "zookeeper", "groups", "status"},
     {"processes", "client"},
     {"cli", "spark"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BANNED = {  # pattern -> (where it may stand, what to do instead)
@@ -36,8 +37,8 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
     r"\bprint\(": ({"cli/", "processes/supervisor.py"}, "log it, or return it"),
-    r"\bkazoo\b": ({"zookeeper/", "client/", "processes/"}, "only zookeeper, the coordinator and clients"),
-    r"\bkafka\.protocol\b": ({"wire/kafka/"}, "one module hides the library"),
+    r"\b(import|from) kazoo\b": ({"zookeeper/", "client/", "processes/"}, "only zookeeper, the coordinator and clients"),
+    r"\b(import|from) kafka\b": ({"wire/kafka/"}, "one module hides the library"),
 }
 FUNCTION_LINES_MAX = 60
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
