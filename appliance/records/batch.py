@@ -143,9 +143,7 @@ def _refuse(
     if count < 1:
         return InvalidRequest(f"a record batch of {count} records")
     if count > size:
-        return InvalidRequest(
-            f"{count} records in a batch of {size} bytes: offsets are bytes, so send it uncompressed"
-        )
+        return InvalidRequest(f"{count} records in a batch of {size} bytes: offsets are bytes, so send it uncompressed")
     return InvalidRequest(f"last offset delta {last_delta} in a batch of {count} records")
 
 

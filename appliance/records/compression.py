@@ -27,9 +27,7 @@ NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
 _XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
-_LZ4_FRONT = bytes.fromhex(
-    "04224d18 60 40 82"
-)  # magic; version 1, independent blocks; of 64 KiB; header hash
+_LZ4_FRONT = bytes.fromhex("04224d18 60 40 82")  # magic; version 1, independent blocks; of 64 KiB; header hash
 _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 1 << 31
 _LZ4_END = bytes(4)
@@ -99,8 +97,7 @@ def decompress(codec: int, data: bytes, bytes_max: int) -> bytes:
 
 def _too_large(codec: str, size_bytes: int, bytes_max: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"{size_bytes} bytes of {codec} unpack to more than {bytes_max} bytes: "
-        "raise the limit or send smaller batches"
+        f"{size_bytes} bytes of {codec} unpack to more than {bytes_max} bytes: raise the limit or send smaller batches"
     )
 
 
