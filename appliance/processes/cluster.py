@@ -79,6 +79,9 @@ class Cluster:
         self._shown: dict[str, dict[str, bytes]] = {}  # group → the nodes kept for it
         self._unwanted: set[str] = set()  # nodes of ours that are still to be deleted
 
+    def reload(self, config: Config) -> None:
+        self._config = config
+
     # ---- the appliance and its peers
 
     @property

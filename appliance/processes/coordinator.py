@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgpack
+import msgspec
 
 from ..catalog import Catalog
 from ..config import Config, parse_addresses
@@ -42,6 +43,7 @@ from .control import Channel
 from .partitions import Partitions
 from .producer_ids import ProducerIds
 from .registry import Registry
+from .sweep import Sweep
 from .topics import Topics
 
 REQUESTS_MAX: Final = 8192
@@ -107,6 +109,7 @@ class Coordinator:
             clock_ms,
         )
         self._native = NativeDoor(self._cluster)
+        self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
@@ -114,6 +117,7 @@ class Coordinator:
             self._registry.connect(self._config.zookeeper.connect)
         elif not self._registry.enabled:
             self._topics.found_cluster()
+        self._spawn(self._maintain())
         try:
             await self._stopped.wait()
         finally:
@@ -162,12 +166,31 @@ class Coordinator:
                 self._spawn(self._topics.reconcile())
             case ["zookeeper", connect]:
                 self._registry.connect(connect)
+            case ["reload", given]:
+                self._reload(msgspec.convert(given, Config))
             case ["stop"]:
                 self._stopped.set()
             case _:
                 log.warning("unknown message from the supervisor: %.200r", message)
         for fd in fds:
             os.close(fd)
+
+    def _reload(self, config: Config) -> None:
+        """Take what can change while running: defaults of topics, limits of the disk, advertised addresses."""
+        self._config = config
+        self._cluster.reload(config)
+        self._topics.reload(config)
+        self._registry.announce()
+
+    async def _maintain(self) -> None:
+        """From time to time: do what was left undone, and remove what is too old."""
+        while True:
+            await asyncio.sleep(self._config.disk.check_ms / 1000)
+            try:
+                await self._topics.reconcile()
+                await self._sweep.run(self._config)
+            except ApplianceError as error:
+                log.error("%s", error)
 
     # ---- ZooKeeper
 

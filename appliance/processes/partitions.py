@@ -64,7 +64,7 @@ class Partitions:
     def __contains__(self, key: Key) -> bool:
         return key in self._tables
 
-    def keys(self) -> list[Key]:
+    def stored(self) -> list[Key]:
         return sorted(self._tables)
 
     def table(self, topic: str, partition: int) -> SegmentTable:

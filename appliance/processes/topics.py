@@ -33,6 +33,7 @@ from ..errors import (
     InvalidSetting,
     RequestTimedOut,
     TopicExists,
+    Unavailable,
     UnknownPartition,
     WriterGone,
     ZooKeeperAway,
@@ -197,7 +198,7 @@ class Topics:
                 await self._registry.ask(_deletion(self._registry.topics, topic))
             await self._discard(name)
 
-    async def reload(self, config: Config) -> None:
+    def reload(self, config: Config) -> None:
         """Take new defaults; writers learn what now holds for their topic."""
         self._config = config
         self.revision += 1
@@ -224,6 +225,8 @@ class Topics:
                 async with self._changing(topic.name):
                     if topic.name in self.catalog.topics:
                         await self._open(self.catalog.topics[topic.name])
+            except Unavailable as error:  # a long recovery, say: it will be there in the end
+                log.info("topic %s: %s", topic.name, error)
             except ApplianceError as error:
                 log.error("topic %s: %s", topic.name, error)
         if self.catalog.deleting:

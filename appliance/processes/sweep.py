@@ -1,0 +1,107 @@
+"""Retention at work: looks at what the logs take, has :mod:`appliance.retention` decide, and orders the cuts.
+
+Sizes come from the tables, times and disk blocks from ``stat`` of the segment files; a sealed segment never
+changes, so it is looked at once.  The partition's writer does the cutting.  One sweep orders at most CUTS_MAX
+cuts, those that make room first: each may fork a writer, and there is another sweep soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ..config import Config
+from ..errors import Unavailable
+from ..log.files import log_path
+from ..retention import PartitionUse, Segment, plan
+from ..shared.table import OFFLINE, View
+from .partitions import Key, Partitions
+from .topics import Topics
+
+CUTS_MAX: Final = 100
+STATS_PER_TURN: Final = 500
+"""Files looked at before the loop may do something else."""
+log = logging.getLogger(__name__)
+
+
+class Sweep:
+    def __init__(self, data_dir: Path, topics: Topics, partitions: Partitions, clock_ms: Callable[[], int]) -> None:
+        self._data_dir = data_dir
+        self._topics = topics
+        self._partitions = partitions
+        self._clock_ms = clock_ms
+        self._sealed: dict[Key, dict[int, Segment]] = {}
+        self._lacking = False
+
+    async def run(self, config: Config) -> None:
+        """One sweep over everything stored here."""
+        uses = await self._uses()
+        disk = config.disk
+        lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
+        cuts, lacking = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
+        for cut in sorted(cuts, key=lambda cut: cut.reason != "room")[:CUTS_MAX]:
+            log.info("%s-%d: removing what lies before %d (%s)", cut.topic, cut.partition, cut.offset, cut.reason)
+            self._partitions.cut(cut.topic, cut.partition, cut.offset)
+        if lacking and not self._lacking:
+            log.warning(
+                "the disk lacks %d bytes of what is to stay free, and no more segments can go: make room on %s,"
+                " or lower disk.free_bytes_min",
+                lacking,
+                self._data_dir,
+            )
+        self._lacking = bool(lacking)
+
+    async def _uses(self) -> list[PartitionUse]:
+        uses: list[PartitionUse] = []
+        looked = 0
+        known, self._sealed = self._sealed, {}
+        for topic, partition in self._partitions.stored():
+            if topic not in self._topics.catalog.topics:
+                continue
+            table = self._partitions.table(topic, partition)
+            try:
+                view = table.view()
+            except Unavailable:  # being opened
+                continue
+            if table.state == OFFLINE:
+                continue
+            key = (topic, partition)
+            sealed = self._sealed[key] = known.get(key, {})
+            looked += len(view.bases) - len(sealed)
+            segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.written, sealed)
+            if segments:
+                settings = self._topics.settings(self._topics.catalog.topics[topic])
+                uses.append(PartitionUse(topic, partition, segments, settings.retention_ms, settings.retention_bytes))
+            if looked > STATS_PER_TURN:
+                looked = 0
+                await asyncio.sleep(0)
+        return uses
+
+
+def _segments(path: Path, view: View, written: int, sealed: dict[int, Segment]) -> list[Segment]:
+    """What the segments take; ``sealed`` remembers those that cannot change."""
+    for base in sealed.keys() - set(view.bases):
+        del sealed[base]
+    segments: list[Segment] = []
+    stops = [*view.bases[1:], max(written, view.end)]
+    for base, stop in zip(view.bases, stops, strict=True):
+        segment = sealed.get(base)
+        if segment is None:
+            try:
+                status = log_path(path, base).stat()
+            except FileNotFoundError:  # removed since the view was taken
+                continue
+            segment = Segment(base, stop - base, status.st_blocks * 512, status.st_mtime_ns // 1_000_000)
+            if base != view.bases[-1]:
+                sealed[base] = segment
+        segments.append(segment)
+    return segments
+
+
+def _free_bytes(path: Path) -> int:
+    system = os.statvfs(path)
+    return system.f_bavail * system.f_frsize

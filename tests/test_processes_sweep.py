@@ -1,0 +1,80 @@
+"""appliance.processes.sweep: the coordinator orders what retention has decided, from real files and tables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from appliance import config as configs
+from appliance.log.files import log_path
+from appliance.shared.table import OFFLINE
+
+from .coordinator_fixture import Rig
+
+
+def start(tmp_path: Path, *settings: str) -> Rig:
+    keys = ["zookeeper.nodes=0", "disk.check_ms=100", "disk.free_bytes_min=0", *settings]
+    return Rig(tmp_path, configs.load(overrides=keys))
+
+
+def fill(rig: Rig, topic: str, sizes: list[int], ages_s: list[int] | None = None) -> None:
+    """Segments of so many bytes, the last is the active one; files of that size, written so long ago."""
+    base, bases = 0, []
+    now_s = rig.data_dir.stat().st_mtime
+    for size, age_s in zip(sizes, ages_s or [0] * len(sizes), strict=True):
+        path = log_path(rig.data_dir / f"{topic}-0", base)
+        path.write_bytes(bytes(size))
+        os.utime(path, (now_s - age_s, now_s - age_s))
+        bases.append(base)
+        base += size
+    table = rig.tables[topic, 0]
+    table.publish(bases, 0, base, 1)
+    table.set_written(base)
+
+
+def test_old_segments_are_cut(tmp_path: Path) -> None:
+    with start(tmp_path, "topics.retention.ms=1h") as rig:
+        rig.admin("create_topic", name="logs")
+        fill(rig, "logs", [1000, 1000, 1000], [7200, 60, 0])
+        rig.until(lambda: rig.cuts)
+        assert set(rig.cuts) == {("logs", 0, 1000)}
+
+
+def test_a_topics_own_size_and_the_cap_for_all(tmp_path: Path) -> None:
+    with start(tmp_path, "disk.bytes_max=80KiB") as rig:
+        rig.admin("create_topic", name="small", settings={"retention.bytes": "4KiB"})
+        fill(rig, "small", [4096, 4096, 4096])
+        rig.admin("create_topic", name="large")
+        fill(rig, "large", [40960, 40960, 4096])
+        rig.until(lambda: len(set(rig.cuts)) == 2)
+        assert set(rig.cuts) == {("small", 0, 8192), ("large", 0, 40960)}
+
+
+def test_an_offline_partition_is_left_alone(tmp_path: Path) -> None:
+    with start(tmp_path, "topics.retention.ms=1h") as rig:
+        for name in ("broken", "logs"):
+            rig.admin("create_topic", name=name)
+            fill(rig, name, [1000, 1000], [7200, 7200])
+        rig.tables["broken", 0].set_state(OFFLINE)
+        rig.cuts.clear()
+        rig.until(lambda: len(rig.cuts) >= 3)
+        assert {topic for topic, _, _ in rig.cuts[1:]} == {"logs"}
+
+
+def test_limits_follow_a_reload_and_an_altered_topic(tmp_path: Path) -> None:
+    import msgspec
+
+    with start(tmp_path) as rig:
+        for name in ("logs", "other"):
+            rig.admin("create_topic", name=name)
+            fill(rig, name, [1000, 1000], [7200, 0])
+        rig.admin("alter_topic", name="other", settings={"retention.ms": "1h"})
+        assert rig.settings["other", 0]["retention.ms"] == "3600000"
+        rig.until(lambda: rig.cuts)
+        assert set(rig.cuts) == {("other", 0, 1000)}
+        changed = configs.load(overrides=["zookeeper.nodes=0", "topics.retention.ms=2m", "disk.check_ms=100"])
+        rig.channel.send(["reload", msgspec.to_builtins(changed)])
+        rig.until(lambda: ("logs", 0, 1000) in rig.cuts)
+        assert rig.settings["logs", 0]["retention.ms"] == "120000"
+        assert rig.settings["other", 0]["retention.ms"] == "3600000"
+        assert rig.metadata("logs")["topics"][0]["settings"]["retention.ms"] == "120000"
