@@ -487,6 +487,8 @@ class Supervisor:
         for topic, partition, error, reason in rows:
             key = (topic, partition)
             self._opening.pop(key, None)
+            if key not in self._tables:  # deleted meanwhile
+                continue
             if error:
                 self._offline[key] = reason
             if self._state != "starting":
@@ -496,6 +498,7 @@ class Supervisor:
             self._advance_orders(key, error, reason)
             if key in self._needed:
                 self._fork_writer(key)
+        self._remove_when_ready()
         if self._state == "starting" and not self._opening:
             self._tell(self._coordinator, ["doors", self._doors])
         self._state_dirty = True
@@ -527,12 +530,11 @@ class Supervisor:
     def _delete(self, token: int, keys: list[Key]) -> None:
         order = self._orders[token] = Order(token, set(keys))
         for key in keys:
+            # Without a table too: files may be left of a deletion that an earlier instance did not finish.
             name = self._tables.pop(key, None)
-            if name is None:
-                order.finish(key, 0, "")
-                continue
-            self._tell_all(["drop", *key])
-            memory.unlink(name)
+            if name is not None:
+                self._tell_all(["drop", *key])
+                memory.unlink(name)
             self._offline.pop(key, None)
             self._needed.discard(key)
             self._deleting.add(key)
