@@ -5,6 +5,9 @@ Reading order: ``connection`` (frames and a socket), ``cluster`` (who leads what
 consumer), ``admin``.
 """
 
+from ..wire.requests import EARLIEST, LATEST
+from .consumer import Consumer, Message, Values
+from .delivery import Delivery, Sent
 from .producer import Producer
 
-__all__ = ["Producer"]
+__all__ = ["EARLIEST", "LATEST", "Consumer", "Delivery", "Message", "Producer", "Sent", "Values"]

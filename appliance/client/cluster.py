@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ApplianceError, BrokerAway, NotLeader, RequestTimedOut, UnknownPartition, from_code
-from ..wire.native import ADMIN, METADATA
+from ..wire.native import ADMIN, METADATA, OFFSETS
+from ..wire.requests import LATEST
 from .connection import Address, Connection, Reply, parse_bootstrap
 
 NO_BROKER = -1
+RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,15 @@ class Cluster:
             raise from_code(found.error, f"topic {name!r}: error {found.error}")
         return found
 
+    def partition(self, topic: str, partition: int) -> TopicView:
+        """The topic, if it has this partition; else UnknownPartition."""
+        found = self.topic(topic)
+        if not 0 <= partition < len(found.leaders):
+            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {len(found.leaders) - 1}, not {partition}")
+        return found
+
     def leader(self, topic: str, partition: int) -> int:
-        leaders = self.topic(topic).leaders
-        if not 0 <= partition < len(leaders):
-            raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {len(leaders) - 1}, not {partition}")
+        leaders = self.partition(topic, partition).leaders
         if leaders[partition] == NO_BROKER or leaders[partition] not in self.view.brokers:
             raise NotLeader(f"no live appliance holds {topic}-{partition} at the moment")
         return leaders[partition]
@@ -110,6 +118,42 @@ class Cluster:
         if error:
             raise from_code(error, message or f"{verb}: error {error}")
         return result
+
+    def offsets(self, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        """The offset of a time (EARLIEST, LATEST or ms since 1970) in each partition; the end for a time
+        after the last message.
+
+        Partitions whose leader is away or changing are asked again, until the request timeout is over.
+        """
+        found: dict[tuple[str, int], int] = {}
+        deadline_s = time.monotonic() + self._request_timeout_s
+        while True:
+            left = {place: timestamp for place, timestamp in timestamps.items() if place not in found}
+            try:
+                for leader in {self.leader(*place) for place in left}:
+                    found.update(self._offsets_of(leader, left))
+                if len(found) == len(timestamps):
+                    return found
+            except ApplianceError as error:
+                if not error.retriable or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(RETRY_S)
+            self.refresh({topic for topic, _ in left})
+
+    def _offsets_of(self, leader: int, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+        found: dict[tuple[str, int], int] = {}
+        led = {place: when for place, when in timestamps.items() if self.leader(*place) == leader}
+        while led:
+            rows = self._ask(OFFSETS, [[*place, when, -1] for place, when in led.items()], broker_id=leader)
+            for place, (error, offset, _, _) in zip(list(led), rows.header[2], strict=True):
+                if error:
+                    raise from_code(error, f"{place[0]}-{place[1]}: the appliance answers error {error}")
+                if offset >= 0:
+                    found[place] = offset
+                    del led[place]
+            # Nothing is that late: read on at the end.
+            led = dict.fromkeys(led, LATEST)
+        return found
 
     def connect(self, address: Address) -> Connection:
         """A connection that has been answered."""

@@ -1,0 +1,380 @@
+"""The consumer for explicit partitions: it reads what it is told to, from where it is told to.
+
+    with Consumer("127.0.0.1:9091") as consumer:
+        consumer.assign({("logs", 0): EARLIEST})
+        for message in consumer.messages(timeout=1.0):    # never ends without a timeout
+            ...
+        for batch in consumer.fetch_batches(timeout=1.0): # the fast path: lists of values
+            ...
+
+A position is the offset of the next message; it moves when a message is handed out, and it is the consumer's
+alone: nothing is stored (see ``group.py`` for that).  Offsets are byte positions in the partition's log, so
+they grow by more than one from message to message where a batch begins; offset + 1 is always a valid position
+after a message.
+
+Every batch's checksum is verified (``check_crc``).  A damaged one raises
+:class:`~appliance.errors.CorruptBatch` until the consumer is moved beyond it, or with ``on_corrupt="skip"``
+is passed over and counted in ``corrupt_batches``.
+
+Not thread-safe, not fork-safe: make consumers after forking.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from ..errors import BadValue, ClientFault, CorruptBatch, InvalidRequest
+from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
+from ..records.decode import Record, decode_batch, decode_values
+from ..wire.requests import EARLIEST, LATEST
+from .cluster import Cluster
+from .fetcher import Chunk, Fetcher, FetchOptions, Place
+
+T = TypeVar("T")
+
+RESETS: Final = ("earliest", "latest", "raise")
+MEBIBYTE: Final = 1024 * 1024
+
+
+class Message(NamedTuple):
+    """``timestamp``: ms since 1970."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Values(NamedTuple):
+    """The values of consecutive messages; ``next_offset`` is the position after the last."""
+
+    topic: str
+    partition: int
+    values: Sequence[bytes | None]
+    next_offset: int
+
+
+class Decoder:
+    """Turns chunks into messages or values; decides about damaged batches."""
+
+    def __init__(self, *, check_crc: bool, on_corrupt: str) -> None:
+        _require(on_corrupt in ("raise", "skip"), f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")
+        self._check_crc = check_crc
+        self._skip = on_corrupt == "skip"
+        self.corrupt_batches = 0
+
+    def values(self, chunk: Chunk) -> Values | None:
+        """The next batch of the chunk; None when there is none left."""
+        found = self._next(chunk, self._values)
+        if found is None:
+            return None
+        values, next_offset = found
+        unwanted = chunk.wanted - (next_offset - len(values))
+        return Values(*chunk.fetched.place, values[unwanted:] if unwanted > 0 else values, next_offset)
+
+    def messages(self, chunk: Chunk) -> list[Message] | None:
+        """The next batch of the chunk; None when there is none left."""
+        records = self._next(chunk, self._records)
+        if records is None:
+            return None
+        topic, partition = chunk.fetched.place
+        wanted = chunk.wanted
+        if records[0].offset < wanted:
+            records = [record for record in records if record.offset >= wanted]
+        return [Message(topic, partition, *record) for record in records]
+
+    def _values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
+        return decode_values(chunk.data, chunk.at, check_crc=self._check_crc)
+
+    def _records(self, chunk: Chunk) -> list[Record]:
+        return decode_batch(chunk.data, chunk.at, check_crc=self._check_crc)
+
+    def _next(self, chunk: Chunk, decode: Callable[[Chunk], T]) -> T | None:
+        data, stop = chunk.data, len(chunk.data)
+        while chunk.at < stop:
+            start = chunk.at
+            size = int.from_bytes(data[start + LENGTH_AT : start + LENGTH_END], "big") + LENGTH_END
+            sane = HEADER_BYTES <= size <= stop - start
+            try:
+                if not sane or not _in_place(chunk, start, size):
+                    raise CorruptBatch("its header contradicts its place in the log")
+                decoded = decode(chunk)
+            except ClientFault as error:
+                # Where the header cannot be believed nobody knows where the next batch begins.
+                after = start + size if sane else stop
+                if not self._skip:
+                    topic, partition = chunk.fetched.place
+                    raise CorruptBatch(
+                        f"{topic}-{partition}: damaged batch at {chunk.position + start}: {error}; "
+                        f"seek to {chunk.position + after} to go on behind it"
+                    ) from None
+                self.corrupt_batches += 1
+                chunk.at = after
+                continue
+            chunk.at = start + size
+            return decoded
+        return None
+
+
+class Consumer:
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_name: str = "",
+        fetch_bytes_max: int = 4 * MEBIBYTE,
+        partition_bytes_max: int = MEBIBYTE,
+        buffer_bytes_max: int = MEBIBYTE,
+        wait_ms_max: int = 500,
+        bytes_min: int = 1,
+        request_timeout_ms: int = 30_000,
+        on_out_of_range: str = "earliest",
+        on_corrupt: str = "raise",
+        check_crc: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _require(on_out_of_range in RESETS, f"on_out_of_range={on_out_of_range!r}: one of {', '.join(RESETS)}")
+        self._clock = clock
+        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        options = FetchOptions(
+            bytes_max=fetch_bytes_max,
+            partition_bytes_max=partition_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+            wait_ms_max=wait_ms_max,
+            bytes_min=bytes_min,
+            request_timeout_ms=request_timeout_ms,
+            reset=None if on_out_of_range == "raise" else on_out_of_range,
+        )
+        self._fetcher = Fetcher(self._cluster, options, clock=clock)
+        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
+        self._positions: dict[Place, int] = {}
+        self._started: dict[Place, int] = {}
+        self._chunks: deque[Chunk] = deque()
+        self._ready: deque[Message] = deque()
+        self._closed = False
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._fetcher.close()
+            self._cluster.close()
+
+    # ---- where to read
+
+    def assign(self, partitions: Mapping[Place, int] | Iterable[Place]) -> None:
+        """Read these partitions and no others.
+
+        Args:
+            partitions: (topic, partition) -> offset, EARLIEST or LATEST; without offsets EARLIEST.
+
+        Raises:
+            UnknownPartition: there is no such partition.
+        """
+        wanted = dict(partitions) if isinstance(partitions, Mapping) else dict.fromkeys(partitions, EARLIEST)
+        self._cluster.refresh({topic for topic, _ in wanted})
+        positions = {place: offset for place, offset in wanted.items() if offset >= 0}
+        for place in positions:
+            self._cluster.partition(*place)
+        symbolic = {place: offset for place, offset in wanted.items() if offset < 0}
+        positions.update(self._cluster.offsets(symbolic))
+        self._chunks.clear()
+        self._ready.clear()
+        self._fetcher.assign(positions)
+        self._positions = positions
+        self._started = dict(positions)
+
+    def assign_topic(self, topic: str, offset: int = EARLIEST) -> None:
+        """Read all partitions that the topic has now."""
+        self._cluster.refresh([topic])
+        self.assign({(topic, partition): offset for partition in range(len(self._cluster.topic(topic).leaders))})
+
+    def positions(self) -> dict[Place, int]:
+        """The offset of the next message of every partition that is assigned."""
+        return dict(self._positions)
+
+    def position(self, topic: str, partition: int) -> int:
+        return self._positions[self._assigned((topic, partition))]
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at ``offset``; the first message handed out is the first one at or after it."""
+        place = self._assigned((topic, partition))
+        if offset < 0:
+            offset = self._cluster.offsets({place: offset})[place]
+        self._ready = deque(message for message in self._ready if message[:2] != place)
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.fetched.place != place)
+        self._fetcher.seek(place, offset)
+        self._positions[place] = offset
+
+    def seek_to_beginning(self, *places: Place) -> None:
+        self._seek_all(places, EARLIEST)
+
+    def seek_to_end(self, *places: Place) -> None:
+        """Go on behind the last message that can be read now."""
+        self._seek_all(places, LATEST)
+
+    def seek_to_time(self, timestamp_ms: int, *places: Place) -> None:
+        """Go on at the first message of that time or later; at the end where there is none."""
+        if timestamp_ms < 0:
+            raise InvalidRequest(f"timestamp {timestamp_ms}: give milliseconds since 1970")
+        self._seek_all(places, timestamp_ms)
+
+    def rewind(self, *places: Place) -> None:
+        """Read once more what has been read since :meth:`assign`."""
+        for place in places or tuple(self._positions):
+            self.seek(*place, self._started[self._assigned(place)])
+
+    def offsets_at(self, timestamp: int, places: Iterable[Place] | None = None) -> dict[Place, int]:
+        """Offsets for EARLIEST, LATEST or a time in ms; of what is assigned, unless told otherwise."""
+        asked = list(self._positions if places is None else places)
+        self._cluster.refresh({topic for topic, _ in asked})
+        return self._cluster.offsets(dict.fromkeys(asked, timestamp))
+
+    def ends(self) -> dict[Place, int]:
+        """Where each assigned partition ended when it last answered: the difference to the position is lag in
+        bytes.  Costs nothing; ``offsets_at(LATEST)`` asks.
+        """
+        return self._fetcher.ends()
+
+    @property
+    def corrupt_batches(self) -> int:
+        """Damaged batches that were skipped."""
+        return self._decoder.corrupt_batches
+
+    # ---- reading
+
+    def fetch_batches(self, timeout: float | None = None) -> list[Values]:
+        """What has arrived, waiting for something up to ``timeout`` seconds (None: for ever).
+
+        Each :class:`Values` is one batch as it was produced, headers and keys left out.
+
+        Raises:
+            CorruptBatch, OffsetOutOfRange, UnknownPartition: see the message; good batches before come first.
+        """
+        self._check_usable()
+        found = self._ready_values()
+        deadline_s = None if timeout is None else self._clock() + timeout
+        while True:
+            while self._chunks:
+                chunk = self._chunks[0]
+                if chunk.fetched.dropped:
+                    self._chunks.popleft()
+                    continue
+                try:
+                    values = self._decoder.values(chunk)
+                except CorruptBatch:
+                    if found:
+                        return found
+                    raise
+                if values is None:
+                    self._chunks.popleft().release()
+                    if found:
+                        return found
+                else:
+                    self._positions[chunk.fetched.place] = values.next_offset
+                    if values.values:
+                        found.append(values)
+            if found:
+                return found
+            self._chunks += self._fetcher.poll(None if deadline_s is None else deadline_s - self._clock())
+            if not self._chunks and deadline_s is not None and self._clock() >= deadline_s:
+                return found
+
+    def poll(self, timeout: float | None = None, messages_max: int = 500) -> list[Message]:
+        """Up to ``messages_max`` messages, waiting for the first up to ``timeout`` seconds."""
+        self._check_usable()
+        self._fill(timeout)
+        ready = self._ready
+        messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
+        for message in messages:
+            self._positions[message[:2]] = message.offset + 1
+        return messages
+
+    def messages(self, timeout: float | None = None) -> Iterator[Message]:
+        """Message after message, for ever; ends when none has come for ``timeout`` seconds."""
+        ready = self._ready
+        while True:
+            self._check_usable()
+            if not self._ready:
+                self._fill(timeout)
+                if not self._ready:
+                    return
+            ready = self._ready  # a seek replaces it
+            message = ready.popleft()
+            self._positions[message[:2]] = message.offset + 1
+            yield message
+
+    def __iter__(self) -> Iterator[Message]:
+        return self.messages()
+
+    def _fill(self, timeout: float | None) -> None:
+        """Decode until there is a message, waiting up to ``timeout`` seconds."""
+        deadline_s = None if timeout is None else self._clock() + timeout
+        while not self._ready:
+            while self._chunks and not self._ready:
+                chunk = self._chunks[0]
+                messages = None if chunk.fetched.dropped else self._decoder.messages(chunk)
+                if messages is None:
+                    self._chunks.popleft().release()
+                else:
+                    self._ready += messages
+            if self._ready:
+                return
+            self._chunks += self._fetcher.poll(None if deadline_s is None else deadline_s - self._clock())
+            if not self._chunks and deadline_s is not None and self._clock() >= deadline_s:
+                return
+
+    def _ready_values(self) -> list[Values]:
+        """Messages that were decoded for :meth:`messages`, when the caller changes to batches."""
+        found: list[Values] = []
+        for message in self._ready:
+            if not found or found[-1][:2] != message[:2]:
+                found.append(Values(*message[:2], [], 0))
+            found[-1].values.append(message.value)
+            found[-1] = found[-1]._replace(next_offset=message.offset + 1)
+            self._positions[message[:2]] = message.offset + 1
+        self._ready.clear()
+        return found
+
+    def _seek_all(self, places: Sequence[Place], timestamp: int) -> None:
+        chosen = [self._assigned(place) for place in places] or list(self._positions)
+        for place, offset in self._cluster.offsets(dict.fromkeys(chosen, timestamp)).items():
+            self.seek(*place, offset)
+
+    def _assigned(self, place: Place) -> Place:
+        if place not in self._positions:
+            raise InvalidRequest(f"{place[0]}-{place[1]} is not assigned to this consumer: assign it first")
+        return place
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise InvalidRequest("this consumer is closed")
+        if not self._positions:
+            raise InvalidRequest("nothing is assigned to this consumer: call assign first")
+
+
+def _in_place(chunk: Chunk, start: int, size: int) -> bool:
+    """Whether the base offset, which no checksum covers, is what the place in the log says."""
+    data = chunk.data
+    base = int.from_bytes(data[start : start + LENGTH_AT], "big", signed=True)
+    count = int.from_bytes(data[start + COUNT_AT : start + HEADER_BYTES], "big")
+    return base + count == chunk.position + start + size
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise BadValue(text)
+
+
+__all__ = ["EARLIEST", "LATEST", "Consumer", "Message", "Values"]

@@ -1,0 +1,344 @@
+"""Fetches partitions from their brokers, one request ahead of whoever decodes.
+
+:class:`Fetcher` hands out :class:`Chunk`, whole record batches as they came, and knows where to go on: after
+the last byte.  As soon as a chunk is here the next request is on its way, so the broker works while the chunk
+is being decoded; what waits undecoded is bounded by ``buffer_bytes_max`` per partition.  A broker gets one
+request at a time for all of its partitions, with a long poll when nobody has anything for us.
+
+Offsets are bytes: a reply starts with the batch that contains the requested offset, at byte P = base + N - S
+of the log, so after B bytes the next offset is P + B.  The first batch's header must agree with the request;
+what does not is not believed, and the connection is closed.
+
+Recoverable troubles (a broker away, a partition moved or offline) are waited out here, with metadata asked
+anew.  An offset out of range is answered by the policy: ``earliest``, ``latest``, or None to raise.
+
+Not thread-safe, but for :meth:`Fetcher.wake`.  Errors raised by :meth:`Fetcher.poll`: OffsetOutOfRange,
+UnknownPartition (the topic is gone), ClientFault.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import (
+    ApplianceError,
+    BrokerAway,
+    NotLeader,
+    OffsetOutOfRange,
+    ProtocolFault,
+    RequestTimedOut,
+    UnknownPartition,
+    from_code,
+)
+from ..records.batch import HEADER, HEADER_BYTES, LENGTH_END
+from ..wire.native import FETCH
+from .cluster import Cluster, View
+from .connection import Connection, Reply
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+BACKLOG_WAIT_MS: Final = 20
+"""Long polls are short while some partitions are left out of them because of what waits undecoded."""
+BACKOFF_S: Final = 0.05
+BACKOFF_S_MAX: Final = 1.0
+PAUSE_S_MAX: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """``reset``: where to go from an offset out of range; None raises."""
+
+    bytes_max: int
+    partition_bytes_max: int
+    buffer_bytes_max: int
+    wait_ms_max: int
+    bytes_min: int
+    request_timeout_ms: int
+    reset: str | None
+
+
+class Fetched:
+    """One partition that is being fetched.  ``offset`` is the next to ask for."""
+
+    __slots__ = ("buffered_bytes", "dropped", "end", "log_start", "offset", "place", "resume_s")
+
+    def __init__(self, place: Place, offset: int) -> None:
+        self.place = place
+        self.offset = offset
+        self.buffered_bytes = 0
+        self.dropped = False
+        self.log_start = -1
+        self.end = -1
+        self.resume_s = 0.0
+
+
+class Chunk:
+    """Whole record batches of one partition: ``data[at:]`` is not decoded yet.
+
+    ``wanted`` is the offset that was asked for; records before it are not the consumer's business.
+    ``position`` is where ``data[0]`` is in the partition's log.
+    """
+
+    __slots__ = ("at", "data", "fetched", "position", "wanted")
+
+    def __init__(self, fetched: Fetched, data: memoryview, wanted: int, position: int) -> None:
+        self.fetched = fetched
+        self.data = data
+        self.wanted = wanted
+        self.position = position
+        self.at = 0
+
+    def release(self) -> None:
+        """Decoded, or not wanted any more: there is room for another."""
+        self.fetched.buffered_bytes -= len(self.data)
+
+
+class _Link:
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        self.connection: Connection | None = None
+        self.asked: list[tuple[Fetched, int]] = []  # in flight: partition and offset
+        self.deadline_s = 0.0
+        self.resume_s = 0.0
+        self.failures = 0
+        self.events = 0
+
+
+class Fetcher:
+    def __init__(self, cluster: Cluster, options: FetchOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._clock = clock
+        self._partitions: dict[Place, Fetched] = {}
+        self._links: dict[int, _Link] = {}
+        self._led: dict[int, deque[Fetched]] | None = None  # by broker; None: find out anew
+        self._led_view: View | None = None
+        self._stale_topics: set[str] = set()
+        self._refresh_s = 0.0
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            self._disconnect(link)
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def wake(self) -> None:
+        """End a :meth:`poll` that waits; from any thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    # ---- what to fetch
+
+    def assign(self, offsets: Mapping[Place, int]) -> None:
+        """Fetch these partitions from these offsets, and no others."""
+        for place in self._partitions.keys() - offsets.keys():
+            self.remove(place)
+        for place, offset in offsets.items():
+            self.seek(place, offset)
+
+    def seek(self, place: Place, offset: int) -> None:
+        """Fetch this partition from ``offset``; chunks and replies from before are dropped."""
+        self.remove(place)
+        self._partitions[place] = Fetched(place, offset)
+
+    def remove(self, place: Place) -> None:
+        fetched = self._partitions.pop(place, None)
+        if fetched is not None:
+            fetched.dropped = True
+        self._led = None
+
+    def ends(self) -> dict[Place, int]:
+        """How far each partition could be read at its last reply; partitions without one are left out."""
+        return {place: fetched.end for place, fetched in self._partitions.items() if fetched.end >= 0}
+
+    # ---- fetching
+
+    def poll(self, timeout_s: float | None) -> list[Chunk]:
+        """Chunks that have arrived, waiting for some up to ``timeout_s``; empty when time is up or woken."""
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        while True:
+            now_s = self._clock()
+            chunks: list[Chunk] = []
+            for link in list(self._links.values()):
+                self._receive(link, chunks, now_s)
+            self._ask_all(now_s)
+            if chunks:
+                return chunks
+            pause_s = PAUSE_S_MAX
+            if any(fetched.resume_s > now_s for fetched in self._partitions.values()) or self._stale_topics:
+                pause_s = BACKOFF_S
+            if deadline_s is not None:
+                pause_s = min(pause_s, deadline_s - now_s)
+                if pause_s <= 0:
+                    return []
+            for fd, _ in self._epoll.poll(pause_s):
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    return []
+
+    def _ask_all(self, now_s: float) -> None:
+        """Every broker that has no request of ours gets one."""
+        if self._stale_topics and now_s >= self._refresh_s:
+            self._refresh(now_s)
+        if self._led is None or self._led_view is not self._cluster.view:
+            self._find_leaders(now_s)
+        assert self._led is not None
+        for broker_id, led in self._led.items():
+            link = self._links.get(broker_id)
+            if link is None:
+                link = self._links[broker_id] = _Link(broker_id)
+            if not link.asked and now_s >= link.resume_s:
+                self._ask(link, led, now_s)
+            elif link.asked and now_s >= link.deadline_s:
+                self._failed(link, RequestTimedOut(f"{link.connection} did not answer a fetch in time"), now_s)
+
+    def _ask(self, link: _Link, led: deque[Fetched], now_s: float) -> None:
+        options = self._options
+        room = [f for f in led if f.buffered_bytes < options.buffer_bytes_max and now_s >= f.resume_s]
+        if not room:
+            return
+        led.rotate(-1)  # the broker fills the reply in this order: another one first next time
+        try:
+            if link.connection is None:
+                address = self._cluster.address(link.broker_id)
+                link.connection = Connection(address, client_name=self._cluster.client_name)
+            connection = link.connection
+            wait_ms = options.wait_ms_max if len(room) == len(led) else BACKLOG_WAIT_MS
+            parts = [[*f.place, f.offset, options.partition_bytes_max] for f in room]
+            connection.post(FETCH, wait_ms, options.bytes_min, options.bytes_max, parts)
+            connection.flush()
+        except BrokerAway as error:
+            self._failed(link, error, now_s)
+            return
+        link.asked = [(f, f.offset) for f in room]
+        link.deadline_s = now_s + (wait_ms + options.request_timeout_ms) / 1000
+        self._watch(link)
+
+    def _watch(self, link: _Link) -> None:
+        assert link.connection is not None
+        events = select.EPOLLIN | (select.EPOLLOUT if link.connection.wants_write else 0)
+        if events != link.events:
+            (self._epoll.modify if link.events else self._epoll.register)(link.connection.fileno(), events)
+            link.events = events
+
+    def _receive(self, link: _Link, chunks: list[Chunk], now_s: float) -> None:
+        connection = link.connection
+        if connection is None:
+            return
+        try:
+            if connection.wants_write:
+                connection.flush()
+                self._watch(link)
+            for reply in connection.receive():
+                self._take(link, reply, chunks, now_s)
+        except ApplianceError as error:
+            if not isinstance(error, BrokerAway | ProtocolFault):
+                raise
+            self._failed(link, error, now_s)
+
+    def _take(self, link: _Link, reply: Reply, chunks: list[Chunk], now_s: float) -> None:
+        asked, link.asked = link.asked, []
+        link.failures = 0
+        rows = reply.header[2]
+        if len(rows) != len(asked):
+            raise ProtocolFault(f"{link.connection} answered {len(rows)} partitions, asked for {len(asked)}")
+        at = 0
+        refused: list[tuple[Fetched, int]] = []
+        for (fetched, offset), (code, log_start, end, size) in zip(asked, rows, strict=True):
+            data = reply.payload[at : at + size]
+            at += size
+            if fetched.dropped:
+                continue
+            fetched.log_start, fetched.end = log_start, end
+            if code:
+                refused.append((fetched, code))
+            elif size:
+                position = _position(data, offset)
+                fetched.offset = position + size
+                fetched.buffered_bytes += size
+                chunks.append(Chunk(fetched, data, offset, position))
+        for fetched, code in refused:
+            self._refused(fetched, code, now_s)
+
+    # ---- troubles
+
+    def _refused(self, fetched: Fetched, code: int, now_s: float) -> None:
+        topic, partition = fetched.place
+        fetched.resume_s = now_s + BACKOFF_S
+        error = from_code(code, f"{topic}-{partition}: the broker answers error {code}")
+        if isinstance(error, OffsetOutOfRange):
+            reset = self._options.reset
+            text = f"{topic}-{partition}: offset {fetched.offset} is outside of {fetched.log_start}..{fetched.end}"
+            if reset is None:
+                raise OffsetOutOfRange(f"{text}; seek to another one")
+            fetched.offset = fetched.log_start if reset == "earliest" else fetched.end
+            fetched.resume_s = now_s
+            logger.warning("%s: going on at %d (%s)", text, fetched.offset, reset)
+        elif isinstance(error, NotLeader | UnknownPartition):
+            self._stale_topics.add(topic)
+            self._led = None
+        elif not error.retriable and code >= 0:
+            raise error
+        else:
+            fetched.resume_s = now_s + BACKOFF_S_MAX
+            logger.warning("%s; trying again", error)
+
+    def _failed(self, link: _Link, error: ApplianceError, now_s: float) -> None:
+        logger.warning("%s", error)
+        link.resume_s = now_s + min(BACKOFF_S * 2 ** min(link.failures, 10), BACKOFF_S_MAX)
+        link.failures += 1
+        self._disconnect(link)
+        self._led = None
+        self._stale_topics.update(place[0] for place in self._partitions)
+
+    def _disconnect(self, link: _Link) -> None:
+        link.asked = []
+        link.events = 0
+        if link.connection is not None:
+            link.connection.close()  # epoll forgets it by itself
+            link.connection = None
+
+    def _refresh(self, now_s: float) -> None:
+        """Ask who leads what.  A topic that is gone ends the consumer's wait for it."""
+        self._refresh_s = now_s + BACKOFF_S_MAX
+        topics, self._stale_topics = self._stale_topics, set()
+        try:
+            self._cluster.refresh(topics)
+        except ApplianceError as error:
+            if not error.retriable:
+                raise
+            self._stale_topics |= topics
+            logger.warning("metadata: %s", error)
+
+    def _find_leaders(self, now_s: float) -> None:
+        self._led_view = self._cluster.view
+        self._led = {}
+        for place, fetched in self._partitions.items():
+            try:
+                broker_id = self._cluster.leader(*place)
+            except NotLeader:
+                self._stale_topics.add(place[0])
+                continue
+            self._led.setdefault(broker_id, deque()).append(fetched)
+
+
+def _position(data: memoryview, offset: int) -> int:
+    """Where in its log the first batch of ``data`` is; it must contain ``offset``."""
+    if len(data) >= HEADER_BYTES:
+        base, length, *_, count = HEADER.unpack_from(data)
+        size = length + LENGTH_END
+        if 0 < count <= size and base + count - size <= offset < base + count:
+            return int(base + count - size)
+    raise ProtocolFault(f"a fetch at {offset} was answered with something else")
