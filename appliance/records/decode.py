@@ -11,7 +11,6 @@ Offsets are those that the broker has placed; timestamps are milliseconds since 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import CorruptBatch
@@ -86,11 +85,11 @@ def decode_values(
     *,
     check_crc: bool = True,
     bytes_max: int = BYTES_MAX,
-) -> tuple[Sequence[bytes | None], int]:
+) -> tuple[list[bytes | None], int]:
     """The values of the batch at ``start``, and the offset that follows its last record."""
     base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max)
     try:
-        values: Sequence[bytes | None] | None = None
+        values: list[bytes | None] | None = None
         if info.max_timestamp == info.first_timestamp and info.count >= _PLAIN_MIN:
             values = _equal_values(data, info.count) or _plain_values(data, info.count)
         if values is None:
@@ -114,7 +113,7 @@ def _long_varint(data: bytes, position: int) -> tuple[int, int]:
             raise CorruptBatch(f"a number of more than {_VARINT_BYTES_MAX} bytes")
 
 
-def _equal_values(data: bytes, count: int) -> list[bytes] | None:
+def _equal_values(data: bytes, count: int) -> list[bytes | None] | None:
     """The values, if these are plain records of one length: cut by arithmetic."""
     # The first record tells the length, if it is a plain one: length, 0, 0, 0, null key, value length.
     _, position = _long_varint(data, 0)
@@ -124,13 +123,13 @@ def _equal_values(data: bytes, count: int) -> list[bytes] | None:
     spans = plain_spans(length, count)
     if sum((width + length) * number for width, number in spans) != len(data):
         return None
-    values: list[bytes] = []
+    values: list[bytes | None] = []
     position = -1  # what precedes a value begins with the last byte of the record before
     for width, number in spans:
         end = position + number * (width + length)
         values += [data[at : at + length] for at in range(position + width, end, width + length)]
         position = end
-    return values if join_plain(values) == data else None
+    return values if join_plain(values) == data else None  # type: ignore[arg-type]  # no None among them
 
 
 class _Cuts(dict[bytes, tuple[int, int]]):
@@ -153,11 +152,11 @@ _BODY_BYTES_END = 1 << 13
 _cuts: list[_Cuts] = []
 
 
-def _plain_values(data: bytes, count: int) -> list[bytes] | None:
+def _plain_values(data: bytes, count: int) -> list[bytes | None] | None:
     """The values, if these are plain records of any lengths: cut by their first two bytes."""
     if not _cuts:
         _cuts.extend(_Cuts(delta_bytes) for delta_bytes in range(1, 4))
-    values: list[bytes] = []
+    values: list[bytes | None] = []
     append = values.append
     position = done = 0
     for cuts, stop in zip(_cuts, DELTA_STEPS[1:], strict=False):
@@ -170,7 +169,7 @@ def _plain_values(data: bytes, count: int) -> list[bytes] | None:
         except KeyError:
             return None
         done = stop
-    return values if len(values) == count and join_plain(values) == data else None
+    return values if len(values) == count and join_plain(values) == data else None  # type: ignore[arg-type]  # no None among them
 
 
 def _values(data: bytes, count: int) -> list[bytes | None]:
