@@ -1,0 +1,215 @@
+"""appliance.processes.cluster: groups in the registry, and what lies before an offset given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from appliance import config as configs
+from appliance.catalog import Catalog, Topic
+from appliance.errors import InvalidRequest, OffsetOutOfRange, UnknownPartition, ZooKeeperAway
+from appliance.groups.cluster import Commit, RegisteredMember
+from appliance.processes.cluster import Cluster
+from appliance.processes.partitions import Partitions
+from appliance.processes.producer_ids import ProducerIds
+from appliance.processes.topics import Topics
+from appliance.shared.table import ONLINE, ROWS, SegmentTable
+from appliance.zookeeper.operations import Operation, Request
+from appliance.zookeeper.paths import BrokerInfo, consumer, owner
+from appliance.zookeeper.paths import TopicPartition as Part
+from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
+
+from .zookeeper_fixture import Tree
+
+T = TypeVar("T")
+
+
+class DictionaryRegistry:
+    """In place of ``processes.registry.Registry``: answers at once, out of a dictionary."""
+
+    enabled = True
+    state = "connected"
+    connect_string = "zk:2181"
+    revision = 0
+
+    def __init__(self) -> None:
+        self.tree = Tree()
+        self.away = False
+        self.brokers: dict[int, BrokerInfo] = {}
+        self.topics, self.groups, self.offsets = BrokerRegistry(), GroupRegistry(), OffsetRegistry()
+
+    async def ask(self, operation: Operation[T]) -> T:
+        if self.away:
+            operation.close()
+            raise ZooKeeperAway("away")
+        result: T = self.tree.run(operation)
+        return result
+
+    def keep(self, path: str, value: bytes) -> None:
+        self.tree.nodes.pop(path, None)
+        self.tree.answer(Request("create", path, value, ephemeral=True))
+
+    def unkeep(self, path: str) -> None:
+        assert path in self.tree.nodes
+
+    def announce(self) -> None:
+        pass
+
+
+def dictionary_registry() -> Any:
+    return DictionaryRegistry()
+
+
+class Bench:
+    """A cluster of one broker with one topic of two partitions, the first of them open."""
+
+    def __init__(self, data_dir: Path, *settings: str) -> None:
+        self.sent: list[Any] = []
+        self.spawned: list[Coroutine[Any, Any, None]] = []
+        self.registry = registry = dictionary_registry()
+        config = configs.load(overrides=settings)
+        self.partitions = Partitions(self.sent.append)
+        catalog = Catalog(data_dir / "catalog.json", {"logs": Topic("logs", {0: [0], 1: [0], 2: [8]})})
+        self.topics = Topics(config, catalog, self.partitions, registry, self.spawned.append, lambda: 1_000_000)
+        ids = ProducerIds(data_dir, 0, lambda below: 0)
+        self.cluster = Cluster(
+            config,
+            data_dir,
+            self.topics,
+            self.partitions,
+            registry,
+            ids,
+            self.spawned.append,
+            lambda: 1_000_000,
+        )
+        self.table = SegmentTable([0] * (ROWS + 8))
+        self.table.publish([0, 100, 200], 0, 250, 25)
+        self.table.set_state(ONLINE)
+        self.partitions._tables["logs", 0] = self.table
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """A coroutine, and what it has spawned."""
+
+        async def all_of_it() -> T:
+            result = await work
+            while self.spawned:
+                await self.spawned.pop()
+            return result
+
+        return asyncio.run(all_of_it())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def member(name: str, *partitions: tuple[str, int]) -> RegisteredMember:
+    return RegisteredMember(name, "client", "/192.0.2.1", ("logs",), partitions)
+
+
+async def nothing() -> None:
+    pass
+
+
+def test_members_of_the_kafka_door_are_shown_moved_and_taken_away(bench: Bench) -> None:
+    nodes = bench.registry.tree.nodes
+    bench.cluster.register("g", [member("a", ("logs", 0), ("logs", 1)), member("b")])
+    group = bench.run(bench.cluster.group("g"))
+    assert group is not None and not group.native
+    assert group.members == (member("a", ("logs", 0), ("logs", 1)), member("b"))
+    assert [row.name for row in bench.run(bench.cluster.groups())] == ["g"]
+
+    bench.cluster.register("g", [member("b", ("logs", 1))])
+    bench.run(nothing())
+    assert consumer("g", "a") not in nodes and owner("g", Part("logs", 0)) not in nodes
+    assert nodes[owner("g", Part("logs", 1))].value == b"b-0"
+
+    bench.cluster.register("g", [])
+    bench.run(nothing())
+    group = bench.run(bench.cluster.group("g"))
+    assert group is not None and group.members == ()
+    bench.run(bench.cluster.forget("g", None))
+    assert bench.run(bench.cluster.group("g")) is None
+
+
+def test_what_could_not_be_taken_away_while_zookeeper_was_away_goes_later(bench: Bench) -> None:
+    bench.cluster.register("g", [member("a"), member("b")])
+    bench.registry.away = True
+    bench.cluster.register("g", [member("b")])
+    with pytest.raises(ZooKeeperAway):
+        bench.run(nothing())
+    bench.cluster.register("g", [])
+    bench.cluster.register("g", [member("b")])  # b is back before anybody could delete it
+    for work in bench.spawned:
+        work.close()
+    bench.spawned.clear()
+    bench.registry.away = False
+    bench.run(bench.cluster.reconnected())
+    assert consumer("g", "a") not in bench.registry.tree.nodes
+    assert consumer("g", "b") in bench.registry.tree.nodes
+
+
+def test_commits_name_the_partitions_that_do_not_exist(bench: Bench) -> None:
+    refused = bench.run(
+        bench.cluster.commit("g", {("logs", 0): Commit(7, "note"), ("logs", 9): Commit(1), ("x", 0): Commit(1)})
+    )
+    assert {key: type(error) for key, error in refused.items()} == {
+        ("logs", 9): UnknownPartition,
+        ("x", 0): UnknownPartition,
+    }
+    assert bench.run(bench.cluster.committed("g", None)) == {("logs", 0): Commit(7, "note")}
+    assert bench.run(bench.cluster.committed("g", [("logs", 1)])) == {}
+
+
+def test_a_group_with_live_members_is_not_forgotten(bench: Bench) -> None:
+    bench.cluster.register("g", [member("a")])
+    with pytest.raises(InvalidRequest):
+        bench.run(bench.cluster.forget("g", None))
+
+
+def test_leaders_and_brokers_are_those_that_live(bench: Bench) -> None:
+    topic = bench.cluster.topics()["logs"]
+    assert [bench.cluster.leader(topic, partition) for partition in range(3)] == [0, 0, -1]
+    bench.registry.brokers[8] = BrokerInfo("i", "h", native="h:9091", kafka="[::1]:9092")
+    bench.registry.brokers[9] = BrokerInfo("i", "h", native="h:9091", kafka="")
+    assert bench.cluster.leader(topic, 2) == 8
+    assert [tuple(row) for row in bench.cluster.brokers("a:1")] == [(0, "a", 1), (8, "::1", 9092)]
+    assert [row.id for row in bench.cluster.brokers("a:1", "native")] == [0, 8, 9]
+
+
+def test_deleting_records_waits_for_the_cut_and_says_where_the_log_starts_now(bench: Bench) -> None:
+    async def cut_by_writer() -> int:
+        asking = asyncio.ensure_future(bench.cluster.delete_records("logs", 0, 150))
+        while not bench.sent:
+            await asyncio.sleep(0)
+        assert bench.sent == [["cut", "logs", 0, 150]]
+        bench.table.retire_before(100)
+        return await asking
+
+    assert bench.run(cut_by_writer()) == 100
+    assert bench.run(bench.cluster.delete_records("logs", 0, 120)) == 100  # nothing more to remove
+    assert len(bench.sent) == 1
+    for offset in (50, 251):
+        with pytest.raises(OffsetOutOfRange):
+            bench.run(bench.cluster.delete_records("logs", 0, offset))
+    with pytest.raises(UnknownPartition):
+        bench.run(bench.cluster.delete_records("logs", 1, 0))
+
+
+def test_a_catalog_that_cannot_be_stored_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from appliance.errors import DiskFull
+
+    def full(path: Path, content: bytes) -> None:
+        raise DiskFull("no room")
+
+    monkeypatch.setattr("appliance.catalog.replace_file", full)
+    with pytest.raises(DiskFull):
+        bench.run(bench.topics.create("more"))
+    with pytest.raises(DiskFull):
+        bench.run(bench.topics.delete("logs"))
+    assert list(bench.cluster.topics()) == ["logs"] and not bench.topics.catalog.deleting and not bench.sent
