@@ -29,8 +29,8 @@ lint: setup
 	@$(BIN)/mypy
 
 bench-smoke: setup
-	@for file in perf/[a-z]*.py; do \
-		echo "== $$file"; $(BIN)/python "$$file" --smoke || exit 1; done
+	@for file in $(filter-out perf/_%,$(wildcard perf/*.py)); do \
+		echo "== $$file --smoke"; $(BIN)/python "$$file" --smoke || exit 1; done
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

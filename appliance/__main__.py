@@ -1,6 +1,5 @@
-"""``python -m appliance`` is ``appliance``."""
+"""``python -m appliance`` is the command line, for where ``.venv/bin`` is not on the path."""
 
 from .cli import main
 
-if __name__ == "__main__":
-    main()
+main()

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import BadValue
+from typer import BadParameter
 
 LOG_DIR = Path("/var/log")
 FILES_MAX = 200
@@ -75,18 +75,18 @@ def plan(files: Sequence[Path], lines_min: int = LINES_MIN) -> Plan:
     """What to ship: ``files``, or the logs of this host when there are none.
 
     Raises:
-        BadValue: a file that cannot be read, or no text at all.
+        OSError: a file that cannot be read.
+        BadParameter: not one line of text.
     """
     given = list(files)
     for path in given:
-        if not path.is_file() or not os.access(path, os.R_OK):
-            raise BadValue(f"{path}: no readable file")
+        path.open("rb").close()
     paths = given or find()
     counted = [(path, *_count(path)) for path in paths]
     lines, size = sum(row[1] for row in counted), sum(row[2] for row in counted)
     if not lines:
         where = "these files" if given else f"{LOG_DIR} (no readable text logs)"
-        raise BadValue(f"{where}: not one line; name files to ship: appliance demo FILE...")
+        raise BadParameter(f"{where}: not one line; name files to ship: appliance demo FILE...")
     rounds = 1 if lines >= lines_min else -(-lines_min // lines)
     rounds = max(1, min(rounds, BYTES_MAX // max(size, 1)))
     sources = [

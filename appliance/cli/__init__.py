@@ -1,0 +1,74 @@
+"""The command line: parse, call, print.  ``appliance --help`` is its manual.
+
+One module per group of commands; this one puts them together.  What the appliance consists of is imported
+inside the commands that need it, so that ``appliance start`` and shell completion do not wait for what they do
+not use.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import ApplianceError
+from . import config_commands, data_commands, demo_command, groups, log_commands, service, topics
+from .faults import EXIT_STATUSES, report
+
+app = typer.Typer(
+    name="appliance",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="[b]Exit statuses[/b]  " + " · ".join(f"[b]{code}[/b] {what}" for code, what in EXIT_STATUSES.items()),
+    help="""A log broker in one box: push logs in, pull them out in groups.
+
+    [b]A first walk[/b]
+
+        appliance start --data /tmp/box &
+
+        appliance topics create web --partitions 2 --data /tmp/box
+
+        appliance produce web /var/log/dpkg.log --data /tmp/box
+
+        appliance consume web --from earliest --timeout 1 --data /tmp/box
+
+    APPLIANCE_DATA or APPLIANCE_CONNECT in the environment save --data or --connect.  All of it at once:
+    [b]appliance demo[/b].""",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"appliance {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+service.register(app)
+data_commands.register(app)
+app.add_typer(topics.app, name="topics", rich_help_panel="Topics and groups")
+app.add_typer(groups.app, name="groups", rich_help_panel="Topics and groups")
+app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
+app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")
+demo_command.register(app)
+
+
+def main() -> None:
+    """Entry point of ``.venv/bin/appliance``."""
+    try:
+        app(prog_name="appliance")
+    except (ApplianceError, OSError) as error:
+        sys.exit(report(error))

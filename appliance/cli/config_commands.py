@@ -1,0 +1,76 @@
+"""``appliance config``: the configuration as it would be used, every key documented, and its check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+
+from ..config import KEYS, Config, Key, load
+from . import output
+from .service import ConfigFile, Overrides
+from .target import Json
+
+app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.")
+TEXT_COLUMN = 44
+
+
+@app.command()
+def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = False) -> None:
+    """Print every key with its value, unit, default and meaning, as a TOML file that --config takes.
+
+    [b]Examples[/b]
+
+        appliance config show > appliance.toml
+
+        appliance config show --config appliance.toml --set network.workers=4
+    """
+    chosen = load(config, settings or [])
+    if as_json:
+        output.print_json([_row(key, chosen) for key in KEYS.values()])
+    else:
+        print("\n".join(_lines(chosen)))
+
+
+@app.command()
+def check(config: ConfigFile = None, settings: Overrides = None) -> None:
+    """Say whether the configuration is right; exit status 78 and every fault on a line of its own if not.
+
+    [b]Example[/b]
+
+        appliance config check --config appliance.toml && systemctl reload appliance
+    """
+    chosen = load(config, settings or [])
+    changed = sum(chosen.value(name) != key.default for name, key in KEYS.items())
+    print(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
+
+
+def _row(key: Key, chosen: Config) -> dict[str, object]:
+    return {
+        "key": key.name,
+        "value": chosen.value(key.name),
+        "default": key.default,
+        "unit": key.unit,
+        "choices": list(key.choices),
+        "about": key.about,
+    }
+
+
+def _lines(chosen: Config) -> Iterator[str]:
+    """A TOML document; a value that is not the default carries the default behind it."""
+    table = ""
+    for name, key in KEYS.items():
+        if key.table != table:
+            table = key.table
+            yield f"\n[{table}]" if name != next(iter(KEYS)) else f"[{table}]"
+        value, inner = chosen.value(name), name.removeprefix(f"{table}.")
+        unit = {"bytes": "bytes: ", "ms": "ms: "}.get(key.unit, "")
+        choices = f" ({', '.join(map(str, key.choices))})" if len(key.choices) > 1 else ""
+        default = "" if value == key.default else f"; default {_toml(key.default)}"
+        yield f"{inner} = {_toml(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{default}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

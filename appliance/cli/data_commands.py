@@ -1,0 +1,291 @@
+"""``appliance produce`` and ``appliance consume``: lines in, lines out.
+
+``produce`` sends what is there at once (it reads pipes as they fill, so ``tail -F`` works) and waits at the end
+until everything is delivered; it fails on the first line that is not.  ``consume`` flushes its output before it
+commits, so that a group never skips what nobody has seen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from base64 import b64encode
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
+
+import typer
+
+from ..errors import MessageTooLarge
+from . import output
+from .positions import Position, parse_position, resolve
+from .target import Connect, Data, Json, address, cluster
+
+if TYPE_CHECKING:
+    from ..client import Delivery, Message, Producer
+
+READ_BYTES = 1 << 20
+LINE_BYTES_MAX = 64 << 20
+BATCH_MAX = 1000
+PENDING_MAX = 4096
+"""Deliveries not looked at yet; beyond, the oldest is waited for."""
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files; standard input if none.")
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", metavar="TEXT", help="What stands before it in a line is the key."),
+    ] = None,
+    partition: Annotated[int | None, typer.Option("--partition", min=0, help="To this partition only.")] = None,
+    acks: Annotated[
+        Literal["all", "1", "0"], typer.Option("--acks", help="A line counts as sent when flushed, written, gone.")
+    ] = "all",
+    codec: Annotated[
+        Literal["none", "gzip", "snappy", "lz4", "zstd"], typer.Option("--codec", help="Compress batches.")
+    ] = "none",
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Send lines of files or of standard input, each as one message, without its line break.
+
+    [b]Examples[/b]
+
+        appliance produce web /var/log/nginx/access.log --data /tmp/box
+
+        tail -F app.log | appliance produce app --key-separator ' ' --acks 1
+
+        echo '{"a": 1}' | appliance produce events --connect logs.example.net:9091 --json
+    """
+    from ..client import Producer
+
+    if key_separator == "":
+        raise typer.BadParameter("--key-separator: must not be empty")
+    for path in files or []:
+        path.open("rb").close()  # all or none: a missing file is found before the first line is sent
+    with cluster(data, connect) as asked:  # says at once when nobody is there; a producer would go on trying
+        asked.refresh([topic])
+        asked.topic(topic)
+    begun = time.monotonic()
+    sender = Producer(address(data, connect), acks=acks, codec=codec, client_name="appliance-produce")
+    with sender as producer:
+        sending = _Sending(producer, topic, partition, key_separator)
+        for source in _sources(files or []):
+            sending.send(source)
+        sending.finish()
+    seconds = time.monotonic() - begun
+    summary = {"topic": topic, "messages": sending.count, "bytes": sending.size, "seconds": round(seconds, 3)}
+    if as_json:
+        output.print_json(summary)
+    else:
+        rate = sending.count / max(seconds, 1e-9)
+        output.remark(f"{sending.count:,} messages, {output.size(sending.size)}, {rate:,.0f} messages/s")
+
+
+class _Sending:
+    """Lines on their way to one topic; any that fails ends it."""
+
+    def __init__(self, producer: Producer, topic: str, partition: int | None, separator: str | None) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._separator = separator.encode() if separator else None
+        self._pending: deque[Delivery] = deque()
+        self.count = 0
+        self.size = 0
+
+    def send(self, lines: list[bytes]) -> None:
+        if self._separator is None and self._partition is None:
+            self._pending += self._producer.send_many(self._topic, lines)
+        else:
+            for line in lines:
+                key, value = self._split(line)
+                sent = self._producer.send(self._topic, value, key=key, partition=self._partition)
+                self._pending.append(sent)
+        self.count += len(lines)
+        self.size += sum(map(len, lines))
+        while self._pending and (self._pending[0].done() or len(self._pending) > PENDING_MAX):
+            self._pending.popleft().result()
+
+    def _split(self, line: bytes) -> tuple[bytes | None, bytes]:
+        key, found, value = line.partition(self._separator) if self._separator else (b"", b"", line)
+        return (key, value) if found else (None, line)
+
+    def finish(self) -> None:
+        self._producer.flush()
+        while self._pending:
+            self._pending.popleft().result()
+
+
+def _sources(files: list[Path]) -> Iterator[list[bytes]]:
+    """The lines of all files, or of standard input, in pieces as they come."""
+    if not files:
+        yield from lines_of(sys.stdin.buffer, "standard input")
+        return
+    total = sum(path.stat().st_size for path in files)
+    with output.progress("sending", total) as advance:
+        for path in files:
+            with path.open("rb") as file:
+                for lines in lines_of(file, str(path)):
+                    yield lines
+                    advance(sum(map(len, lines)) + len(lines))
+
+
+def lines_of(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
+    """Lists of lines, without line breaks, as soon as they can be read.
+
+    Raises:
+        MessageTooLarge: a line without end.
+    """
+    rest, count = b"", 0
+    read = getattr(file, "read1", file.read)
+    while piece := read(READ_BYTES):
+        first, found, tail = piece.partition(b"\n")
+        if not found:
+            rest += piece
+        else:
+            lines = [rest + first, *tail.split(b"\n")]
+            rest = lines.pop()
+            count += len(lines)
+            yield lines
+        if len(rest) > LINE_BYTES_MAX:
+            raise MessageTooLarge(f"{name}: line {count + 1} is longer than {output.size(LINE_BYTES_MAX)}")
+    if rest:
+        yield [rest]
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="G", help="Share the topic with others of this group, and commit."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="earliest|latest|TIME|OFFSET",
+            help="Where to begin: also 2026-11-20T06:00, 06:00 or -15m.  A group goes on where it has committed. "
+            "[dim]\\[default: latest, with --group earliest][/dim]",
+        ),
+    ] = None,
+    partitions: Annotated[
+        list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.  Not with --group.")
+    ] = None,
+    count_max: Annotated[int | None, typer.Option("--max", min=1, metavar="N", help="End after N messages.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="S", help="End when nothing has come for S seconds."),
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", metavar="TEXT", help="Print keys, with this behind them.")
+    ] = None,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Print messages, one per line, until --max, --timeout or Ctrl-C.
+
+    With --json one object per line: topic, partition, offset, timestamp (ms since 1970), key, value, headers;
+    what is not UTF-8 stands in key_base64 or value_base64.
+
+    [b]Examples[/b]
+
+        appliance consume web --data /tmp/box
+
+        appliance consume web --from -1h --timeout 2 --json | jq -r .value
+
+        appliance consume web --group reports --max 1000
+
+        appliance consume web --from 4711 --partition 0 --max 1
+    """
+    position = parse_position(since or ("earliest" if group else "latest"), datetime.now().astimezone())
+    printing = _Printing(as_json, key_separator)
+    door = address(data, connect)
+    if group is None:
+        _read(door, topic, partitions, position, Limits(count_max, timeout), printing)
+    elif partitions:
+        raise typer.BadParameter("--partition: a group divides the partitions itself; leave out --group or --partition")
+    else:
+        _read_as_group(door, topic, group, position, Limits(count_max, timeout), printing)
+
+
+class Limits(NamedTuple):
+    """When to end: after this many messages, or this many seconds without one."""
+
+    count_max: int | None
+    timeout: float | None
+
+
+class _Printing:
+    def __init__(self, as_json: bool, separator: str | None) -> None:
+        self._as_json = as_json
+        self._separator = separator.encode() if separator is not None else None
+
+    def print(self, messages: Iterable[Message]) -> None:
+        """Write out and flush: what has been printed has left this process."""
+        form = self._json if self._as_json else self._text
+        sys.stdout.buffer.write(b"".join(form(message) + b"\n" for message in messages))
+        sys.stdout.buffer.flush()
+
+    def _text(self, message: Message) -> bytes:
+        value = message.value or b""
+        if self._separator is None or message.key is None:
+            return value
+        return message.key + self._separator + value
+
+    def _json(self, message: Message) -> bytes:
+        row: dict[str, Any] = {
+            "topic": message.topic,
+            "partition": message.partition,
+            "offset": message.offset,
+            "timestamp": message.timestamp,
+            **_readable("key", message.key),
+            **_readable("value", message.value),
+        }
+        if message.headers:
+            row["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers]
+        return json.dumps(row, ensure_ascii=False).encode()
+
+
+def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(value or b"").decode()}
+
+
+def _read(
+    door: str, topic: str, chosen: list[int] | None, position: Position, limits: Limits, printing: _Printing
+) -> None:
+    from ..client import Consumer
+
+    with cluster(None, door) as asked:
+        asked.refresh([topic])
+        count = len(asked.topic(topic).leaders)
+        offsets = resolve(asked, position, [(topic, partition) for partition in chosen or range(count)])
+    left = limits.count_max
+    with Consumer(door, client_name="appliance-consume", on_out_of_range="raise") as consumer:
+        consumer.assign(offsets)
+        while left is None or left > 0:
+            messages = consumer.poll(limits.timeout, BATCH_MAX if left is None else min(left, BATCH_MAX))
+            if not messages:
+                return
+            printing.print(messages)
+            left = None if left is None else left - len(messages)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Messages")(produce)
+    app.command(rich_help_panel="Messages")(consume)
+
+
+def _read_as_group(door: str, topic: str, group: str, position: Position, limits: Limits, printing: _Printing) -> None:
+    raise NotImplementedError

@@ -1,0 +1,106 @@
+"""What the demo found: one row per partition, one per consumer, and whether every line is accounted for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import output
+from .demo_ledger import Account, Partition
+from .demo_logs import Plan
+
+
+@dataclass(slots=True)
+class Report:
+    """``shares``: lines that each consumer read, repeats included; ``leftovers``: what needed force to go away."""
+
+    plan: Plan
+    topics: list[str]
+    accounts: dict[Partition, Account]
+    shares: dict[str, int]
+    lag: int
+    seconds: float
+    kill: str
+    doors: dict[str, str]
+    exit_status: int
+    leftovers: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> list[str]:
+        places = self.accounts.items()
+        faults = [f"{self.topics[topic]}-{number}: {row.fault}" for (topic, number), row in places if row.fault]
+        if not self.lines:
+            faults.append("not one line went through")
+        if self.lag:
+            faults.append(f"the group lags {self.lag} messages behind")
+        if self.exit_status:
+            faults.append(f"the appliance ended with status {self.exit_status}")
+        return faults + [f"left behind: {what}" for what in self.leftovers]
+
+    @property
+    def good(self) -> bool:
+        return not self.faults
+
+    @property
+    def lines(self) -> int:
+        return sum(account.lines for account in self.accounts.values())
+
+    @property
+    def size(self) -> int:
+        return sum(account.bytes for account in self.accounts.values())
+
+    def partitions(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "topic": self.topics[topic],
+                "partition": number,
+                "messages": account.lines,
+                "bytes": account.bytes,
+                "repeats": account.repeats,
+                "checksum": account.checksum,
+                "in = out": account.fault or "yes",
+            }
+            for (topic, number), account in self.accounts.items()
+        ]
+
+    def consumers(self) -> list[dict[str, Any]]:
+        total = max(1, sum(self.shares.values()))
+        return [
+            {"consumer": name, "messages": count, "share": f"{count / total:.0%}"}
+            for name, count in self.shares.items()
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "lines": self.lines,
+            "bytes": self.size,
+            "seconds": round(self.seconds, 3),
+            "messages_per_second": round(self.lines / self.seconds),
+            "lag": self.lag,
+            "files": sorted({str(source.path) for source in self.plan.sources}),
+            "remark": self.plan.remark,
+            "partitions": self.partitions(),
+            "consumers": self.consumers(),
+            "faults": self.faults,
+        }
+
+
+def show(report: Report, as_json: bool) -> None:
+    if as_json:
+        output.print_json(report.as_json())
+        return
+    files = {source.path for source in report.plan.sources}
+    columns = ["topic", "partition", "messages", "bytes", "repeats", "checksum", "in = out"]
+    output.print_rows(report.partitions(), columns, title="Every line, per partition")
+    output.print_rows(report.consumers(), ["consumer", "messages", "share"], title="Read by")
+    print(f"{len(files)} files, {report.lines:,} lines, {output.size(report.size)}" + _aside(report.plan.remark))
+    print(f"{report.seconds:.1f} s in and out with a death in between: {report.lines / report.seconds:,.0f} messages/s")
+    print(f"first consumer killed; {report.kill}")
+    print(f"lag of the group: {report.lag}")
+    for fault in report.faults:
+        output.remark(f"FAULT: {fault}")
+    print("every line accounted for, nothing left behind" if report.good else "NOT every line is accounted for")
+
+
+def _aside(remark: str) -> str:
+    return f" ({remark})" if remark else ""

@@ -1,0 +1,54 @@
+"""What the demo shows while it works: remarks, and on a terminal a bar for lines in and one for lines out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from . import output
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+LOG_EVERY_S = 5.0
+
+
+class View:
+    """Use as a context; ``lines`` is the expected total."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        self._bars: Progress | None = None
+        self._tasks: list[TaskID] = []
+        self._said_s = time.monotonic()
+
+    def __enter__(self) -> View:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bars.start()
+            self._tasks = [self._bars.add_task(name, total=self._lines) for name in ("shipped", "consumed")]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def say(self, text: str) -> None:
+        if self._bars is not None:
+            self._bars.console.print(text, highlight=False, markup=False)
+        else:
+            output.remark(text)
+
+    def at(self, shipped: int, consumed: int) -> None:
+        """Show how many lines have gone in and come out."""
+        if self._bars is not None:
+            for task, count in zip(self._tasks, (shipped, consumed), strict=True):
+                self._bars.update(task, completed=count)
+        elif shipped and time.monotonic() - self._said_s > LOG_EVERY_S:
+            self._said_s = time.monotonic()
+            output.remark(f"{shipped:,} of about {self._lines:,} lines shipped, {consumed:,} consumed")

@@ -1,0 +1,56 @@
+"""The appliance's log of itself: one line per event on standard error, for people, journald or a collector.
+
+``log.format = "text"``: time, level, pid, module, message; under systemd, which knows time and pid, journald's
+``<priority>`` instead.  ``"json"``: an object per line.  Further lines of an event (a traceback) are indented, or
+escaped where the reader takes lines apart.  Forked children inherit it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+
+from ..config import Log
+
+PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+
+class Text(logging.Formatter):
+    def __init__(self, for_journald: bool) -> None:
+        super().__init__()
+        self._for_journald = for_journald
+
+    def format(self, record: logging.LogRecord) -> str:
+        where = record.name.removeprefix("appliance.")
+        message = _message(self, record)
+        if self._for_journald:
+            return f"<{PRIORITIES.get(record.levelno, 6)}>{where}: " + message.replace("\n", "\\n")
+        message = message.replace("\n", "\n    ")
+        return f"{_moment(record)} {record.levelname.lower():7} {record.process} {where}: {message}"
+
+
+class Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        event = {"time": _moment(record), "level": record.levelname.lower(), "pid": record.process}
+        event |= {"module": record.name, "message": _message(self, record)}
+        return json.dumps(event, ensure_ascii=False)
+
+
+def _moment(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    return f"{text}\n{formatter.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def configure(settings: Log) -> None:
+    """Send everything from ``settings.level`` on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Json() if settings.format == "json" else Text(bool(os.environ.get("JOURNAL_STREAM"))))
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

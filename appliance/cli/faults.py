@@ -1,0 +1,82 @@
+"""How faults end: what is wrong on one line, what to do about it on the next, and an exit status.
+
+The exit statuses are those of ``sysexits.h``; scripts rely on them, so they are listed by ``appliance --help``
+and in README.  Each error class carries its own (``errors.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..errors import (
+    AlreadyRunning,
+    ApplianceError,
+    BrokerAway,
+    ConfigFault,
+    CorruptLog,
+    DiskFull,
+    InvalidTopic,
+    NotLeader,
+    OffsetOutOfRange,
+    StorageFault,
+    UnknownGroup,
+    UnknownPartition,
+    ZooKeeperAway,
+)
+
+EXIT_STATUSES = {
+    0: "done",
+    1: "failed otherwise",
+    2: "wrong usage",
+    65: "refused: what was sent is wrong",
+    66: "no such topic, partition, group or file",
+    74: "a log on the disk is damaged",
+    75: "not now, try again: not running, already running, disk full, ZooKeeper away",
+    76: "the other side does not speak this protocol",
+    77: "not permitted",
+    78: "wrong configuration",
+    130: "interrupted",
+}
+NO_INPUT, STORAGE, NOT_PERMITTED = 66, 74, 77
+
+_DESCRIBE = "`appliance topics describe NAME`"
+_VERIFY = "`appliance log verify --data DIR`"
+REMEDIES: dict[type[ApplianceError], str] = {
+    BrokerAway: "start it with `appliance start --data DIR`, or name one with --data DIR or --connect HOST:PORT",
+    ZooKeeperAway: "groups and topic changes need ZooKeeper: see `appliance status`, then try again",
+    NotLeader: f"another appliance of this ensemble leads the partition: {_DESCRIBE} says which",
+    DiskFull: "make room, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
+    UnknownPartition: "`appliance topics list` shows what there is",
+    UnknownGroup: "`appliance groups list` shows what there is",
+    OffsetOutOfRange: f"{_DESCRIBE} shows from where to where each partition reaches",
+    InvalidTopic: "a name has 1 to 249 of the characters a-z A-Z 0-9 . _ -",
+    CorruptLog: f"look with {_VERIFY}; `appliance log repair` cuts it there and keeps a copy",
+    StorageFault: f"look with {_VERIFY}; the partition stays offline until it is repaired",
+    AlreadyRunning: "stop that one first, or choose another directory",
+    ConfigFault: "`appliance config show` documents every key",
+}
+
+
+def remedy(error: ApplianceError) -> str:
+    """What to do about it; "" when the message says so itself."""
+    if "`" in str(error):
+        return ""
+    return next((REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES), "")
+
+
+def report(error: ApplianceError | OSError) -> int:
+    """Say what is wrong and what to do about it; the exit status."""
+    if isinstance(error, ApplianceError):
+        message, hint, status = str(error) or type(error).__name__, remedy(error), error.exit_status
+    elif isinstance(error, PermissionError):
+        message, hint, status = f"{error.filename}: not permitted", "run it as the owner of the data", NOT_PERMITTED
+    elif isinstance(error, IsADirectoryError):
+        message, hint, status = f"{error.filename}: is a directory, not a file", "", NO_INPUT
+    elif isinstance(error, FileNotFoundError):
+        message, hint, status = f"{error.filename}: no such file or directory", "", NO_INPUT
+    else:
+        message, hint, status = str(error), "", STORAGE
+    print(f"appliance: {message}", file=sys.stderr)
+    if hint:
+        print(f"  {hint}", file=sys.stderr)
+    return status

@@ -1,0 +1,91 @@
+"""``appliance groups``: who consumes what, and how far behind."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from ..errors import InvalidRequest
+from . import output
+from .positions import parse_position, resolve
+from .target import Connect, Data, Json, cluster
+
+app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers and move their offsets.")
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+
+
+@app.command(name="list")
+def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """List groups of both doors.
+
+    [b]Example[/b]
+
+        appliance groups list --data /tmp/box
+    """
+    with cluster(data, connect) as asked:
+        rows = asked.admin("groups", {})
+    output.print_rows(rows, ["group", "protocol", "state", "members"], as_json=as_json)
+
+
+@app.command()
+def describe(group: Group, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Show members, offsets and lag (messages, bytes and seconds) of a group.
+
+    [b]Example[/b]
+
+        appliance groups describe reports --data /tmp/box --json
+    """
+    with cluster(data, connect) as asked:
+        found = asked.admin("group", {"group": group})
+    if as_json:
+        output.print_json(found)
+        return
+    print(f"{group}: {found['state']}, {found['protocol']} protocol, {len(found['members'])} members")
+    members = [
+        {**member, "partitions": [f"{topic}-{number}" for topic, number in member["partitions"]]}
+        for member in found["members"]
+    ]
+    if members:
+        output.print_rows(members, ["id", "client", "host", "partitions"], title="Members")
+    output.print_rows(
+        found["partitions"],
+        ["topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "owner"],
+        title="Partitions",
+    )
+
+
+@app.command(name="reset-offsets")
+def reset_offsets(
+    group: Group,
+    topic: Annotated[str, typer.Option("--topic", help="Topic to move the group in.")],
+    to: Annotated[str, typer.Option("--to", metavar="earliest|latest|TIME|OFFSET", help="Where to.")],
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given."),
+    ] = None,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Move a group that is not running to other offsets.
+
+    [b]Examples[/b]
+
+        appliance groups reset-offsets reports --topic web --to earliest
+
+        appliance groups reset-offsets reports --topic web --to 2026-11-20T06:00 --partition 0
+    """
+    position = parse_position(to, datetime.now().astimezone())
+    with cluster(data, connect) as asked:
+        running = [row for row in asked.admin("groups", {}) if row["group"] == group and row["members"]]
+        if running:
+            raise InvalidRequest(f"group {group!r} has {running[0]['members']} members running: stop them first")
+        asked.refresh([topic])
+        chosen = partitions or list(range(len(asked.topic(topic).leaders)))
+        offsets = resolve(asked, position, [(topic, number) for number in chosen])
+        asked.admin("commit", {"group": group, "offsets": [[*place, offset] for place, offset in offsets.items()]})
+    rows = [{"topic": name, "partition": number, "offset": offset} for (name, number), offset in offsets.items()]
+    output.print_rows(rows, ["topic", "partition", "offset"], as_json=as_json)

@@ -1,0 +1,121 @@
+"""``appliance start`` and ``appliance status``: run an appliance, look at one.
+
+``start`` imports the supervisor and the configuration only; everything else waits for the commands that use
+it.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..config import KEYS, Config, load
+from . import output
+from .target import Connect, Data, Json, cluster, data_dir
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    return [f"{name}=" for name in KEYS if name.startswith(incomplete)]
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE.toml", help="Configuration; `appliance config show` prints one."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        autocompletion=_complete_key,
+        help="One key, over what the file says, such as native.listen=127.0.0.1:0; repeatable.",
+    ),
+]
+
+
+def start(
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Where logs are kept; made if need be.")],
+    config: ConfigFile = None,
+    settings: Overrides = None,
+) -> None:
+    """Run an appliance in the foreground until SIGTERM or Ctrl-C.
+
+    Prints one line to standard output when it serves, and its log to standard error.  SIGHUP reads the
+    configuration again.
+
+    [b]Examples[/b]
+
+        appliance start --data /var/lib/appliance
+
+        appliance start --data /tmp/box --set zookeeper.nodes=1 --set kafka.listen=0.0.0.0:9092
+
+        appliance start --data box --set native.listen=127.0.0.1:0 --set kafka.listen=127.0.0.1:0
+    """
+    from . import event_log
+
+    def read() -> Config:
+        chosen = load(config, settings or [])
+        event_log.configure(chosen.log)
+        return chosen
+
+    chosen = read()
+    from ..processes import supervisor  # after the configuration: a wrong one is refused at once
+
+    raise typer.Exit(supervisor.run(chosen, data, read))
+
+
+def status(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Show doors, processes and partitions, of a running appliance or of a data directory.
+
+    [b]Examples[/b]
+
+        appliance status --data /var/lib/appliance
+
+        appliance status --connect logs.example.net:9091 --json
+    """
+    directory = None if connect else data_dir(data)
+    if data is not None and connect is not None:
+        raise typer.BadParameter("--data and --connect: give one of them")
+    if directory is not None:
+        from ..status import collect
+
+        seen = collect(directory)
+    else:
+        with cluster(None, connect) as asked:
+            seen = asked.admin("status", {})
+    if as_json:
+        output.print_json(seen)
+    else:
+        _print_status(seen)
+
+
+def _print_status(seen: dict[str, Any]) -> None:
+    zookeeper = seen["zookeeper"]
+    head = [("state", seen["state"]), ("data", seen["data"]), *seen["doors"].items()]
+    head.append(("zookeeper", " ".join(filter(None, (zookeeper["state"], zookeeper["connect"])))))
+    for name, value in head:
+        print(f"{name}:\t{value}" if not sys.stdout.isatty() else f"{name:>10}  {value}")
+    if seen["processes"]:
+        print()
+        columns = ["role", "topic", "partition", "pid", "started", "restarts"]
+        rows = [{**row, "started": _moment(row["started"])} for row in seen["processes"]]
+        output.print_rows(rows, columns, title="Processes")
+    if seen["partitions"]:
+        print()
+        columns = ["topic", "partition", "start", "end", "bytes", "messages", "state"]
+        if any("reason" in row for row in seen["partitions"]):
+            columns.append("reason")
+        output.print_rows(seen["partitions"], columns, title="Partitions")
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Running one")(start)
+    app.command(rich_help_panel="Running one")(status)

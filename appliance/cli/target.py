@@ -1,0 +1,111 @@
+"""Which appliance a command talks to: ``--data DIR``, ``--connect HOST:PORT``, or the default door.
+
+``--data`` reads ``<data>/state.json``, which the supervisor keeps while it runs, and needs no port to be
+known; it works for ports that the system chose.  Errors: :class:`BrokerAway` when nothing serves there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..config import KEYS, parse_addresses
+from ..errors import BrokerAway
+from ..status import read_state
+
+if TYPE_CHECKING:
+    from ..client.cluster import Cluster
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Data directory of an appliance on this host [dim](or APPLIANCE_DATA)[/dim].",
+    ),
+]
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        "--connect",
+        metavar="HOST:PORT",
+        help=f"Native door of an appliance [dim](or APPLIANCE_CONNECT; else {KEYS['native.listen'].default})[/dim].",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--setting", metavar="KEY=VALUE", help="A setting of the topic, such as retention.ms=7d; repeatable."),
+]
+
+
+def data_dir(data: Path | None) -> Path | None:
+    """The data directory that was named on the command line or in the environment."""
+    named = os.environ.get("APPLIANCE_DATA")
+    return data or (Path(named) if named else None)
+
+
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def address(data: Path | None, connect: str | None) -> str:
+    """The native door to use, as "host:port".  What the command line says wins over the environment.
+
+    Raises:
+        BadParameter: the address is none, or both were given.
+        BrokerAway: nothing serves that data directory.
+    """
+    if data is not None and connect is not None:
+        raise typer.BadParameter("--data and --connect: give one of them")
+    if data is None and connect is None:
+        connect = os.environ.get("APPLIANCE_CONNECT")
+        data = None if connect else data_dir(None)
+    if connect is not None:
+        try:
+            parse_addresses(connect)
+        except ValueError as error:
+            raise typer.BadParameter(f"--connect {connect}: {error}") from None
+        return connect
+    if data is None:
+        return str(KEYS["native.listen"].default)
+    state = read_state(data)
+    if state is None:
+        raise BrokerAway(f"no appliance serves {data}")
+    door = str(state["doors"].get("native", ""))
+    if not door:
+        raise BrokerAway(f"the appliance of {data} is {state.get('state', 'starting')}: its door is not open")
+    host, port = parse_addresses(door)[0]
+    host = LOOPBACK.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextlib.contextmanager
+def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
+    """A connection to ask with; closed at the end."""
+    from ..client.cluster import Cluster
+
+    asked = Cluster(address(data, connect), client_name="appliance-cli")
+    try:
+        yield asked
+    finally:
+        asked.close()
+
+
+def parse_settings(given: list[str] | None) -> dict[str, str]:
+    """``["retention.ms=7d"]`` as a dictionary; names and values are judged by the appliance.
+
+    Raises:
+        BadParameter: not of the form key=value.
+    """
+    settings = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--setting {text}: must be KEY=VALUE, such as retention.ms=7d")
+        settings[name] = value
+    return settings

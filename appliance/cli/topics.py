@@ -1,0 +1,144 @@
+"""``appliance topics``: create, list, describe, alter and delete topics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UnknownPartition
+from . import output
+from .target import Connect, Data, Json, Settings, cluster, parse_settings
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", min=1, help="How many; topics.partitions if not given.")
+    ] = None,
+    settings: Settings = None,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Create a topic.
+
+    [b]Examples[/b]
+
+        appliance topics create web --partitions 4
+
+        appliance topics create audit --setting retention.ms=365d --setting flush.messages=1 --data /tmp/box
+    """
+    arguments: dict[str, Any] = {"name": name, "settings": parse_settings(settings)}
+    if partitions is not None:
+        arguments["partitions"] = partitions
+    with cluster(data, connect) as asked:
+        asked.admin("create_topic", arguments)
+        described = asked.admin("topics", {"names": [name]})
+    if as_json:
+        output.print_json(described[0] if described else {"name": name})
+    else:
+        count = len(described[0]["partitions"]) if described else partitions
+        print(f"created {name} with {count} partition{'s' if count != 1 else ''}")
+
+
+@app.command(name="list")
+def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """List topics with their sizes.
+
+    [b]Example[/b]
+
+        appliance topics list --data /tmp/box --json | jq -r '.[].name'
+    """
+    with cluster(data, connect) as asked:
+        rows = [_summary(topic) for topic in asked.admin("topics", {})]
+    output.print_rows(rows, ["name", "partitions", "messages", "bytes", "settings"], as_json=as_json)
+
+
+@app.command()
+def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Show a topic's settings and where each partition reaches from and to.
+
+    [b]Example[/b]
+
+        appliance topics describe web --data /tmp/box
+    """
+    with cluster(data, connect) as asked:
+        found = [topic for topic in asked.admin("topics", {"names": [name]}) if topic["name"] == name]
+    if not found:
+        raise UnknownPartition(f"no topic {name!r} here")
+    if as_json:
+        output.print_json(found[0])
+        return
+    for setting, value in sorted(found[0]["settings"].items()):
+        print(f"{setting}={value}")
+    output.print_rows(
+        found[0]["partitions"],
+        ["partition", "leader", "start", "end", "bytes", "messages", "state"],
+        title=name,
+    )
+
+
+@app.command()
+def alter(
+    name: Name,
+    settings: Settings = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="KEY", help="Give a setting back to the default; repeatable."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", min=1, help="More partitions; they cannot become fewer.")
+    ] = None,
+    data: Data = None,
+    connect: Connect = None,
+) -> None:
+    """Change settings of a topic, or give it more partitions.
+
+    [b]Examples[/b]
+
+        appliance topics alter web --setting retention.bytes=10GiB --unset retention.ms
+
+        appliance topics alter web --partitions 8
+
+    Keys land in other partitions once there are more of them.
+    """
+    changes: dict[str, str | None] = {**parse_settings(settings), **dict.fromkeys(unset or [])}
+    if not changes and partitions is None:
+        raise typer.BadParameter("nothing to change: give --setting KEY=VALUE, --unset KEY or --partitions N")
+    arguments: dict[str, Any] = {"name": name, "settings": changes}
+    if partitions is not None:
+        arguments["partitions"] = partitions
+    with cluster(data, connect) as asked:
+        asked.admin("alter_topic", arguments)
+    print(f"altered {name}")
+
+
+@app.command()
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")],
+    data: Data = None,
+    connect: Connect = None,
+) -> None:
+    """Delete topics and all that is in them, at once.
+
+    [b]Example[/b]
+
+        appliance topics delete web --data /tmp/box
+    """
+    with cluster(data, connect) as asked:
+        for name in names:
+            asked.admin("delete_topic", {"name": name})
+            print(f"deleted {name}")
+
+
+def _summary(topic: dict[str, Any]) -> dict[str, Any]:
+    """One line for a topic; sums are over the partitions that say, which a remote appliance's may not."""
+    parts = topic["partitions"]
+    sums = {name: sum(part.get(name) or 0 for part in parts) for name in ("messages", "bytes")}
+    return {"name": topic["name"], "partitions": len(parts), **sums, "settings": topic["own"]}
