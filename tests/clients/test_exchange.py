@@ -1,0 +1,71 @@
+"""What one client writes every other reads: keys, values, headers, timestamps, offsets, in every codec.
+
+The offsets are those of the byte-addressed log: a batch leaves a gap before its records, and what a client was told
+when it produced is where everybody finds the message again.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .adapters import BATCH, CLIENTS, CODECS, Client, Message, confluent_read, expected, new_topic
+from .conftest import Door
+
+COUNT = 45
+BY_NAME = [pytest.param(client, id=client.name) for client in CLIENTS]
+CLIENT_CODECS = [
+    pytest.param(client, codec, id=f"{client.name}-{codec}") for client in CLIENTS for codec in client.codecs
+]
+
+
+def check(messages: list[Message], first: int, offsets: list[int]) -> None:
+    assert [tuple(message[1:]) for message in messages] == [expected(first + i) for i in range(len(messages))]
+    assert [message.offset for message in messages] == offsets[first : first + len(messages)]
+
+
+@pytest.mark.parametrize(("client", "codec"), CLIENT_CODECS)
+def test_every_codec_is_read_by_another_client(door: Door, client: Client, codec: str) -> None:
+    topic = new_topic()
+    offsets = client.produce(door.kafka, topic, codec, COUNT)
+    assert len(offsets) == COUNT and offsets == sorted(set(offsets))
+    check(confluent_read(door.kafka, topic, 0, COUNT), 0, offsets)
+
+
+@pytest.fixture(scope="module")
+def mixed(door: Door) -> tuple[str, list[int]]:
+    """A topic with batches of every codec, and the offsets of its messages."""
+    topic = new_topic()
+    offsets: list[int] = []
+    for codec in CODECS:
+        offsets += CLIENTS[0].produce(door.kafka, topic, codec, 2 * BATCH)
+    return topic, offsets
+
+
+def mixed_message(index: int) -> tuple[str, str, str, int]:
+    return expected(index % (2 * BATCH))
+
+
+@pytest.mark.parametrize("client", BY_NAME)
+def test_every_client_reads_every_codec_and_resumes_exactly(
+    door: Door, mixed: tuple[str, list[int]], client: Client
+) -> None:
+    """From the start, in mid-batch, at the end of a batch and from within the gap before one."""
+    topic, offsets = mixed
+    codecs = len(client.codecs)
+    readable = len(offsets) if codecs == len(CODECS) else 4 * BATCH
+    starts = [(0, 0), (offsets[3], 3), (offsets[BATCH - 1] + 1, BATCH), (offsets[BATCH] - 1, BATCH)]
+    for start, first in [*starts, (offsets[readable - 5], readable - 5)]:
+        messages = client.read(door.kafka, topic, start, readable - first)
+        assert [m.offset for m in messages] == offsets[first:readable]
+        assert [tuple(m[1:]) for m in messages] == [mixed_message(i) for i in range(first, readable)]
+
+
+@pytest.mark.parametrize("client", BY_NAME)
+def test_a_group_resumes_after_its_commit_whoever_reads_next(door: Door, client: Client) -> None:
+    """Commit in mid-batch, then at a batch's end; the last reader is another client."""
+    topic, group = new_topic(), new_topic()
+    offsets = CLIENTS[1].produce(door.kafka, topic, "none", COUNT)
+    check(client.group(door.kafka, topic, group, 13), 0, offsets)
+    check(client.group(door.kafka, topic, group, 7), 13, offsets)
+    check(CLIENTS[0].group(door.kafka, topic, group, 20), 20, offsets)
+    check(client.group(door.kafka, topic, group, 5), 40, offsets)

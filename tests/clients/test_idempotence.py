@@ -1,0 +1,97 @@
+"""Producers that retry, on a network that cuts connections at random: nothing doubled, lost or out of order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .adapters import CLIENTS, DEADLINE_S, Client, confluent_read, expected, new_topic
+from .conftest import Door
+from .proxy import CuttingProxy
+
+MESSAGES = int(os.environ.get("IDEMPOTENCE_MESSAGES", "100000"))
+"""1,000,000 is the full size."""
+
+
+@pytest.fixture(scope="module")
+def cut_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, CuttingProxy]]:
+    """An appliance whose only advertised address is that of the proxy."""
+    with CuttingProxy(bytes_mean=300_000, seed=23) as proxy:
+        settings = ("zookeeper.nodes=0", f"kafka.advertised={proxy.address}")
+        door = Door(tmp_path_factory.mktemp("cut") / "data", *settings)
+        host, port = door.kafka.rsplit(":", 1)
+        proxy.target = host, int(port)
+        yield door, proxy
+        assert door.stop() == 0
+
+
+def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy]) -> None:
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    _, proxy = cut_door
+    topic, failures, cuts = new_topic(), [], proxy.cuts
+    producer = Producer(
+        {
+            "bootstrap.servers": proxy.address,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "batch.num.messages": 500,
+            "reconnect.backoff.ms": 5,
+            "reconnect.backoff.max.ms": 50,
+            "retry.backoff.ms": 5,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+
+    def delivered(error: object, message: object) -> None:
+        if error is not None:
+            failures.append(error)
+
+    for number in range(MESSAGES):
+        while True:
+            try:
+                producer.produce(topic, b"%200d" % number, partition=0, on_delivery=delivered)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    assert producer.flush(DEADLINE_S) == 0 and not failures, failures[:3]
+    assert proxy.cuts - cuts > MESSAGES * 200 // 1_000_000
+
+    settings = {"bootstrap.servers": proxy.address, "group.id": "unused", "enable.partition.eof": True}
+    settings |= {"reconnect.backoff.ms": 5, "reconnect.backoff.max.ms": 50}
+    consumer = Consumer({**settings, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    wanted = iter(range(MESSAGES))
+    ended = False
+    while not ended:
+        messages = consumer.consume(10_000, timeout=DEADLINE_S)
+        assert messages
+        for message in messages:
+            if message.error() is not None:
+                ended = True
+            else:
+                assert int(message.value()) == next(wanted)
+    consumer.close()
+    assert next(wanted, None) is None
+
+
+IDEMPOTENT = [
+    pytest.param(client, id=client.name) for client in CLIENTS if client.name not in ("kafka-python", "kafkajs")
+]
+
+
+@pytest.mark.parametrize("client", IDEMPOTENT)
+def test_other_idempotent_clients(cut_door: tuple[Door, CuttingProxy], client: Client) -> None:
+    """Two thousand messages in two hundred requests, while connections live for some kilobytes."""
+    _, proxy = cut_door
+    topic, count, mean = new_topic(), 2_000, proxy.bytes_mean
+    proxy.bytes_mean = 20_000
+    try:
+        client.produce(proxy.address, topic, "none", count)
+    finally:
+        proxy.bytes_mean = mean
+    messages = confluent_read(proxy.address, topic, 0, count)
+    assert [tuple(message[1:]) for message in messages] == [expected(i) for i in range(count)]
