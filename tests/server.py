@@ -20,6 +20,10 @@ STOP_S_MAX = 30
 ALONE = {"zookeeper.nodes": 0}
 
 
+class NotServing(Exception):
+    """The appliance ended, or said nothing, instead of serving; the text holds its log."""
+
+
 class Server:
     """``settings`` are keys of the configuration; without any it runs alone, with no ZooKeeper."""
 
@@ -36,14 +40,13 @@ class Server:
             command += ["--set", f"{key}={value}"]
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        line = self._first_line()
-        assert line.startswith("appliance: serving"), f"{line!r}\n{self.log()}"
-        return self
-
-    def _first_line(self) -> str:
-        assert self.process is not None and self.process.stdout is not None
+        assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], START_S_MAX)
-        return self.process.stdout.readline() if ready else ""
+        line = self.process.stdout.readline() if ready else ""
+        if not line.startswith("appliance: serving"):
+            self.process.terminate()
+            raise NotServing(f"exit status {self._wait()}, said {line!r}\n{self.log()}")
+        return self
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -74,16 +77,18 @@ class Server:
     def kill_supervisor(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self._wait()
 
     def stop(self) -> int:
         """SIGTERM, and the exit status."""
         assert self.process is not None
         self.process.terminate()
-        status = self.process.wait(STOP_S_MAX)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return status
+        return self._wait()
+
+    def _wait(self) -> int:
+        assert self.process is not None and self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(STOP_S_MAX)
 
     def leftovers(self) -> list[str]:
         """Names in /dev/shm that belong to this data directory."""
@@ -98,8 +103,6 @@ class Server:
     ) -> None:
         if self.process is not None and self.process.poll() is None:
             self.stop()
-        if self.process is not None and self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 def wait_for(condition: Any, what: str, seconds_max: float = 20) -> Any:

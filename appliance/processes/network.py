@@ -606,7 +606,13 @@ class NetworkWorker:
                     self._watch(connection)
 
     def _hang_up(self, connection: Connection, reason: str) -> None:
+        """Close a connection for a reason that the log tells, after the replies that are ready."""
         logger.warning("%s door: connection of %s closed: %s", connection.door, connection.peer, reason)
+        connection.collect()
+        try:
+            connection.send()
+        except OSError:
+            pass  # it was closed by the peer already
         self._close(connection)
 
     def _close(self, connection: Connection) -> None:

@@ -1,0 +1,93 @@
+"""Load for crash tests: numbered messages, an account of what was acknowledged, and what must be in the log then."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+
+from appliance.client import Producer
+from appliance.records.decode import Record, decode_batch
+
+from ..native_peer import Peer
+
+
+class Load:
+    """A producer in a thread that sends numbers to every partition of a topic until told to stop."""
+
+    def __init__(self, address: str, topic: str, partitions: int, acks: str | int = "all") -> None:
+        self._topic, self._partitions = topic, partitions
+        self._producer = Producer(address, acks=acks, linger_ms=1, batch_messages_max=20, buffer_bytes_max=1 << 20)
+        self._stopping = threading.Event()
+        self._progress = threading.Condition()
+        self.acknowledged: dict[int, list[int]] = defaultdict(list)
+        self.failed: list[str] = []
+        self._count = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._producer.close(60)
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            if self._stopping.is_set():
+                break
+            partition = number % self._partitions
+            self._producer.send(
+                self._topic, b"%d" % number, partition=partition, on_delivery=self._delivered(partition, number)
+            )
+        self._producer.flush(60)
+
+    def _delivered(self, partition: int, number: int) -> Callable[[Exception | None, str, int, int], None]:
+        def delivered(error: Exception | None, topic: str, _: int, offset: int) -> None:
+            with self._progress:
+                if error is None:
+                    self.acknowledged[partition].append(number)
+                    self._count += 1
+                else:
+                    self.failed.append(f"{number}: {error}")
+                self._progress.notify_all()
+
+        return delivered
+
+    def wait_for_more(self, count: int, seconds_max: float = 60) -> None:
+        """Until ``count`` more messages have been acknowledged."""
+        with self._progress:
+            target = self._count + count
+            assert self._progress.wait_for(lambda: self._count >= target, seconds_max), "the load stands still"
+
+
+def read_all(address: str, topic: str, partition: int) -> list[Record]:
+    """Every record of a partition, read through the native door and checked."""
+    records: list[Record] = []
+    with Peer(address) as peer:
+        end = peer.end(topic, partition)
+        offset = 0
+        while offset < end:
+            part, data = peer.fetch(topic, offset, partition, bytes_max=1 << 22)
+            assert part[0] == 0, part
+            view, at = memoryview(data), 0
+            while at < len(data):
+                batch = decode_batch(view, at)
+                at += 12 + int.from_bytes(view[at + 8 : at + 12], "big")
+                records += batch
+            offset += len(data)
+    return records
+
+
+def check(address: str, topic: str, load: Load, partitions: int) -> None:
+    """Nothing acknowledged is lost, nothing is doubled, order is kept within each partition."""
+    assert not load.failed, load.failed[:3]
+    for partition in range(partitions):
+        found = [int(record.value or b"") for record in read_all(address, topic, partition)]
+        acknowledged = load.acknowledged[partition]
+        assert found == sorted(set(found)), "doubled or out of order"
+        missing = set(acknowledged) - set(found)
+        assert not missing, f"{len(missing)} acknowledged messages are lost, such as {min(missing)}"
