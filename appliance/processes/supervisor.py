@@ -202,7 +202,7 @@ class Supervisor:
 
     def _serving(self) -> None:
         self._state = "serving"
-        self._state_dirty = True
+        self._write_state()  # before it is said, so that who reads the line finds it there
         doors = " ".join(f"{door}={address}" for door, address in self._doors.items())
         print(f"appliance: serving {doors} data={self._data_dir} pid={self._pid}", flush=True)
         self._notifier.tell("READY=1", f"STATUS=serving {len(self._tables)} partitions")
