@@ -49,6 +49,9 @@ class DictionaryRegistry:
         result: T = self.tree.run(operation)
         return result
 
+    async def live_brokers(self) -> set[int]:
+        return {0, *self.brokers}
+
     def keep(self, path: str, value: bytes) -> None:
         self.tree.nodes.pop(path, None)
         self.tree.answer(Request("create", path, value, ephemeral=True))

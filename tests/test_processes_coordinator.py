@@ -13,6 +13,7 @@ import pytest
 from appliance import config as configs
 from appliance.catalog import Catalog
 from appliance.errors import (
+    BadValue,
     InvalidRequest,
     InvalidTopic,
     StorageFault,
@@ -257,6 +258,23 @@ def test_the_registration_names_doors_and_partitions_and_follows_the_coordinator
         rig.until(lambda: (node := ask_zookeeper(connect, ask([get("/brokers/ids/7")]))[0]) and node.owner != ids)
         assert rig.stop() == 0
         assert registration() is None
+
+
+def test_a_second_broker_with_the_same_id_keeps_its_hands_off(tmp_path: Path, connect: str) -> None:
+    quick = ["disk.check_ms=200"]
+    with member(tmp_path, connect, 0) as first:
+        first.admin("create_topic", name="logs", partitions=2)
+        first.until(lambda: ask_zookeeper(connect, ask([get("/brokers/ids/0")]))[0] is not Refused.NO_NODE)
+        data_dir = tmp_path / "other"
+        data_dir.mkdir()
+        keys = [f"zookeeper.connect={connect}", "native.advertised=second:1", *quick]
+        with Rig(data_dir, configs.load(overrides=keys)) as second:
+            pump([first, second], lambda: second.zookeeper.get("state") == "connected")
+            code, message = second.refusal("create_topic", name="more")
+            assert code == BadValue.code and "broker.id = 0" in message
+            assert second.metadata()["topics"] == [] and not second.tables
+            first.stop()  # it gives the id back: the second may take it, and what is registered under it
+            second.until(lambda: len(second.tables) == 2)
 
 
 def test_zookeeper_away_fails_what_needs_it_soon_and_nothing_else(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ Errors: any :class:`ApplianceError` is answered with its code and message; a fra
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,7 +195,11 @@ class NativeDoor:
 
     async def _topics(self, wanted: ManyTopics) -> list[dict[str, Any]]:
         names = sorted(self._cluster.topics()) if wanted.names is None else wanted.names[:NAMES_MAX]
-        return [self._describe(self._cluster.topic_operations.get(name)) for name in names]
+        described = []
+        for name in names:
+            described.append(self._describe(self._cluster.topic_operations.get(name)))
+            await asyncio.sleep(0)  # thousands of partitions may have to be looked at
+        return described
 
     def _describe(self, topic: Topic) -> dict[str, Any]:
         return {
@@ -223,7 +228,7 @@ class NativeDoor:
         return {"producer_id": self._cluster.producer_id(), "epoch": 0}
 
     async def _status(self, wanted: Nothing) -> dict[str, Any]:
-        return status.collect(Path(self._cluster.data_dir))
+        return await asyncio.to_thread(status.collect, Path(self._cluster.data_dir))
 
     # ---- groups
 

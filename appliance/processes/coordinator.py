@@ -87,10 +87,10 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
-        self._instance = instance
         self._partitions = Partitions(self._send)
         self._registry = Registry(
             config,
+            f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
             describe=self._describe,
             on_state=lambda connect, state: self._send(["zookeeper", {"connect": connect, "state": state}]),
             on_connected=lambda: self._spawn(self._connected()),
@@ -186,11 +186,11 @@ class Coordinator:
         """From time to time: do what was left undone, and remove what is too old."""
         while True:
             await asyncio.sleep(self._config.disk.check_ms / 1000)
-            try:
-                await self._topics.reconcile()
-                await self._sweep.run(self._config)
-            except ApplianceError as error:
-                log.error("%s", error)
+            for duty in (self._topics.reconcile, lambda: self._sweep.run(self._config)):
+                try:
+                    await duty()
+                except ApplianceError as error:
+                    log.error("%s", error)
 
     # ---- ZooKeeper
 
@@ -208,7 +208,7 @@ class Coordinator:
             stored.setdefault(topic, []).append(partition)
         host = self._config.broker.host or socket.gethostname()
         native, kafka = (self._address(door, host) for door in ("native", "kafka"))
-        return BrokerInfo(self._instance, host, native, kafka, stored)
+        return BrokerInfo(self._registry.instance, host, native, kafka, stored)
 
     def _address(self, door: str, host: str) -> str:
         """Where others reach a door: as configured, else where it listens; "" when it is closed."""

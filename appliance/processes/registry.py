@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from ..config import Config
-from ..errors import ApplianceError, InvalidRequest, ZooKeeperAway
+from ..errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
 from ..zookeeper.operations import Operation
 from ..zookeeper.paths import BrokerInfo, TopicInfo
 from ..zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
@@ -38,6 +38,7 @@ class Registry:
     def __init__(
         self,
         config: Config,
+        instance: str,
         *,
         describe: Callable[[], BrokerInfo | None],
         on_state: Callable[[str, str], None],
@@ -46,6 +47,7 @@ class Registry:
     ) -> None:
         """
         Args:
+            instance: names the owner of this data directory, unlike that of any other.
             describe: what this broker is to be registered as, asked for after each :meth:`announce`; None
                 while it does not serve yet.
             on_state: (connect string, state) after every change of either.
@@ -59,6 +61,7 @@ class Registry:
         self.groups = GroupRegistry()
         self.offsets = OffsetRegistry()
         self.connect_string = config.zookeeper.connect
+        self.instance = instance
         self._broker_id = config.broker.id
         self._timeout_ms = config.zookeeper.session_timeout_ms
         self._describe, self._on_state, self._on_connected = describe, on_state, on_connected
@@ -147,6 +150,21 @@ class Registry:
         left_ms = QUESTION_MS_MAX - int((self._loop.time() - begun) * 1000)
         self._session.submit(operation, done, timeout_ms=max(1, left_ms))
         return await answer
+
+    async def live_brokers(self) -> set[int]:
+        """Ids of the brokers that are registered at this moment.
+
+        Raises:
+            BadValue: another appliance is registered under our id.
+        """
+        found = await self.ask(self.topics.brokers())
+        rival = found.get(self._broker_id)
+        if rival is not None and rival.instance != self.instance:
+            raise BadValue(
+                f"broker.id = {self._broker_id}: the appliance on {rival.host} ({rival.native}) has this id in"
+                f" the ensemble {self.connect_string}; give this one another"
+            )
+        return set(found)
 
     def keep(self, path: str, value: bytes) -> None:
         """Have an ephemeral node in this session and every later one."""

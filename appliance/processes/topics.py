@@ -68,7 +68,8 @@ class Topics:
         self.catalog = catalog
         self.revision = 0
         self._clock_ms = clock_ms
-        self._stale = False  # something could not be brought in step
+        self._compared = False  # what is registered was compared with the catalog once
+        self._stale = registry.enabled  # and is to be compared again
         self._partitions = partitions
         self._registry = registry
         self._spawn = spawn
@@ -237,19 +238,28 @@ class Topics:
     def told(self, name: str, info: TopicInfo | None) -> None:
         """ZooKeeper has this about a topic now (None: nothing any more)."""
         mine = self.catalog.topics.get(name)
+        if not self._compared:
+            return  # everything will be, once that is possible
         if (mine is None) != (info is None) or (mine and info and _info(mine) != info):
             self._spawn(self._try_synchronise(name))
 
     async def synchronise(self) -> None:
-        """Compare the whole catalog with what is registered, after changes may have been missed."""
+        """Compare the whole catalog with what is registered, after changes may have been missed.
+
+        Raises:
+            BadValue: another appliance has our id.
+            ZooKeeperAway: try again.
+        """
         registry = self._registry
-        self._stale = False
+        self._stale = True
+        await registry.live_brokers()  # raises when what is registered for our id is not meant for us
         cluster = await registry.ask(identity.cluster_id(self.catalog.cluster or uuid4().hex))
         if cluster != self.catalog.cluster:
             if self.catalog.cluster:
                 log.warning("this data directory was in cluster %s, now in %s", self.catalog.cluster, cluster)
             self.catalog.cluster = cluster
             self.catalog.store()
+        self._stale, self._compared = False, True
         found = await registry.ask(registry.topics.topics())
         for name in sorted(found.keys() | self.catalog.topics.keys()):
             mine, info = self.catalog.topics.get(name), found.get(name)
@@ -292,7 +302,7 @@ class Topics:
         """Which broker is to store each of some new partitions."""
         live = {self._broker_id}
         if self._registry.enabled:
-            live |= (await self._registry.ask(self._registry.topics.brokers())).keys()
+            live |= await self._registry.live_brokers()
         hosted = Counter(
             broker
             for topic in self.catalog.topics.values()
