@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer import BadParameter
 
 from appliance.cli.positions import Position, parse_position
-from appliance.errors import BadValue
 from appliance.wire.requests import EARLIEST, LATEST
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -47,5 +47,5 @@ def test_times_without_day_or_zone_are_of_here_and_today() -> None:
 def test_anything_else_is_refused_with_the_forms(text: str) -> None:
     try:
         parse_position(text, NOW)
-    except BadValue as error:
+    except BadParameter as error:
         assert "earliest, latest" in str(error)

@@ -1,0 +1,49 @@
+"""Run a command in this process, as an operator would."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
+
+import pytest
+
+from appliance import cli
+
+
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(*words: str, stdin: bytes = b"") -> Said:
+    """Exit status and streams of ``appliance <words>``."""
+    out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["appliance", *words])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        patch.delenv("APPLIANCE_DATA", raising=False)
+        patch.delenv("APPLIANCE_CONNECT", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    out.flush()
+    text = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    return Said(int(ended.value.code or 0), text, err.getvalue())
+
+
+def succeeding(*words: str, stdin: bytes = b"") -> Said:
+    """As :func:`run`, for what must work."""
+    said = run(*words, stdin=stdin)
+    assert said.status == 0, f"{words}: {said}"
+    return said
+
+
+Run = Callable[..., Said]

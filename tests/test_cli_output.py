@@ -1,0 +1,66 @@
+"""appliance.cli.output: what a pipe sees and what a terminal sees."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from appliance.cli import output
+
+ROWS = [
+    {"topic": "web", "bytes": 1536, "settings": {"a": 1}, "reason": "tab\tand\nline", "none": None},
+    {"topic": "app", "bytes": 0, "settings": {}, "parts": ["a-0", "a-1"]},
+]
+COLUMNS = ["topic", "bytes", "settings", "reason", "parts", "none"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_sees_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_rows(ROWS, COLUMNS)
+    assert capsys.readouterr().out.splitlines() == [
+        "topic\tbytes\tsettings\treason\tparts\tnone",
+        "web\t1536\ta=1\ttab and line\t-\t-",
+        "app\t0\t-\t-\ta-0 a-1\t-",
+    ]
+
+
+def test_json_has_whole_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_rows(ROWS, ["topic"], as_json=True)
+    assert json.loads(capsys.readouterr().out) == ROWS
+
+
+def test_a_terminal_sees_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    output.print_rows([*ROWS, {"topic": "[b]x[/b]", "state": "online"}], [*COLUMNS, "state"], title="Topics")
+    drawn = terminal.getvalue()
+    assert "1.5 KiB" in drawn and "[b]x[/b]" in drawn and "Topics" in drawn
+
+
+@pytest.mark.parametrize(
+    "count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (1 << 60, "1048576.0 TiB")]
+)
+def test_size(count: int, text: str) -> None:
+    assert output.size(count) == text
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.progress("sending", 10) as advance:
+        advance(5)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with output.progress("sending", 10) as advance:
+        advance(10)
+    assert "sending" in terminal.getvalue()

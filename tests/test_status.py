@@ -1,0 +1,77 @@
+"""appliance.status: the same answer from a running appliance, a stopped one and a killed one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.errors import BadValue
+from appliance.status import collect, holder, read_state
+
+from .command_line import run, succeeding
+from .server import Server, wait_for
+
+ROW = ("topic", "partition", "start", "end", "bytes", "messages")
+
+
+def rows(seen: dict[str, Any]) -> list[tuple[object, ...]]:
+    return [tuple(row[name] for name in ROW) for row in seen["partitions"]]
+
+
+def settled(seen: dict[str, Any]) -> dict[str, Any] | None:
+    """The status once the state file, which follows within 0.2 s, shows the writer and no opener."""
+    roles = {row["role"] for row in seen["processes"]}
+    online = {row["state"] for row in seen["partitions"]} == {"online"}
+    return seen if online and roles == {"supervisor", "network", "coordinator", "writer"} else None
+
+
+def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance()
+    at = ("--data", str(server.data_dir))
+    succeeding("topics", "create", "web", "--partitions", "2", *at)
+    succeeding("produce", "web", "--partition", "1", *at, stdin=b"a\nb\nc\n")
+    assert collect(server.data_dir)["state"] == "serving"
+    seen = wait_for(lambda: settled(collect(server.data_dir)), "the writer to be shown")
+    assert seen["doors"] == {"native": server.native, "kafka": server.kafka}
+    assert (seen["pid"], seen["zookeeper"]["state"]) == (server.pids("supervisor")[0], "off")
+    end = seen["partitions"][1]["end"]
+    expected = [("web", 0, 0, 0, 0, 0), ("web", 1, 0, end, end, 3)]
+    assert rows(seen) == expected
+    assert run("status", "--connect", server.native, "--json").json["partitions"] == seen["partitions"]
+
+    server.stop()
+    seen = succeeding("status", "--json", *at).json
+    assert (seen["state"], seen["pid"], seen["doors"], seen["processes"]) == ("stopped", None, {}, [])
+    assert rows(seen) == expected
+    assert {row["state"] for row in seen["partitions"]} == {"stopped"}
+    assert "stopped" in succeeding("status", *at).out
+
+    server.start()
+    succeeding("produce", "web", "--partition", "1", *at, stdin=b"d\n")
+    pids = [row["pid"] for row in server.state["processes"]]
+    server.kill_supervisor()
+    wait_for(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids[1:]), "orphans to end")
+    seen = collect(server.data_dir)
+    assert seen["state"] == "stopped"
+    assert seen["partitions"][1]["state"] == "needs recovery"
+    assert seen["partitions"][1]["messages"] is None
+    assert seen["partitions"][1]["end"] > end
+
+
+def test_nothing_there() -> None:
+    with pytest.raises(BadValue, match="would make it"):
+        collect(Path("/nonexistent"))
+
+
+def test_a_directory_that_nothing_has_served(tmp_path: Path) -> None:
+    assert read_state(tmp_path) is None
+    assert collect(tmp_path)["partitions"] == []
+
+
+def test_a_lock_file_of_a_dead_or_unwilling_process_is_no_holder(tmp_path: Path) -> None:
+    for content in ("", "nonsense", "999999999", "1"):
+        (tmp_path / "lock").write_text(content)
+        assert holder(tmp_path) == 0
