@@ -81,8 +81,7 @@ class Metadata(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A JoinGroup request.  ``id_wanted``: the client can take an id first and join with it (version 4 on).
-    """
+    """A JoinGroup request.  ``id_wanted``: the client can take an id first and join with it (version 4 on)."""
 
     member_id: str
     instance: str | None
@@ -155,7 +154,7 @@ class Group:
     of.
 
     ``expected``: ids told to clients that have not joined with them, until when.  ``shown`` turns false
-    whenever the members or what they own have changed since the caller last set it. """
+    whenever the members or what they own have changed since the caller last set it."""
 
     name: str
     limits: Limits
@@ -508,7 +507,6 @@ class Group:
         if member.syncing is not None:
             self.answer(member.syncing, Synced(error))
         del self.members[member.id]
-        self._unsynced.discard(member.id)
         if member.instance is not None:
             del self.static[member.instance]
         if self.leader == member.id:
