@@ -46,22 +46,22 @@ NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class FlushTicket:
     """What must be synced so that the log is on the disk up to ``end``."""
 
-    __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "sealed")
+    __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "rolled")
 
     def __init__(
         self,
         end: int,
         active: tuple[File, ...],
-        sealed: tuple[File, ...],
+        rolled: tuple[File, ...],
         directory: Path | None,
         directory_changes: int,
         point: RecoveryPoint,
         system: System,
     ) -> None:
         self.end = end
-        self.sealed = sealed
+        self.rolled = rolled
         self.directory_changes = directory_changes
-        self._files = sealed + active
+        self._files = rolled + active
         self._directory = directory
         self._point = point
         self._system = system
@@ -104,7 +104,7 @@ class Log:
         self._system = system
         self._point = point
         self._active: Segment
-        self._sealed: dict[File, None] = {}  # sealed, but not known to be on the disk; the flusher removes
+        self._unsynced: dict[File, None] = {}  # by rolling, and not known to be on the disk; the flusher removes
         self._directory_changes = 0
         self._directory_synced = 0
         self._marked = False  # there is a clean-shutdown marker
@@ -209,7 +209,7 @@ class Log:
 
     def _append_rolling(self, batches: Batches) -> None:
         """Append piece by piece, each to a segment that has room for it; undo everything when one fails."""
-        active, state, count, sealed = self._active, self._active.state, len(self.bases), tuple(self._sealed)
+        active, state, count, unsynced = self._active, self._active.state, len(self.bases), tuple(self._unsynced)
         interval_bytes = self.settings.index_interval_bytes
         try:
             first = 0
@@ -229,9 +229,9 @@ class Log:
                 log_path(self.path, base).unlink(missing_ok=True)
                 index_path(self.path, base).unlink(missing_ok=True)
             del self.bases[count:]
-            for file in tuple(self._sealed):
-                if file not in sealed:
-                    self._sealed.pop(file, None)
+            for file in tuple(self._unsynced):
+                if file not in unsynced:
+                    self._unsynced.pop(file, None)
             self._active = active
             active.restore(state)
             self._point.set_born_ms(state.born_ms)
@@ -263,7 +263,9 @@ class Log:
             sealed.restore(state)
             raise
         self._directory_changes += 1
-        self._sealed[sealed.log] = self._sealed[sealed.index] = None
+        # The new index too: its first entry is the only place that knows the records before, once these are retired.
+        for file in (sealed.log, sealed.index, self._active.index):
+            self._unsynced[file] = None
         self.bases.append(sealed.end)
         self._point.set_born_ms(born_ms)
 
@@ -300,7 +302,7 @@ class Log:
         return FlushTicket(
             self._active.end,
             (self._active.log,),
-            tuple(self._sealed),
+            tuple(self._unsynced),
             self.path if changes != self._directory_synced else None,
             changes,
             self._point,
@@ -309,8 +311,8 @@ class Log:
 
     def flush_done(self, ticket: FlushTicket) -> None:
         """``ticket`` has been synced."""
-        for file in ticket.sealed:
-            self._sealed.pop(file, None)
+        for file in ticket.rolled:
+            self._unsynced.pop(file, None)
         self._directory_synced = max(self._directory_synced, ticket.directory_changes)
         if ticket.end > self.flushed:
             self.flushed = ticket.end

@@ -8,9 +8,9 @@ known to start: the base of a segment, an end that was published, the end of a r
 index entry.  These *boundaries* are final, so the reader remembers some; a consumer that reads on needs no
 look into the index for its start.
 
-Whatever an index says is checked against the header in the log before it is used.  An index that is wrong or
-missing makes reading slower, not wrong: then the way from an earlier entry, or from the segment's base, is
-taken.
+Whatever an index says about offsets is checked against the header in the log before it is used.  An index that
+is wrong or missing makes fetching slower, not wrong: then the way from an earlier entry, or from the segment's
+base, is taken.  Times and counts of records have no such proof; recovery checks them.
 
 A segment that retention has unlinked meanwhile is :class:`OffsetOutOfRange`, as if the reader had come a
 moment later.

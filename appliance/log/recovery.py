@@ -192,9 +192,7 @@ class Marker:
         if checksum != b"%08x\n" % crc32c(body):
             return None
         fields = json.loads(body)
-        marker = cls(
-            fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields)
-        )
+        marker = cls(fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields))
         return marker if marker._fits(directory) else None
 
     def _fits(self, directory: Path) -> bool:
@@ -223,9 +221,7 @@ class Recovered(NamedTuple):
     touched: list[File]  # what must be flushed before all of it can be trusted
 
 
-def recover(
-    directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int
-) -> Recovered:
+def recover(directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int) -> Recovered:
     """Bring the files of a log that was not closed in order into a state to go on from.
 
     Raises:
@@ -349,9 +345,7 @@ class _Scanner:
         file = File(log_path(self._directory, base), os.O_RDWR)
         if self._faulted:  # what the disk refused is still in the page cache
             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        builder = self.builder = Builder(
-            _read(index_path(self._directory, base)), base, records, self._interval_bytes
-        )
+        builder = self.builder = Builder(_read(index_path(self._directory, base)), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
         try:
             for _, info, _ in scan(file, base, 0, size):

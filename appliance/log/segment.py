@@ -27,6 +27,7 @@ from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, M
 from .files import File, System, index_path, log_path, write_at
 from .index import ENTRY_BYTES, Entry, pack
 
+SIZE_MAX: Final = 1 << 31  # a batch that does not fit the file is cut off, not too large
 BUFFERS_MAX: Final = 1024
 """IOV_MAX of Linux: most buffers that one writev takes."""
 SCAN_BYTES: Final = 1 << 20
@@ -166,7 +167,7 @@ def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int,
                     buffer = memoryview(bytearray(size))
             at, start, filled = position, 0, read_into(file, buffer, position, stop)
         try:
-            info = check(buffer, start, filled, stop - position)
+            info = check(buffer, start, filled, SIZE_MAX)
         except ClientFault as error:
             raise CorruptLog(str(file.path), position, str(error)) from None
         size = info.size

@@ -1,0 +1,65 @@
+"""Record batches for the tests of the log: made, checked and placed as the writer does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from appliance.config import TopicSettings
+from appliance.log import Log
+from appliance.log.files import File
+from appliance.records.batch import BatchInfo, check, place
+from appliance.records.encode import encode_values
+from appliance.wire.requests import FileRange
+
+Group = list[tuple[memoryview, BatchInfo]]
+
+BATCH_BYTES_MAX = 1 << 24
+BOOT = (17, 4)
+SETTINGS = TopicSettings(segment_bytes=2048, index_interval_bytes=256)
+
+
+def batch(values: Iterable[bytes] = (b"a line of a log",), timestamp: int = 1000) -> bytes:
+    return encode_values(list(values), timestamp)
+
+
+def placed(raw: bytes, position: int) -> tuple[memoryview, BatchInfo]:
+    """A batch as it will stand at ``position`` of its log."""
+    view = memoryview(bytearray(raw))
+    info = check(view, 0, len(view), BATCH_BYTES_MAX)
+    place(view, 0, position, info.size, info.count)
+    return view, info
+
+
+def place_all(position: int, raws: Iterable[bytes]) -> Group:
+    group: Group = []
+    for raw in raws:
+        group.append(placed(raw, position))
+        position += len(raw)
+    return group
+
+
+def open_log(path: Path, settings: TopicSettings = SETTINGS, now_ms: int = 5000) -> Log:
+    return Log.open(path, settings, lambda: now_ms, boot=BOOT)
+
+
+def filled(path: Path, raws: Iterable[bytes], settings: TopicSettings = SETTINGS) -> Log:
+    """A log with these batches, flushed and exposed."""
+    log = open_log(path, settings)
+    for raw in raws:
+        log.append(place_all(log.written, [raw]))
+    log.flush()
+    log.expose(log.written)
+    return log
+
+
+def log_range(found: FileRange) -> tuple[int, int]:
+    """Offsets from where to where a range of a segment file goes."""
+    assert isinstance(found.file, File)
+    start = int(Path(found.file.path).stem) + found.position
+    return start, start + found.count
+
+
+def contents(path: Path) -> bytes:
+    """All bytes of the segment files, one after the other."""
+    return b"".join(file.read_bytes() for file in sorted(path.glob("*.log")))
