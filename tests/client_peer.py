@@ -85,7 +85,7 @@ class Peer:
         self._brokers = brokers if brokers is not None else []
         self._brokers.append(self)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._stop_r, self._stop_w = socket.socketpair()
         self._thread = threading.Thread(target=self._run)
         self._connections: dict[int, tuple[socket.socket, NativeCodec, bytearray]] = {}

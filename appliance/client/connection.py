@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from ..config import parse_addresses
 from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, cut
-from ..wire.native import HELLO, MAGIC, VERSION, decode_header, encode_frame
+from ..wire.native import HELLO, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
 
 RECEIVE_BYTES: Final = 64 * 1024
 PIECES_MAX: Final = 512
@@ -105,14 +105,22 @@ class Connection:
 
     # Posting
 
-    def post(self, api: int, *arguments: Any, payload: bytes | memoryview = b"", expects_reply: bool = True) -> int:
+    def post(self, api: int, *arguments: Any) -> int:
         """Queue one request; :meth:`flush` sends it."""
         correlation = self._next_correlation()
-        head = encode_frame([api, correlation, *arguments], len(payload))
-        self._enqueue([head, payload] if payload else [head])
+        self._enqueue([encode_frame([api, correlation, *arguments])])
+        self.awaited.append(correlation)
+        return correlation
+
+    def post_batch(self, head: ProduceHead, encoded: bytes, expects_reply: bool) -> None:
+        """Queue one produce request."""
+        correlation = self._correlation = (self._correlation + 1) & 0x7FFFFFFF
+        front = head.frame(correlation, len(encoded))
+        self._out.append(front)
+        self._out.append(encoded)
+        self.out_bytes += len(front) + len(encoded)
         if expects_reply:
             self.awaited.append(correlation)
-        return correlation
 
     def flush(self) -> bool:
         """Write what the socket takes.

@@ -21,6 +21,7 @@ Not thread-safe, not fork-safe: make consumers after forking.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -338,12 +339,12 @@ class Consumer:
     def _ready_values(self) -> list[Values]:
         """Messages that were decoded for :meth:`messages`, when the caller changes to batches."""
         found: list[Values] = []
-        for message in self._ready:
-            if not found or found[-1][:2] != message[:2]:
-                found.append(Values(*message[:2], [], 0))
-            found[-1].values.append(message.value)
-            found[-1] = found[-1]._replace(next_offset=message.offset + 1)
-            self._positions[message[:2]] = message.offset + 1
+        for place, messages in itertools.groupby(self._ready, lambda message: message[:2]):
+            run = list(messages)
+            next_offset = run[-1].offset + 1
+            values = [message.value for message in run]
+            self._positions[place] = next_offset
+            found.append(Values(place[0], place[1], values, next_offset))
         self._ready.clear()
         return found
 

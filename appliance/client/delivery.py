@@ -73,7 +73,7 @@ class Batch:
         topic: str,
         partition: int,
         bytes_max: int,
-        messages_max: int,
+        limit: int,
         timestamp: int,
         created_s: float,
         deadline_s: float,
@@ -83,7 +83,7 @@ class Batch:
         self.partition = partition
         self.items: list[Any] = []
         self.bytes = self.left_bytes = bytes_max
-        self.limit = messages_max - 1  # index of the last message that fits
+        self.limit = limit  # index of the message with which it is full
         self.timestamp = timestamp
         self.created_s = created_s
         self.deadline_s = deadline_s

@@ -55,6 +55,8 @@ from .cluster import NO_BROKER, Cluster, TopicView
 from .delivery import Batch, Delivery, OnDelivery
 from .sender import Sender, SenderOptions
 
+BATCH_BYTES: Final = 1024
+"""What a batch in hand costs beside its messages."""
 PLAIN_BYTES: Final = 24
 """More than what a plain record takes beside its value."""
 MESSAGE_BYTES_MAX_DEFAULT: Final = 1_048_588
@@ -77,6 +79,8 @@ class _Topic:
         self.batch_bytes_max = min(batch_bytes_max, self.message_bytes_max) - HEADER_BYTES
         self.lone_bytes_max = self.message_bytes_max - HEADER_BYTES if codec == "none" else None
         self.keys: dict[bytes, int] = {}
+        live = [partition for partition, leader in enumerate(view.leaders) if leader != NO_BROKER]
+        self.live: Sequence[int] = live or range(self.count)
 
     def partition_of(self, key: bytes) -> int:
         partition = self.keys.get(key)
@@ -85,10 +89,6 @@ class _Topic:
                 self.keys.clear()
             partition = self.keys[key] = partition_for(key, self.count)
         return partition
-
-    def any_partition(self, choice: Callable[[Sequence[int]], int]) -> int:
-        live = [partition for partition, leader in enumerate(self.view.leaders) if leader != NO_BROKER]
-        return choice(live or range(self.count))
 
 
 class Producer:
@@ -129,6 +129,7 @@ class Producer:
         self._linger_s = linger_ms / 1000
         self._batch_bytes_max = batch_bytes_max
         self._batch_messages_max = batch_messages_max
+        self._limit = batch_messages_max - 1 if linger_ms else 0
         self._buffer_bytes_max = buffer_bytes_max
         self._block_s_max = block_ms_max / 1000
         self._delivery_timeout_s = delivery_timeout_ms / 1000
@@ -189,16 +190,36 @@ class Producer:
             self._acquire()
             try:
                 batch = self._sticky.get(topic)
-                if batch is not None and on_delivery is None:
-                    left = batch.left_bytes - size
+                if batch is None or batch.left_bytes < size:
+                    batch = self._another(topic, size)
+                if batch is not None:
+                    batch.left_bytes -= size
                     items = batch.items
                     index = len(items)
-                    if left >= 0 and index < batch.limit:
-                        batch.left_bytes = left
-                        items.append(value)
-                        return _delivery(Delivery, (batch, index))
+                    items.append(value)
+                    if on_delivery is not None:
+                        _add_callback(batch, index, on_delivery)
+                    if index >= batch.limit:
+                        self._send_off(batch)
             finally:
                 self._release()
+            if batch is not None:
+                if self._sender.callbacks:
+                    self._sender.run_callbacks()
+                return _delivery(Delivery, (batch, index))
+        return self._send_any(topic, value, key, headers, timestamp, partition, on_delivery)
+
+    def _send_any(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        timestamp: int | None,
+        partition: int | None,
+        on_delivery: OnDelivery | None,
+    ) -> Delivery:
+        """Any message, also the first one to a topic, and those that have to wait for room."""
         plain = timestamp is None and key is None and not headers and value is not None
         kept = _as_bytes(value, "value") if value is not None else None
         key = _as_bytes(key, "key") if key is not None else None
@@ -218,7 +239,8 @@ class Producer:
                 records.append((key, kept, headers, self._clock_ms() if timestamp is None else timestamp))
             if on_delivery is not None:
                 _add_callback(batch, index, on_delivery)
-            self._added(batch, index)
+            if index >= batch.limit:
+                self._send_off(batch)
         finally:
             self._release()
         self._sender.run_callbacks()
@@ -237,7 +259,7 @@ class Producer:
         while start < stop:
             batch = self._batch_for(topic, None, None, len(rest[start]) + PLAIN_BYTES, plain=True)
             try:
-                chunk = rest[start : start + batch.limit + 1 - len(batch.items)]
+                chunk = rest[start : start + self._batch_messages_max - len(batch.items)]
                 size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
                 while size > batch.left_bytes and len(chunk) > 1:
                     fitting = max(1, min(len(chunk) - 1, len(chunk) * batch.left_bytes // size))
@@ -251,7 +273,8 @@ class Producer:
                     now_ms = self._clock_ms()
                     batch.records().extend([(None, value, (), now_ms) for value in chunk])
                 index = len(batch.items) - 1
-                self._added(batch, index)
+                if index >= batch.limit or batch.left_bytes <= PLAIN_BYTES:
+                    self._send_off(batch)
                 deliveries.append(_delivery(Delivery, (batch, index)))
             finally:
                 self._release()
@@ -338,11 +361,24 @@ class Producer:
             deadline_s = deadline_s or self._clock() + self._block_s_max
             self._make_room(size, deadline_s)
 
+    def _another(self, topic: str, size: int) -> Batch | None:
+        """A batch for a plain value that the present one has no room for; None where that takes more thought."""
+        known = self._topics.get(topic)
+        if known is None or self._cluster.view.topics.get(topic) is not known.view:
+            return None
+        if self._closed or os.getpid() != self._pid:
+            return None
+        if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
+            return None
+        batch = self._sticky.get(topic)
+        if batch is not None:
+            self._send_off(batch)
+        return self._open_batch(topic, known, None, size)
+
     def _find_open(self, topic: str, partition: int | None, size: int) -> Batch | None:
         batch = self._sticky.get(topic) if partition is None else self._open.get((topic, partition))
         if batch is not None and batch.left_bytes < size:
-            self._seal(batch)
-            self._sender.pump(self._clock(), hurry=False)
+            self._send_off(batch)
             return None
         return batch
 
@@ -350,7 +386,7 @@ class Producer:
         """A new batch, or the one open for a partition chosen at random; None while the buffer is full."""
         sticky = partition is None
         if partition is None:
-            partition = known.any_partition(self._choice)
+            partition = known.live[0] if len(known.live) == 1 else self._choice(known.live)
             batch = self._open.get((topic, partition))
             if batch is not None and batch.left_bytes >= size:
                 if batch.uniform:
@@ -358,21 +394,13 @@ class Producer:
                 return batch
             if batch is not None:
                 self._seal(batch)
-        bytes_max = max(known.batch_bytes_max, size)
         sender = self._sender
+        bytes_max = known.batch_bytes_max if known.batch_bytes_max >= size else size
         if sender.buffered_bytes + bytes_max > self._buffer_bytes_max and sender.buffered_bytes:
             return None
         now_s = self._clock()
-        batch = Batch(
-            self,
-            topic,
-            partition,
-            bytes_max,
-            self._batch_messages_max,
-            self._clock_ms(),
-            now_s,
-            now_s + self._delivery_timeout_s,
-        )
+        deadline_s = now_s + self._delivery_timeout_s
+        batch = Batch(self, topic, partition, bytes_max, self._limit, self._clock_ms(), now_s, deadline_s)
         sender.buffered_bytes += bytes_max
         self._open[topic, partition] = batch
         if sticky:
@@ -380,21 +408,22 @@ class Producer:
         sender.awaken()
         return batch
 
-    def _added(self, batch: Batch, index: int) -> None:
-        """Something was put into ``batch``: send it if it is full."""
-        if index >= batch.limit or batch.left_bytes <= PLAIN_BYTES or not self._linger_s:
-            self._seal(batch)
-            self._sender.pump(self._clock(), hurry=False)
+    def _send_off(self, batch: Batch) -> None:
+        """The batch is full."""
+        self._seal(batch)
+        self._sender.pump(self._clock(), False)
 
     def _seal(self, batch: Batch) -> None:
-        del self._open[batch.topic, batch.partition]
-        if self._sticky.get(batch.topic) is batch:
-            del self._sticky[batch.topic]
+        topic = batch.topic
+        del self._open[topic, batch.partition]
+        if self._sticky.get(topic) is batch:
+            del self._sticky[topic]
         batch.count = len(batch.items)
-        unused = max(0, batch.left_bytes)
+        unused = batch.left_bytes - BATCH_BYTES
         batch.bytes -= unused
-        self._sender.buffered_bytes -= unused
-        self._sender.enqueue(batch)
+        sender = self._sender
+        sender.buffered_bytes -= unused
+        sender.enqueue(sender.lane(topic, batch.partition), batch)
 
     def _seal_all(self) -> None:
         for batch in list(self._open.values()):

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from ..errors import (
     ApplianceError,
@@ -34,7 +34,7 @@ from ..errors import (
     UnknownPartition,
     from_code,
 )
-from ..wire.native import PRODUCE
+from ..wire.native import ProduceHead
 from .cluster import Cluster
 from .connection import Address, Connection
 from .delivery import OFFSET_UNKNOWN, Batch
@@ -43,7 +43,7 @@ from .lane import Identity, Lane, Settled
 logger = logging.getLogger(__name__)
 
 WRITE_BYTES: Final = 64 * 1024
-OUT_BYTES_MAX: Final = 4 * 1024 * 1024
+OUT_BYTES_MAX: Final = 1024 * 1024
 """Unsent bytes per connection beyond which batches stay where they are."""
 HEAD_BYTES_MAX: Final = 1024
 """More than a produce request's header takes."""
@@ -92,6 +92,10 @@ class BoundLane(Lane):
 
     link: Link | None = None
 
+    def __init__(self, topic: str, partition: int, head: ProduceHead, **options: Any) -> None:
+        super().__init__(topic, partition, **options)
+        self.head = head
+
 
 class _Guard:
     """Runs callbacks of the user's: what they raise is logged, as concurrent.futures does, and ends nothing
@@ -126,6 +130,7 @@ class Sender:
     ) -> None:
         self._cluster = cluster
         self._options = options
+        self._expects_replies = options.acks != 0
         self._clock = clock
         self._jitter = jitter
         self._seal_due = seal_due
@@ -138,7 +143,7 @@ class Sender:
         self._stalled: dict[BoundLane, None] = {}
         self._epoll = select.epoll()
         self._producer_id = -1
-        self._callbacks: deque[Batch] = deque()
+        self.callbacks: deque[Batch] = deque()
         self._callbacks_running = False
         self._changed = threading.Condition(self.lock)
         self._waiters = 0
@@ -156,15 +161,21 @@ class Sender:
 
     # ---- from the producer, with the lock held
 
-    def enqueue(self, batch: Batch) -> None:
-        """A sealed batch; it is sent as soon as the order of its partition allows."""
-        key = (batch.topic, batch.partition)
-        lane = self._lanes.get(key)
+    def lane(self, topic: str, partition: int) -> BoundLane:
+        lane = self._lanes.get((topic, partition))
         if lane is None:
-            lane = self._lanes[key] = self._new_lane(*key)
+            lane = self._lanes[topic, partition] = self._new_lane(topic, partition)
+        return lane
+
+    def enqueue(self, lane: BoundLane, batch: Batch) -> None:
+        """A sealed batch; it is sent as soon as the order of its partition allows."""
         lane.queue.append(batch)
         self.unsettled += 1
-        self._make_ready(lane)
+        link = lane.link
+        if link is not None:
+            link.ready[lane] = None
+        else:
+            self._make_ready(lane)
 
     def awaken(self) -> None:
         """There will be something to do in the background: an open batch lingers."""
@@ -175,7 +186,7 @@ class Sender:
             self._asleep = False
             self._wake.set()
 
-    def pump(self, now_s: float, *, hurry: bool) -> None:
+    def pump(self, now_s: float, hurry: bool) -> None:
         """Take replies, send what can be sent; ``hurry``: no byte stays behind to share a system call."""
         self._driven_s = now_s
         if hurry:
@@ -203,7 +214,7 @@ class Sender:
         while True:
             with self.lock:
                 if not done():
-                    self.pump(self._clock(), hurry=True)
+                    self.pump(self._clock(), True)
                 finished = done()
             self.run_callbacks()
             if finished or done():
@@ -228,13 +239,13 @@ class Sender:
 
     def run_callbacks(self) -> None:
         """Call back for what has been settled, unless another thread (or this one, further up) is at it."""
-        while self._callbacks:
+        while self.callbacks:
             with self.lock:
-                if self._callbacks_running or not self._callbacks:
+                if self._callbacks_running or not self.callbacks:
                     return
                 self._callbacks_running = True
-                batches = list(self._callbacks)
-                self._callbacks.clear()
+                batches = list(self.callbacks)
+                self.callbacks.clear()
             for batch in batches:
                 for index, callback in batch.callbacks:
                     with _Guard():
@@ -276,6 +287,7 @@ class Sender:
         lane = BoundLane(
             topic,
             partition,
+            ProduceHead(topic, partition, options.acks, options.request_timeout_ms),
             idempotent=options.idempotent,
             backoff_s=options.backoff_s,
             backoff_s_max=options.backoff_s_max,
@@ -331,21 +343,11 @@ class Sender:
         if frame_bytes_max and len(encoded) + HEAD_BYTES_MAX > frame_bytes_max:
             self._refuse_large(lane, batch, frame_bytes_max, now_s)
             return
-        options = self._options
-        before = connection.out_bytes
-        connection.post(
-            PRODUCE,
-            lane.topic,
-            lane.partition,
-            options.acks,
-            options.request_timeout_ms,
-            payload=encoded,
-            expects_reply=options.acks != 0,
-        )
-        if options.acks:
+        connection.post_batch(lane.head, encoded, self._expects_replies)
+        if self._expects_replies:
             link.waiting.append((lane, now_s))
         else:
-            link.posted_bytes += connection.out_bytes - before
+            link.posted_bytes += lane.head.bytes + len(encoded)
             link.unsent.append((lane, link.posted_bytes))
 
     def _refuse_large(self, lane: BoundLane, batch: Batch, limit: int, now_s: float) -> None:
@@ -462,7 +464,7 @@ class Sender:
         batch.settle(error, offset)
         self.buffered_bytes -= batch.bytes
         if batch.callbacks:
-            self._callbacks.append(batch)
+            self.callbacks.append(batch)
         else:
             self.unsettled -= 1
             self._notify()
@@ -508,7 +510,7 @@ class Sender:
                 quiet = now_s - self._driven_s >= self._tick_s and not self._driver.locked()
                 due_s = self._seal_due(now_s)
                 driven_s = self._driven_s
-                self.pump(now_s, hurry=quiet)
+                self.pump(now_s, quiet)
                 self._driven_s = driven_s  # only others count
                 if self.unsettled or due_s is not None:
                     awake_until_s = now_s + AWAKE_S

@@ -65,6 +65,29 @@ def encode_frame(header: Sequence[Any], payload_bytes: int = 0) -> bytes:
     return _PREFIX.pack(2 + len(packed) + payload_bytes, len(packed)) + packed
 
 
+_PRODUCE_FRONT = struct.Struct(">IHBBBI")
+_ARRAY_OF_6, _UINT32 = 0x96, 0xCE
+
+
+class ProduceHead:
+    """What goes in front of the record batches of one partition's produce requests, packed but for two numbers."""
+
+    __slots__ = ("_header_bytes", "_rest", "bytes")
+
+    def __init__(self, topic: str, partition: int, acks: int, timeout_ms: int) -> None:
+        self._rest: bytes = b"".join(map(_pack, (topic, partition, acks, timeout_ms)))
+        self._header_bytes = _PRODUCE_FRONT.size - _PREFIX.size + len(self._rest)
+        self.bytes = _PRODUCE_FRONT.size + len(self._rest)
+
+    def frame(self, correlation: int, payload_bytes: int) -> bytes:
+        """As :func:`encode_frame`."""
+        header_bytes = self._header_bytes
+        front = _PRODUCE_FRONT.pack(
+            2 + header_bytes + payload_bytes, header_bytes, _ARRAY_OF_6, PRODUCE, _UINT32, correlation
+        )
+        return front + self._rest
+
+
 def decode_header(frame: memoryview) -> tuple[list[Any], int]:
     """The header of a frame (without its size prefix) and where its payload starts.
 
