@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -19,9 +21,23 @@ from appliance.errors import (
     UnknownPartition,
 )
 from appliance.shared.table import OFFLINE
+from appliance.wire import native
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, ask, create
-from appliance.zookeeper.paths import Subscription, TopicPartition, consumer, encode_owner, encode_subscription, owner
+from appliance.zookeeper.paths import (
+    BROKER_IDS,
+    TOPICS,
+    BrokerInfo,
+    Subscription,
+    TopicInfo,
+    TopicPartition,
+    consumer,
+    encode_broker,
+    encode_owner,
+    encode_subscription,
+    encode_topic,
+    owner,
+)
 from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import Rig
@@ -179,6 +195,44 @@ def test_offsets_are_committed_listed_and_deleted(grouped: Rig) -> None:
     assert grouped.admin("groups") == [] and grouped.admin("offsets", group="readers") == []
     assert grouped.refusal("delete_offsets", group="readers")[0] == UnknownGroup.code
     assert grouped.refusal("group", group="readers")[0] == UnknownGroup.code
+
+
+def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
+    """Method: a partition registered for broker 9, whose native door is a socket of this test."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(20)
+        info = BrokerInfo("i", "h", native=f"127.0.0.1:{door.getsockname()[1]}")
+        meddle(grouped, ask([create(f"{BROKER_IDS}/9", encode_broker(info))]))
+        topic = TopicInfo({0: [9], 1: [8]}, {}, "far away")
+        meddle(grouped, ask([create(f"{TOPICS}/logs", encode_topic(topic))]))
+        grouped.until(lambda: grouped.metadata("logs")["topics"][0]["partitions"] == [[0, 9], [1, -1]])
+        grouped.admin("commit", group="readers", offsets=[["logs", 0, 70], ["logs", 1, 5]])
+        token = grouped.post_admin("group", group="readers")
+        grouped.until(lambda: select.select([door], [], [], 0)[0])
+        peer, _ = door.accept()
+        with peer, peer.makefile("rb") as received:
+            assert native.decode_header(memoryview(read_frame(received)))[0][0] == native.HELLO
+            peer.sendall(native.encode_frame([1, 0, 1, 9, {}]))
+            header, _ = native.decode_header(memoryview(read_frame(received)))
+            assert header[2] == [["logs", 0, -2, -1], ["logs", 0, -1, -1], ["logs", 0, -2, 70]]
+            peer.sendall(native.encode_frame([2, 0, [[0, 50, -1, 5], [0, 100, -1, 15], [0, 70, 0, 9]]]))
+            here, gone = grouped.result(token)[2]["partitions"]
+        assert (here["end"], here["lag_messages"], here["lag_bytes"]) == (100, 6, 30)
+        assert (gone["offset"], gone["end"], gone["lag_messages"]) == (5, None, None)
+
+        # A peer that hangs up, or answers nonsense, costs its own numbers only.
+        for answer in (b"", b"\xff" * 8, native.encode_frame([1, 0, 1, 9, {}]) + native.encode_frame([2, 0, [[1]]])):
+            token = grouped.post_admin("topics")
+            grouped.until(lambda: select.select([door], [], [], 0)[0])
+            peer, _ = door.accept()
+            peer.sendall(answer)
+            peer.close()
+            (row, _) = grouped.result(token)[2][0]["partitions"]
+            assert (row["leader"], row["end"], row["state"]) == (9, None, "elsewhere")
+
+
+def read_frame(received: BinaryIO) -> bytes:
+    return received.read(int.from_bytes(received.read(4), "big"))
 
 
 def test_lag_is_exact_in_messages_bytes_and_seconds(grouped: Rig) -> None:

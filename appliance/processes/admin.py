@@ -1,5 +1,4 @@
-"""The native door's cold requests: metadata and the admin verbs.  Frames in, frames out; :mod:`.topics` does
-it.
+"""The native door's cold requests, metadata and the admin verbs: frames in, frames out.
 
 ``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like):
 
@@ -7,22 +6,24 @@ it.
     ensure_topic    {name}                                {name, partitions}; made where auto_create is on
     alter_topic     {name, settings?, partitions?}        {name, partitions}; a setting of nil is taken back
     delete_topic    {name}                                nil
-    topics          {names?}                              [{name, settings, own, partitions: [...]}]
+    topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     init_producer   {}                                    {producer_id, epoch}
     status          {}                                    see :mod:`appliance.status`
     groups          {}                                    [{group, protocol, state, members: how many}]
-    group           {group}                               {group, protocol, state, members: [...], partitions:
-    [...]} offsets         {group}                               [[topic, partition, offset]] commit
-    {group, offsets: [[topic, partition, offset]]}   nil, or what was refused as an error delete_offsets
-    {group, partitions?: [[topic, partition]]}       nil; without partitions the whole group goes
+    group           {group}                               {group, protocol, state, members: [MEMBER],
+                                                           partitions: [POSITION]}
+    offsets         {group}                               [[topic, partition, offset]]
+    commit          {group, offsets: [[t, p, offset]]}    nil; what is not refused is stored
+    delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions the whole group goes
 
-A topic's ``settings`` are those in force, ``own`` those that were set for it.  A partition is {partition,
-leader, start, end, bytes, messages, state}; what only its leader knows is nil elsewhere.
+    PARTITION       {partition, leader, start, end, bytes, messages, state}
+    MEMBER          {id, client, host, partitions: [[topic, partition]]}
+    POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
 
-A group's ``protocol`` is that of its members, native or kafka, "" without any; its ``state`` is stable or
-empty. A member is {id, client, host, partitions: [[topic, partition]]}; a partition of a group {topic,
-partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}, with nil for what only the partition's
-leader knows.
+A topic's ``settings`` are those in force, ``own`` those that were set for it.  A group's ``protocol`` is that
+of its members, native or kafka, "" without any; its ``state`` is stable or empty.  What cannot be learned now
+(a partition is not readable, its broker does not answer) is nil.  A partition that is owned, but has no
+offset yet, has the lag of its whole log.
 
 Errors: any :class:`ApplianceError` is answered with its code and message; a frame of the wrong shape is a
 :class:`ProtocolFault` and closes the connection; wrong arguments are an :class:`InvalidRequest`.
@@ -31,7 +32,7 @@ Errors: any :class:`ApplianceError` is answered with its code and message; a fra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,14 +44,12 @@ from ..errors import (
     ApplianceError,
     InvalidRequest,
     ProtocolFault,
-    StorageFault,
-    Unavailable,
     UnknownGroup,
     UnknownPartition,
 )
 from ..groups.cluster import Commit, RegisteredGroup
 from ..wire import native
-from .cluster import Cluster
+from .cluster import Cluster, Measured
 from .partitions import Key
 
 NAMES_MAX = 10_000
@@ -195,34 +194,23 @@ class NativeDoor:
 
     async def _topics(self, wanted: ManyTopics) -> list[dict[str, Any]]:
         names = sorted(self._cluster.topics()) if wanted.names is None else wanted.names[:NAMES_MAX]
-        described = []
-        for name in names:
-            described.append(self._describe(self._cluster.topic_operations.get(name)))
-            await asyncio.sleep(0)  # thousands of partitions may have to be looked at
-        return described
+        topics = [self._cluster.topic_operations.get(name) for name in names]
+        measured = await self._cluster.measure(
+            {(topic.name, partition): None for topic in topics for partition in topic.partitions}
+        )
+        return [self._describe(topic, measured) for topic in topics]
 
-    def _describe(self, topic: Topic) -> dict[str, Any]:
-        return {
-            "name": topic.name,
-            "settings": self._cluster.settings(topic).as_kafka(),
-            "own": topic.settings,
-            "partitions": [self._describe_partition(topic, number) for number in sorted(topic.partitions)],
-        }
-
-    def _describe_partition(self, topic: Topic, partition: int) -> dict[str, Any]:
-        cluster, key = self._cluster, (topic.name, partition)
-        row: dict[str, Any] = {"partition": partition, "leader": cluster.leader(topic, partition)}
-        row |= dict.fromkeys(("start", "end", "bytes", "messages"))
-        if cluster.broker_id not in topic.partitions[partition]:
-            return row | {"state": "elsewhere"}
-        row["state"] = cluster.partitions.state(*key)
-        try:
-            view = cluster.partitions.table(*key).view()
-            row |= {"start": view.start, "end": view.end, "bytes": view.end - view.start}
-            row["messages"] = cluster.messages(*key)
-        except (UnknownPartition, Unavailable, StorageFault):  # being opened, or offline: the state says so
-            pass
-        return row
+    def _describe(self, topic: Topic, measured: Mapping[Key, Measured]) -> dict[str, Any]:
+        cluster = self._cluster
+        rows = []
+        for partition in sorted(topic.partitions):
+            key = (topic.name, partition)
+            row = {"partition": partition, "leader": cluster.leader(topic, partition), **_extent(measured.get(key))}
+            here = cluster.broker_id in topic.partitions[partition]
+            state = cluster.partitions.state(*key) if here else "elsewhere"
+            rows.append(row | {"state": state})
+        own = cluster.settings(topic).as_kafka()
+        return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
 
     async def _init_producer(self, wanted: Nothing) -> dict[str, int]:
         return {"producer_id": self._cluster.producer_id(), "epoch": 0}
@@ -248,21 +236,15 @@ class NativeDoor:
             {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
             for member in group.members
         ]
-        rows = [self._position(key, positions.get(key), owners.get(key, "")) for key in {*positions, *owners}]
-        rows.sort(key=lambda row: (row["topic"], row["partition"]))
+        keys = {*positions, *owners}
+        offsets = {key: positions[key].offset if key in positions else None for key in sorted(keys)}
+        measured = await self._cluster.measure({key: offset or 0 for key, offset in offsets.items()})
+        rows = [
+            {"topic": topic, "partition": partition, "offset": offset, "owner": owners.get((topic, partition), "")}
+            | _lag(measured.get((topic, partition)))
+            for (topic, partition), offset in offsets.items()
+        ]
         return {"group": group.name, **_standing(group), "members": members, "partitions": rows}
-
-    def _position(self, key: Key, position: Commit | None, owner: str) -> dict[str, Any]:
-        row: dict[str, Any] = {"topic": key[0], "partition": key[1], "owner": owner}
-        row["offset"] = None if position is None else position.offset
-        row |= dict.fromkeys(("end", "lag_messages", "lag_bytes", "lag_seconds"))
-        try:
-            start, row["end"] = self._cluster.extent(*key)
-            lag = self._cluster.lag(*key, start if position is None else position.offset)
-            row |= {"lag_messages": lag.messages, "lag_bytes": lag.bytes, "lag_seconds": lag.seconds}
-        except (UnknownPartition, Unavailable, StorageFault):  # stored elsewhere, or not readable now
-            pass
-        return row
 
     async def _offsets(self, wanted: OneGroup) -> list[list[Any]]:
         positions = await self._cluster.committed(wanted.group, None)
@@ -283,6 +265,19 @@ class NativeDoor:
 
 def _brief(topic: Topic) -> dict[str, Any]:
     return {"name": topic.name, "partitions": len(topic.partitions)}
+
+
+def _extent(measured: Measured | None) -> dict[str, int | None]:
+    if measured is None:
+        return dict.fromkeys(("start", "end", "bytes", "messages"))
+    start, end, messages, _ = measured
+    return {"start": start, "end": end, "bytes": end - start, "messages": messages}
+
+
+def _lag(measured: Measured | None) -> dict[str, float | None]:
+    shown: dict[str, float | None] = {"end": None if measured is None else measured.end}
+    lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
+    return shown | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))
 
 
 def _standing(group: RegisteredGroup) -> dict[str, str]:

@@ -11,6 +11,7 @@ The groups of the Kafka door are shown in the registry as ephemeral nodes of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,15 +24,18 @@ from ..errors import (
     BadValue,
     OffsetOutOfRange,
     RequestTimedOut,
+    StorageFault,
+    Unavailable,
     UnknownPartition,
 )
 from ..groups import cluster as kafka
 from ..groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
 from ..log.reader import FileCache, LogReader
-from ..shared.table import View
+from ..wire.requests import EARLIEST, LATEST, OffsetsPart
 from ..zookeeper import operations, paths
 from ..zookeeper.paths import CommittedOffset, Subscription, TopicPartition
 from .partitions import Key, Partitions
+from .peers import ask_offsets
 from .producer_ids import ProducerIds
 from .registry import Registry
 from .topics import Spawn, Topics
@@ -50,6 +54,15 @@ class Lag(NamedTuple):
     messages: int
     bytes: int
     seconds: float
+
+
+class Measured(NamedTuple):
+    """What can be read of a partition: offsets [start, end), ``messages`` in all (None: the log is damaged)."""
+
+    start: int
+    end: int
+    messages: int | None
+    lag: Lag | None = None
 
 
 class Cluster:
@@ -142,29 +155,71 @@ class Cluster:
         view = self.partitions.view(topic, partition)
         return Extent(view.start, view.end)
 
-    def messages(self, topic: str, partition: int) -> int:
-        """How many records can be read."""
-        table = self.partitions.table(topic, partition)
-        view = table.view()
-        return table.records - (self._at(topic, partition, view, view.start)[1] if view.start else 0)
+    async def measure(self, positions: Mapping[Key, int | None]) -> dict[Key, Measured]:
+        """What is in these partitions, wherever they are stored, and how far the positions (if any) are
+        behind.
 
-    def lag(self, topic: str, partition: int, offset: int) -> Lag:
-        """Raises UnknownPartition when the partition is not stored here; Unavailable, StorageFault."""
-        view = self.partitions.view(topic, partition)
-        offset = max(offset, view.start)
-        if offset >= view.end:
+        A partition that cannot be read now, or whose broker does not answer soon, is left out.
+        """
+        measured: dict[Key, Measured] = {}
+        elsewhere: dict[str, list[Key]] = {}
+        for key, position in positions.items():
+            topic = self.topics().get(key[0])
+            leader = topic.leader(key[1]) if topic is not None else kafka.NO_LEADER
+            peer = self.registry.brokers.get(leader)
+            if key in self.partitions:
+                with contextlib.suppress(Unavailable):
+                    measured[key] = self._measure_here(key, position)
+                await asyncio.sleep(0)  # there may be thousands, each with a look into its index
+            elif leader != self.broker_id and peer is not None and peer.native:
+                elsewhere.setdefault(peer.native, []).append(key)
+        for found in await asyncio.gather(
+            *(self._measure_there(address, keys, positions) for address, keys in elsewhere.items())
+        ):
+            measured |= found
+        return measured
+
+    def _measure_here(self, key: Key, position: int | None) -> Measured:
+        table = self.partitions.table(*key)
+        bases, start, end = table.view()
+        if start == end:
+            return Measured(start, end, 0, Lag(0, 0, 0.0))
+        reader = LogReader(self._data_dir / f"{key[0]}-{key[1]}", self._files)
+        try:
+            messages = table.records - reader.at(bases, end, start)[1]
+            if position is None:
+                return Measured(start, end, messages)
+            offset = min(max(position, start), end)
+            timestamp, before = reader.at(bases, end, offset)
+        except (StorageFault, OffsetOutOfRange):  # damaged; or retention was faster than we
+            return Measured(start, end, None)
+        return Measured(start, end, messages, self._lag(offset, end, table.records - before, timestamp))
+
+    async def _measure_there(
+        self, address: str, keys: Sequence[Key], positions: Mapping[Key, int | None]
+    ) -> dict[Key, Measured]:
+        questions = [
+            OffsetsPart(*key, timestamp, offset)
+            for key in keys
+            for timestamp, offset in ((EARLIEST, -1), (LATEST, -1), (EARLIEST, positions[key] or 0))
+        ]
+        answers = iter(await ask_offsets(address, questions))
+        measured: dict[Key, Measured] = {}
+        for key, start, end, at in zip(keys, answers, answers, answers, strict=False):
+            if not (start.error or end.error or at.error):
+                lag = self._lag(at.offset, end.offset, end.records - at.records, at.timestamp)
+                shown = None if positions[key] is None else lag
+                measured[key] = Measured(start.offset, end.offset, end.records - start.records, shown)
+        return measured
+
+    def _lag(self, offset: int, end: int, messages: int, timestamp: int) -> Lag:
+        if offset >= end:
             return Lag(0, 0, 0.0)
-        timestamp, before = self._at(topic, partition, view, offset)
-        messages = self.partitions.table(topic, partition).records - before
-        return Lag(messages, view.end - offset, max(0, self._clock_ms() - timestamp) / 1000)
+        return Lag(messages, end - offset, max(0, self._clock_ms() - timestamp) / 1000)
 
     def forget_files(self, topic: str, partition: int) -> None:
         """The partition was dropped: another may come under its name."""
         self._files.drop(f"{self._data_dir / f'{topic}-{partition}'}/")
-
-    def _at(self, topic: str, partition: int, view: View, offset: int) -> tuple[int, int]:
-        reader = LogReader(self._data_dir / f"{topic}-{partition}", self._files)
-        return reader.at(view.bases, view.end, offset)
 
     @property
     def auto_create(self) -> bool:

@@ -1,0 +1,58 @@
+"""Questions to other brokers, for what only a partition's leader knows: where its log starts and ends.
+
+One short connection to the peer's native door per question, closed after the answer; asked only when somebody
+looks at topics or groups.  A peer that does not answer within PEER_MS_MAX is left out: what is shown of its
+partitions is unknown, and the rest is shown all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from ..config import parse_addresses
+from ..errors import ProtocolFault
+from ..wire import native
+from ..wire.requests import OffsetsPart, OffsetsResult
+
+PEER_MS_MAX: Final = 2_000
+REPLY_BYTES_MAX: Final = 4 << 20
+"""More than the answer to PARTS_MAX parts."""
+log = logging.getLogger(__name__)
+
+
+async def ask_offsets(address: str, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
+    """One result per part, from the broker whose native door is at ``address``; none when it does not answer."""
+    results: list[OffsetsResult] = []
+    try:
+        async with asyncio.timeout(PEER_MS_MAX / 1000):
+            (host, port), *_ = parse_addresses(address)
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(native.encode_frame([native.HELLO, 1, native.MAGIC, native.VERSION, "coordinator"]))
+                await _answer(reader)
+                for start in range(0, len(parts), native.PARTS_MAX):
+                    some = parts[start : start + native.PARTS_MAX]
+                    writer.write(native.encode_frame([native.OFFSETS, 2, some]))
+                    rows = await _answer(reader)
+                    results += [OffsetsResult(*row) for row in rows]
+            finally:
+                writer.close()
+    except (OSError, ValueError, TypeError, EOFError, ProtocolFault) as error:  # TimeoutError is an OSError
+        log.info("the broker at %s does not tell its offsets: %r", address, error)
+        return []
+    return results if len(results) == len(parts) else []
+
+
+async def _answer(reader: asyncio.StreamReader) -> list[list[int]]:
+    """The third field of the reply that comes next."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > REPLY_BYTES_MAX:
+        raise ProtocolFault(f"a reply of {size} bytes")
+    header, _ = native.decode_header(memoryview(await reader.readexactly(size)))
+    if header[1] or len(header) < 3:
+        raise ProtocolFault(f"answer {header[:2]}")
+    rows: list[list[int]] = header[2]
+    return rows
