@@ -153,8 +153,7 @@ class Rebalancer:
         self._retry_at_ms = None
         stopping = sorted(self.running)
         self.running.clear()
-        self._nodes.clear()
-        self._uncommitted.clear()
+        self._uncommitted.clear()  # but _nodes stay: a request to create one may still land, if the session lives
         self.in_the_way = []
         if stopping:
             self._streams.stop(stopping)  # positions are not committed: they may be somebody else's by now
@@ -172,17 +171,15 @@ class Rebalancer:
         topics = yield from self._brokers.topics([name for name in names if own.streams_of(name)])
         everybody = group_assignment(members, {name: info.partitions for name, info in topics.items()})
         desired = {part: stream for part, stream in everybody.items() if stream.consumer == self.consumer}
-        yield from self.give_up(
-            {part: stream for part, stream in self.running.items() if desired.get(part) != stream},
-            keeping=desired,
-        )
+        leaving = {part: stream for part, stream in self.running.items() if desired.get(part) != stream}
+        yield from self.give_up(leaving, keeping=desired, session_id=session_id)
         gained = {part: stream for part, stream in desired.items() if part not in self.running}
         self._nodes.update(gained)
         self.in_the_way = yield from self._groups.claim(self.group, gained, session_id)
         for part in self.in_the_way:
             del self._nodes[part]
         if self.in_the_way:
-            yield from self.give_up({}, keeping=self.running)
+            yield from self.give_up({}, keeping=self.running, session_id=session_id)
             return False
         stored = yield from self._offsets.read(self.group, gained)
         if gained:
@@ -193,7 +190,7 @@ class Rebalancer:
         return True
 
     def give_up(
-        self, stopping: Mapping[TopicPartition, Stream], *, keeping: Mapping[TopicPartition, Stream]
+        self, stopping: Mapping[TopicPartition, Stream], *, keeping: Mapping[TopicPartition, Stream], session_id: int
     ) -> Operation[None]:
         """Stop these partitions' streams, commit, and delete every owner node of ours that is not in
         ``keeping``.
@@ -202,14 +199,30 @@ class Rebalancer:
             for part in stopping:
                 del self.running[part]
             self._uncommitted.update(self._streams.stop(sorted(stopping)))
-        waiting = {part: CommittedOffset(offset) for part, offset in self._uncommitted.items() if part in self._nodes}
+        waiting = {part: offset for part, offset in self._uncommitted.items() if part in self._nodes}
         if waiting:
-            yield from self._offsets.commit(self.group, waiting)  # a refused one was overtaken by another owner
+            yield from self.commit(waiting, session_id)  # what another owner has overtaken stays
         self._uncommitted.clear()
         leaving = {part: stream for part, stream in self._nodes.items() if keeping.get(part) != stream}
         yield from self._groups.release(self.group, leaving)
         for part in leaving:
             del self._nodes[part]
+
+    def commit(self, offsets: Mapping[TopicPartition, int], session_id: int) -> Operation[list[TopicPartition]]:
+        """Store positions; returns those that another consumer owns by now, which were not stored."""
+        values = {part: CommittedOffset(offset) for part, offset in offsets.items()}
+        refused = yield from self._offsets.commit(self.group, values)
+        if not refused:
+            return []
+        # A former owner's last write may have come late, or an operator moved the offset: the owner decides.
+        nodes = yield from ask([get(paths.owner(self.group, part)) for part in refused])
+        ours = {
+            part: values[part]
+            for part, node in zip(refused, nodes, strict=True)
+            if isinstance(node, Node) and node.owner == session_id
+        }
+        yield from self._offsets.commit(self.group, ours, overwrite=True)
+        return [part for part in refused if part not in ours]
 
     def _check_protocol(self, members: Mapping[str, Subscription]) -> None:
         foreign = {member.protocol for member in members.values()} - {"native"}
@@ -302,8 +315,8 @@ class GroupMember:
         session_id = self.session.session_id
         if not session_id or not self.session.lease_left_ms:
             raise ZooKeeperAway("the ZooKeeper session was lost; offsets can be committed after the next rebalance")
-        values = {part: CommittedOffset(offset) for part, offset in offsets.items()}
-        return self.session.call(self._commit(values, session_id), timeout_ms=timeout_ms, session_id=session_id)
+        operation = self.rebalancer.commit(offsets, session_id)
+        return self.session.call(operation, timeout_ms=timeout_ms, session_id=session_id)
 
     def leave(self, timeout_ms: int = 5_000) -> None:
         """Stop the streams, commit, and leave the group, so that the others need not wait for the session's
@@ -318,30 +331,14 @@ class GroupMember:
         try:
             if not session_id or not self.session.lease_left_ms:
                 raise ZooKeeperAway("the ZooKeeper session was lost")
-            self.session.call(self._leave(), timeout_ms=timeout_ms, session_id=session_id)
+            self.session.call(self._leave(session_id), timeout_ms=timeout_ms, session_id=session_id)
         except ZooKeeperAway as error:
             log.warning("group %s: %s leaves without ZooKeeper: %s", self.group, self.consumer, error)
         self.rebalancer.lost()
 
-    def _leave(self) -> Operation[None]:
-        yield from self.rebalancer.give_up(dict(self.rebalancer.running), keeping={})
+    def _leave(self, session_id: int) -> Operation[None]:
+        yield from self.rebalancer.give_up(dict(self.rebalancer.running), keeping={}, session_id=session_id)
         yield from self.groups.leave(self.group, self.consumer)
-
-    def _commit(
-        self, values: dict[TopicPartition, CommittedOffset], session_id: int
-    ) -> Operation[list[TopicPartition]]:
-        refused = yield from self.offsets.commit(self.group, values)
-        if not refused:
-            return []
-        # A former owner's last write may have come late, or an operator moved the offset: the owner decides.
-        nodes = yield from ask([get(paths.owner(self.group, part)) for part in refused])
-        ours = {
-            part: values[part]
-            for part, node in zip(refused, nodes, strict=True)
-            if isinstance(node, Node) and node.owner == session_id
-        }
-        yield from self.offsets.commit(self.group, ours, overwrite=True)
-        return [part for part in refused if part not in ours]
 
     # --- events, all within poll
 

@@ -42,7 +42,7 @@ from .paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPa
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-UNKNOWN_COMMITS_MAX = 8  # per partition: values sent whose fate was never learned
+UNKNOWN_COMMITS_MAX = 64  # per partition: commits sent of which we never heard; an older one counts as foreign
 
 
 class CancellableWatch(Protocol):
@@ -319,8 +319,12 @@ class _Progress:
 
     def __init__(self) -> None:
         self.version: int | None = None  # None: unknown; -1: there was no node
-        self.newest = 0  # ticket of the newest commit begun
-        self.sent: list[bytes] = []  # values on their way, or of which we never heard
+        self.stored = 0  # ticket of the newest commit that we know to be stored
+        self.sent: list[tuple[int, bytes]] = []  # that one, and all later ones: on their way, or never heard of again
+
+    def ticket_of(self, value: bytes) -> int:
+        """Our newest commit of this value; 0: it is not one of ours."""
+        return max((ticket for ticket, sent in self.sent if sent == value), default=0)
 
 
 class OffsetRegistry:
@@ -375,21 +379,20 @@ class OffsetRegistry:
         for part, committed in sorted(offsets.items()):
             left[part] = paths.encode_offset(committed)
             known = self._known(group, part)
-            known.newest = ticket
-            known.sent = [*known.sent[1 - UNKNOWN_COMMITS_MAX :], left[part]]
+            known.sent = [*known.sent[1 - UNKNOWN_COMMITS_MAX :], (ticket, left[part])]
         conflicts: list[TopicPartition] = []
         for _ in range(ATTEMPTS_MAX):
             unread = [part for part in left if self._known(group, part).version is None]
-            yield from self._look(group, unread, {}, True, [])
-            left = {part: value for part, value in left.items() if self._known(group, part).newest == ticket}
+            yield from self._look(group, unread, {}, 0, True, [])
+            left = {part: value for part, value in left.items() if self._known(group, part).stored < ticket}
             replies = yield from ask([self._write(group, part, value) for part, value in left.items()])
             refused = {}
             for (part, value), reply in zip(left.items(), replies, strict=True):
                 if isinstance(reply, Refused):
                     refused[part] = value
                 else:
-                    self._stored(group, part, value, reply)
-            left = yield from self._look(group, list(refused), refused, overwrite, conflicts)
+                    self._stored(group, part, ticket, reply)
+            left = yield from self._look(group, list(refused), refused, ticket, overwrite, conflicts)
             if not left:
                 return conflicts
         raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
@@ -416,16 +419,18 @@ class OffsetRegistry:
         path, version = paths.offset(group, part), self._known(group, part).version
         return create(path, value) if version is None or version < 0 else set_value(path, value, version)
 
-    def _stored(self, group: str, part: TopicPartition, value: bytes, version: int) -> None:
+    def _stored(self, group: str, part: TopicPartition, ticket: int, version: int) -> None:
         known = self._known(group, part)
         known.version = version
-        known.sent = known.sent[known.sent.index(value) + 1 :] if value in known.sent else known.sent
+        known.stored = max(known.stored, ticket)
+        known.sent = [(other, value) for other, value in known.sent if other >= known.stored]
 
     def _look(
         self,
         group: str,
         parts: list[TopicPartition],
         refused: dict[TopicPartition, bytes],
+        ticket: int,
         overwrite: bool,
         conflicts: list[TopicPartition],
     ) -> Operation[dict[TopicPartition, bytes]]:
@@ -437,9 +442,10 @@ class OffsetRegistry:
             known.version = node.version if isinstance(node, Node) else -1
             if value is None:
                 continue
-            if isinstance(node, Node) and node.value == value:
-                self._stored(group, part, value, node.version)  # our own, and the reply was lost
-            elif overwrite or not isinstance(node, Node) or node.value in known.sent:
+            there = known.ticket_of(node.value) if isinstance(node, Node) else 0
+            if isinstance(node, Node) and there >= ticket:
+                self._stored(group, part, there, node.version)  # its reply was lost, or has not come yet
+            elif overwrite or there or not isinstance(node, Node):
                 again[part] = value
             else:
                 conflicts.append(part)

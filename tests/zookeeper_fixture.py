@@ -1,0 +1,172 @@
+"""ZooKeeper for tests: real ensembles, sessions on them, and a dictionary that answers operations.
+
+``ensemble`` (three nodes) and ``standalone`` (one) are shared by a whole test run: import them into a test module,
+take a fresh chroot from :func:`sessions`.  A test that kills nodes makes an ensemble of its own with :func:`running`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from appliance.config import ZooKeeper
+from appliance.zookeeper.ensemble import Ensemble, probe
+from appliance.zookeeper.operations import Node, Operation, Refused, Request
+from appliance.zookeeper.session import Session, State
+
+WAIT_MS_MAX = 30_000
+_chroots = itertools.count(1)
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def wait_until(condition: Callable[[], Any], step: Callable[[], object], what: str, ms_max: int = WAIT_MS_MAX) -> int:
+    """Call ``step`` (which waits a little by itself) until ``condition`` holds; the milliseconds it took."""
+    start_ms = now_ms()
+    while not condition():
+        assert now_ms() - start_ms < ms_max, f"not within {ms_max} ms: {what}"
+        step()
+    return now_ms() - start_ms
+
+
+def serving(ensemble: Ensemble) -> list[str | None]:
+    """The mode of each node; None for one that does not serve."""
+    return [probe(ports.client) for ports in ensemble.ports]
+
+
+def wait_serving(ensemble: Ensemble, count: int | None = None) -> int:
+    """Until so many nodes serve (all, if None); the milliseconds it took."""
+    wanted = ensemble.count if count is None else count
+    poller = select.poll()
+    return wait_until(
+        lambda: sum(mode is not None for mode in serving(ensemble)) >= wanted, lambda: poller.poll(10), "nodes serve"
+    )
+
+
+@contextmanager
+def running(directory: Path, nodes: Literal[1, 3], **settings: Any) -> Iterator[Ensemble]:
+    """A local ensemble that serves, and is gone afterwards."""
+    ensemble = Ensemble(ZooKeeper(nodes=nodes, **settings), directory)
+    ensemble.prepare()
+    try:
+        for i in range(nodes):
+            ensemble.start_node(i)
+        wait_serving(ensemble)
+        yield ensemble
+    finally:
+        ensemble.stop()
+
+
+@pytest.fixture(scope="session")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    with running(tmp_path_factory.mktemp("ensemble"), 3) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    with running(tmp_path_factory.mktemp("standalone"), 1) as started:
+        yield started
+
+
+def fresh_connect(ensemble: Ensemble) -> str:
+    """The ensemble's address with a chroot that nothing has been written below."""
+    return f"{ensemble.connect}/test-{next(_chroots)}"
+
+
+class Sessions:
+    """Opens sessions, polls them all while waiting, and closes them at the end."""
+
+    def __init__(self, connect: str) -> None:
+        self.connect = connect
+        self.opened: list[Session] = []
+
+    def open(self, timeout_ms: int = 6_000, *, connected: bool = True, **options: Any) -> Session:
+        session = Session(self.connect, timeout_ms, name=f"test {len(self.opened)}", **options)
+        session.start()
+        self.opened.append(session)
+        if connected:
+            self.until(lambda: session.state is State.CONNECTED, "the session is connected")
+        return session
+
+    def poll(self) -> None:
+        for session in self.opened:
+            session.run(5)
+
+    def until(self, condition: Callable[[], Any], what: str, ms_max: int = WAIT_MS_MAX) -> int:
+        return wait_until(condition, self.poll, what, ms_max)
+
+    def close(self) -> None:
+        for session in self.opened:
+            session.close()
+
+
+@contextmanager
+def sessions(connect: str) -> Iterator[Sessions]:
+    opened = Sessions(connect)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+class Tree:
+    """ZooKeeper's data as a dictionary: carries out requests of any session, one at a time."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.clock_ms = 0
+
+    def answer(self, request: Request, session_id: int = 1) -> Any:
+        self.clock_ms += 1
+        node = self.nodes.get(request.path)
+        if request.verb == "create":
+            return self._create(request, session_id if request.ephemeral else 0)
+        if request.verb == "children":
+            below = request.path.rstrip("/") + "/"
+            names = [path.removeprefix(below) for path in self.nodes if path.startswith(below)]
+            return [n for n in names if "/" not in n] if node or request.path == "/" else Refused.NO_NODE
+        if node is None:
+            return Refused.NO_NODE
+        if request.verb in ("get", "exists"):
+            return node
+        if request.version not in (-1, node.version):
+            return Refused.BAD_VERSION
+        if request.verb == "set":
+            self.nodes[request.path] = Node(request.value, node.version + 1, node.owner, self.clock_ms)
+            return node.version + 1
+        assert request.verb == "delete"
+        if any(path.startswith(request.path + "/") for path in self.nodes):
+            return Refused.NOT_EMPTY
+        del self.nodes[request.path]
+        return 0
+
+    def expire(self, session_id: int) -> None:
+        self.nodes = {path: node for path, node in self.nodes.items() if node.owner != session_id}
+
+    def run(self, operation: Operation[Any], session_id: int = 1) -> Any:
+        """An operation from beginning to end, with nobody in between."""
+        try:
+            requests = next(operation)
+            while True:
+                requests = operation.send([self.answer(request, session_id) for request in requests])
+        except StopIteration as finished:
+            return finished.value
+
+    def _create(self, request: Request, owner: int) -> Any:
+        if request.path in self.nodes:
+            return Refused.NODE_EXISTS
+        parents = request.path.split("/")[1:-1]
+        for depth in range(1, len(parents) + 1):
+            self.nodes.setdefault("/" + "/".join(parents[:depth]), Node(b"", 0, 0, self.clock_ms))
+        self.nodes[request.path] = Node(request.value, 0, owner, self.clock_ms)
+        return 0
