@@ -1,0 +1,295 @@
+"""What the data source asks of appliances: partitions, offsets, and the bytes of a range.
+
+Every question is asked again, with growing pauses, while an appliance is away or busy, until ``retry_timeout_ms`` have
+passed without progress: a Spark query dies of the first error that reaches it, and a restart of a broker takes only
+seconds.  Then the last error is raised, with the address in it.
+
+Bytes come through the native door, the next fetch under way while the last one is decoded; or, when the appliance
+runs on this host, straight from its segment files (short circuit).  A task that finds itself on another host than
+the one that was planned for, or without the right to read the files, takes the door.
+
+Objects are made on the driver and travel to tasks: connections are opened on first use and left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from .. import status
+from ..client.cluster import Cluster
+from ..client.connection import Connection
+from ..errors import (
+    ApplianceError,
+    CorruptLog,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    Unavailable,
+    UnknownPartition,
+    from_code,
+)
+from ..log import FileCache, LogReader
+from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
+from ..records.batch import walk
+from ..wire.native import FETCH, OFFSETS
+from .offsets import Positions, Range, lost
+from .options import EARLIEST, Key, Selection
+
+PAUSE_S_MIN: Final = 0.05
+PAUSE_S_MAX: Final = 2.0
+FETCH_WAIT_MS_MAX: Final = 500
+REQUEST_TIMEOUT_S: Final = 30.0
+
+Result = TypeVar("Result")
+
+
+class Home(NamedTuple):
+    """Where the segments of an appliance lie, and the process that serves them."""
+
+    data_dir: str
+    pid: int
+
+    def here(self) -> bool:
+        """Whether this is that host: a process of that number holds the lock of that directory."""
+        return status.holder(Path(self.data_dir)) == self.pid
+
+
+class Patience:
+    """Pauses between attempts, until there was no progress for too long."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_s = timeout_ms / 1000
+        self.progress()
+
+    def progress(self) -> None:
+        self._deadline = time.monotonic() + self._timeout_s
+        self._pause_s = PAUSE_S_MIN
+
+    def pause(self, error: Unavailable) -> None:
+        """Raises ``error``'s kind, saying for how long it was tried."""
+        if time.monotonic() + self._pause_s > self._deadline:
+            raise type(error)(f"gave up after {self._timeout_s:g} s without progress: {error}") from error
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+
+class Access:
+    """Pickles to its arguments."""
+
+    def __init__(self, bootstrap: str, retry_timeout_ms: int) -> None:
+        self._arguments = (bootstrap, retry_timeout_ms)
+        self._cluster: Cluster | None = None
+        self._connections: dict[int, Connection] = {}
+        self._homes: dict[int, Home | None] = {}
+
+    def __reduce__(self) -> tuple[type[Access], tuple[str, int]]:
+        return Access, self._arguments
+
+    @property
+    def cluster(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._arguments[0], client_name=f"spark-{os.getpid()}")
+        return self._cluster
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._homes.clear()
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def patience(self) -> Patience:
+        return Patience(self._arguments[1])
+
+    def patiently(self, ask: Callable[[], Result]) -> Result:
+        patience = self.patience()
+        while True:
+            try:
+                return ask()
+            except Unavailable as error:
+                self.close()
+                patience.pause(error)
+
+    def connection(self, broker_id: int) -> Connection:
+        found = self._connections.get(broker_id)
+        if found is None:
+            found = self._connections[broker_id] = self.cluster.connect(self.cluster.address(broker_id))
+        return found
+
+    # ---- what there is
+
+    def keys(self, selection: Selection) -> list[Key]:
+        """The partitions that are selected.
+
+        Raises:
+            UnknownPartition: a topic or partition that was named does not exist.
+        """
+        return self.patiently(lambda: self._keys(selection))
+
+    def _keys(self, selection: Selection) -> list[Key]:
+        topics = self.cluster.refresh(None).topics
+        keys = [
+            (name, partition)
+            for name, view in sorted(topics.items())
+            for partition in range(len(view.leaders))
+            if selection.wants(name, partition)
+        ]
+        for name in selection.topics:
+            if name not in topics:
+                raise UnknownPartition(f"no topic {name!r}: there are {', '.join(sorted(topics)) or 'none at all'}")
+        for topic, partition in selection.assigned:
+            if (topic, partition) not in keys:
+                raise UnknownPartition(f"there is no partition {topic}-{partition}")
+        return keys
+
+    def offsets(self, times: Mapping[Key, int]) -> Positions:
+        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: nothing so late."""
+        return self.patiently(lambda: self._offsets(times)) if times else {}
+
+    def _offsets(self, times: Mapping[Key, int]) -> Positions:
+        if any(topic not in self.cluster.view.topics for topic, _ in times):
+            self.cluster.refresh(None)
+        by_leader: dict[int, list[Key]] = {}
+        for key in times:
+            by_leader.setdefault(self.cluster.leader(*key), []).append(key)
+        found: Positions = {}
+        for broker_id, keys in by_leader.items():
+            parts = [[topic, partition, times[topic, partition], -1] for topic, partition in keys]
+            reply = self.connection(broker_id).call(OFFSETS, parts, timeout_s=REQUEST_TIMEOUT_S)
+            for key, (error, offset, _, _) in zip(keys, reply.header[2], strict=True):
+                if error:
+                    raise _named(error, key)
+                found[key] = offset
+        return found
+
+    def home(self, topic: str, partition: int) -> Home | None:
+        """Where the partition's leader keeps its segments, when that is on this host."""
+        try:
+            leader = self.cluster.leader(topic, partition)
+            if leader not in self._homes:
+                self._homes[leader] = self._home(leader)
+            return self._homes[leader]
+        except Unavailable:
+            return None
+
+    def _home(self, broker_id: int) -> Home | None:
+        try:
+            seen: dict[str, Any] = self.cluster.admin("status", {}, broker_id=broker_id)
+            home = Home(str(seen["data"]), int(seen["pid"]))
+            return home if home.here() else None
+        except (ApplianceError, OSError, KeyError, TypeError, ValueError):
+            return None  # the door serves as well
+
+    # ---- reading
+
+    def read(self, wanted: Range, home: Home | None, bytes_max: int, fail_on_data_loss: bool) -> Iterator[memoryview]:
+        """Whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
+
+        What is yielded is overwritten by the next step.
+
+        Raises:
+            OffsetOutOfRange: retention was faster, and the user wants to know.
+            Unavailable: no progress for too long.
+        """
+        position, patience = wanted.first, self.patience()
+        while position < wanted.end:
+            try:
+                steps = self._local(wanted, position, home, bytes_max) if home else None
+                for following, data in steps or self._remote(wanted, position, bytes_max):
+                    yield data
+                    position = following
+                    patience.progress()
+            except OffsetOutOfRange:
+                key = wanted.topic, wanted.partition
+                start = self.offsets({key: EARLIEST})[key]
+                if start <= position:
+                    raise
+                lost(key, position, start, fail_on_data_loss)
+                position = start
+            except Unavailable as error:
+                self.close()
+                patience.pause(error)
+
+    def _remote(self, wanted: Range, position: int, bytes_max: int) -> Iterator[tuple[int, memoryview]]:
+        topic, partition = wanted.topic, wanted.partition
+        self.cluster.refresh([topic])
+        with_leader = self.cluster.connect(self.cluster.address(self.cluster.leader(topic, partition)))
+        try:
+            _ask(with_leader, wanted, position, bytes_max)
+            while position < wanted.end:
+                reply = _wait(with_leader)
+                error, _, _, size = reply.header[2][0]
+                if error:
+                    raise _named(error, (topic, partition))
+                if size:
+                    _, first_size, base, count, _ = next(walk(reply.payload, 0, size))
+                    position = base + count - first_size + size
+                if position < wanted.end:
+                    _ask(with_leader, wanted, position, bytes_max)
+                if size:
+                    yield position, reply.payload
+        finally:
+            with_leader.close()
+
+    def _local(
+        self, wanted: Range, position: int, home: Home, bytes_max: int
+    ) -> Iterator[tuple[int, memoryview]] | None:
+        """None when the files are not to be had here."""
+        directory = Path(home.data_dir) / f"{wanted.topic}-{wanted.partition}"
+        try:
+            if not home.here():
+                return None
+            bases = [base for base in sizes(directory)[0] if base < wanted.log_end]
+        except OSError:
+            return None
+        if not bases or not os.access(log_path(directory, bases[-1]), os.R_OK):
+            return None
+        return _segments(LogReader(directory, FileCache(4)), bases, wanted, position, bytes_max)
+
+
+def _segments(
+    log: LogReader, bases: Sequence[int], wanted: Range, position: int, bytes_max: int
+) -> Iterator[tuple[int, memoryview]]:
+    buffer = memoryview(bytearray(bytes_max))
+    while position < wanted.end:
+        found = log.locate(bases, wanted.log_end, position, bytes_max)
+        if found is None:
+            raise OffsetOutOfRange(f"{wanted.topic}-{wanted.partition} ends at {position}, before {wanted.end}")
+        if found.count > len(buffer):
+            buffer = memoryview(bytearray(found.count))
+        assert isinstance(found.file, File)
+        filled = 0
+        while filled < found.count:
+            read_bytes = os.preadv(found.file.fd, [buffer[filled : found.count]], found.position + filled)
+            if not read_bytes:
+                raise CorruptLog(str(found.file.path), found.position + filled, "the file ends below the log's end")
+            filled += read_bytes
+        base = base_of(Path(found.file.path).name, LOG_SUFFIX)
+        assert base is not None
+        position = base + found.position + found.count
+        yield position, buffer[: found.count]
+
+
+def _ask(connection: Connection, wanted: Range, position: int, bytes_max: int) -> None:
+    part = [wanted.topic, wanted.partition, position, bytes_max]
+    connection.post(FETCH, FETCH_WAIT_MS_MAX, 1, bytes_max, [part])
+    connection.flush()
+
+
+def _wait(connection: Connection) -> Any:
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    while True:
+        connection.flush()
+        if replies := connection.receive():
+            return replies[0]
+        if not connection.wait(deadline - time.monotonic()):
+            raise RequestTimedOut(f"{connection} did not answer within {REQUEST_TIMEOUT_S:g} s")
+
+
+def _named(code: int, key: Key) -> ApplianceError:
+    return from_code(code, f"{key[0]}-{key[1]}: error {code}")

@@ -1,0 +1,310 @@
+"""The options of the data source: the names and rules of Spark's Kafka connector, checked before anything runs.
+
+Spark hands options over as text under case-insensitive names.  What is not known is refused with the nearest name
+that is, so a typo cannot silently mean the default; the connector's names that have another meaning here say which
+option to use instead.
+
+Where a read starts and ends is a :class:`Bound`: ``earliest``, ``latest``, a time, or an offset or time for each
+partition (offsets are bytes of the partition's log; -2 is earliest, -1 latest; times are ms since 1970).  A time wins
+over times per partition, these win over offsets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ..client.connection import parse_bootstrap
+from ..errors import BadValue, UnknownKey
+from ..records.compression import CODECS
+
+Value = TypeVar("Value")
+Default = TypeVar("Default")
+Key = tuple[str, int]
+"""A topic and the number of a partition."""
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_INSTEAD = {
+    "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native door",
+    "maxoffsetspertrigger": "maxBytesPerTrigger: offsets are bytes here",
+    "minoffsetspertrigger": "the trigger's processingTime: offsets are bytes here",
+    "group.id": "no group: Spark's checkpoint keeps the position",
+    "kafka.group.id": "no group: Spark's checkpoint keeps the position",
+    "enable.auto.commit": "nothing: Spark's checkpoint keeps the position",
+    "kafka.enable.auto.commit": "nothing: Spark's checkpoint keeps the position",
+    "auto.offset.reset": "startingOffsets",
+    "kafka.auto.offset.reset": "startingOffsets",
+}
+_SPARK = {"path", "checkpointlocation", "queryname"}
+"""What Spark itself puts among the options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One of: a special offset, a time in ms, an offset or a time for each partition."""
+
+    special: int | None = None
+    timestamp: int | None = None
+    offsets: Mapping[Key, int] | None = None
+    timestamps: Mapping[Key, int] | None = None
+    latest_if_later: bool = False
+    """What a time after the newest record means: the end of the log, or (False) an error."""
+
+    @property
+    def moving(self) -> bool:
+        """Whether it means another offset when asked later."""
+        return self.offsets is None or any(offset < 0 for offset in self.offsets.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which partitions: those of named topics, of topics that match, or these."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: tuple[Key, ...] = ()
+
+    def wants(self, topic: str, partition: int) -> bool:
+        if self.assigned:
+            return (topic, partition) in self.assigned
+        if self.pattern:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    bootstrap: str
+    selection: Selection
+    starting: Bound
+    ending: Bound
+    include_headers: bool = False
+    fail_on_data_loss: bool = True
+    min_partitions: int = 0
+    partition_bytes_max: int = 128 * 1024 * 1024
+    trigger_bytes_max: int = 0
+    skip_corrupt: bool = False
+    push_filters: bool = False
+    short_circuit: bool = True
+    fetch_bytes_max: int = 4 * 1024 * 1024
+    retry_timeout_ms: int = 120_000
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    bootstrap: str
+    topic: str = ""
+    acks: int = -1
+    codec: str = "none"
+    batch_bytes_max: int = 512 * 1024
+    sort_rows: bool = False
+    retry_timeout_ms: int = 120_000
+
+
+class _Reader:
+    """Takes options out one by one, so that what is left over is unknown."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        # Spark's dictionary has lost the case of the names; ours must not care either.
+        self._given = {name.lower(): value for name, value in options.items()}
+        self._known: list[str] = []
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def take(self, name: str, parse: Callable[[str], Value], default: Default) -> Value | Default:
+        self._known.append(name)
+        text = self._given.get(name.lower())
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except (ValueError, KeyError, TypeError, re.error) as error:
+            raise BadValue(f"option {name}={text!r}: {error}") from None
+
+    def finish(self) -> None:
+        """Raises UnknownKey when there is anything that was not taken."""
+        known = {name.lower(): name for name in self._known}
+        for name in self._given:
+            if name in known or name in _SPARK:
+                continue
+            if name in _INSTEAD:
+                raise UnknownKey(f"option {name!r} is not taken here: use {_INSTEAD[name]}")
+            near = difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known: {', '.join(self._known)}"
+            raise UnknownKey(f"unknown option {name!r}: {hint}")
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("use true or false")
+    return text.lower() == "true"
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < least:
+            raise ValueError(f"use a whole number from {least}")
+        return int(text)
+
+    return parse
+
+
+_SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SIZE = re.compile(r"(\d+)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not int(match[1]):
+        raise ValueError("use a number of bytes, as 1048576 or 64MiB")
+    return int(match[1]) * _SIZES[match[2].lower()]
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(f"use one of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ValueError("name at least one topic")
+    return names
+
+
+def _pattern(text: str) -> str:
+    re.compile(text)
+    return text
+
+
+def _assignment(text: str) -> tuple[Key, ...]:
+    return tuple(_per_partition(text, lambda spec: {partition: 0 for partition in spec}))
+
+
+def _numbers(text: str) -> dict[Key, int]:
+    return _per_partition(text, dict)
+
+
+def _per_partition(text: str, items: Callable[[Any], Mapping[Any, Any]]) -> dict[Key, int]:
+    """``{"topic": {"0": 23, ...}, ...}`` as the connector writes it."""
+    spec = json.loads(text)
+    if not isinstance(spec, dict) or not spec:
+        raise ValueError('use JSON like {"topic": {"0": 23, "1": -1}}; for assign {"topic": [0, 1]}')
+    found: dict[Key, int] = {}
+    for topic, partitions in spec.items():
+        for partition, value in items(partitions).items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{value!r} is not a whole number")
+            found[topic, int(partition)] = value
+    return found
+
+
+def _offsets(text: str, least: int) -> Bound:
+    special = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    if special is not None:
+        return Bound(special=special)
+    if not text.strip().startswith("{"):
+        raise ValueError("use earliest, latest or JSON with an offset for each partition")
+    offsets = _numbers(text)
+    if min(offsets.values()) < least:
+        raise ValueError(f"offsets start at {least}")
+    return Bound(offsets=offsets)
+
+
+def _bound(reader: _Reader, side: str, default: int, latest_if_later: bool) -> Bound:
+    offsets = reader.take(f"{side}Offsets", lambda text: _offsets(text, EARLIEST), Bound(special=default))
+    timestamps: dict[Key, int] = reader.take(f"{side}OffsetsByTimestamp", _numbers, {})
+    timestamp = reader.take(f"{side}Timestamp", _number(0), -1)
+    if timestamp >= 0:
+        return Bound(timestamp=timestamp, latest_if_later=latest_if_later)
+    if timestamps:
+        return Bound(timestamps=timestamps, latest_if_later=latest_if_later)
+    return offsets
+
+
+def _selection(reader: _Reader) -> Selection:
+    topics = reader.take("subscribe", _names, ())
+    pattern = reader.take("subscribePattern", _pattern, "")
+    assigned = reader.take("assign", _assignment, ())
+    return Selection(topics, pattern, assigned)
+
+
+def _check_selection(reader: _Reader) -> None:
+    ways = ("subscribe", "subscribePattern", "assign")
+    given = [way for way in ways if reader.has(way)]
+    if len(given) != 1:
+        told = f"not {' and '.join(given)} together" if given else "none is given"
+        raise BadValue(f"which topics: use exactly one of the options {', '.join(ways)}; {told}")
+
+
+def _bootstrap(reader: _Reader) -> str:
+    bootstrap = reader.take("bootstrap.servers", str, "127.0.0.1:9091")
+    parse_bootstrap(bootstrap)
+    return bootstrap
+
+
+def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:
+    """Raises BadValue or UnknownKey, with the option named."""
+    reader = _Reader(options)
+    bootstrap = _bootstrap(reader)
+    selection = _selection(reader)
+    later = reader.take("startingOffsetsByTimestampStrategy", _one_of("error", "latest"), "error")
+    starting = _bound(reader, "starting", LATEST if streaming else EARLIEST, later == "latest")
+    ending = _bound(reader, "ending", LATEST, latest_if_later=True)
+    parsed = SourceOptions(
+        bootstrap,
+        selection,
+        starting,
+        ending,
+        include_headers=reader.take("includeHeaders", _flag, False),
+        fail_on_data_loss=reader.take("failOnDataLoss", _flag, True),
+        min_partitions=reader.take("minPartitions", _number(1), 0),
+        partition_bytes_max=reader.take("maxBytesPerPartition", _size, 128 * 1024 * 1024),
+        trigger_bytes_max=reader.take("maxBytesPerTrigger", _size, 0),
+        skip_corrupt=reader.take("corruptBatch", _one_of("fail", "skip"), "fail") == "skip",
+        push_filters=reader.take("pushFilters", _flag, False),
+        short_circuit=reader.take("shortCircuit", _flag, True),
+        fetch_bytes_max=reader.take("fetchBytes", _size, 4 * 1024 * 1024),
+        retry_timeout_ms=reader.take("retryTimeoutMs", _number(0), 120_000),
+    )
+    reader.finish()
+    _check_selection(reader)
+    _check_bounds(reader, starting, ending, streaming)
+    return parsed
+
+
+def _check_bounds(reader: _Reader, starting: Bound, ending: Bound, streaming: bool) -> None:
+    ends = [name for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp") if reader.has(name)]
+    if streaming and ends:
+        raise BadValue(f"option {ends[0]}: a stream has no end; use trigger(availableNow=True) to stop at the newest")
+    if not streaming and LATEST in (starting.special, *(starting.offsets or {}).values()):
+        raise BadValue("option startingOffsets: latest (-1) would read nothing in a batch; use earliest or an offset")
+    if EARLIEST in (ending.special, *(ending.offsets or {}).values()):
+        raise BadValue("option endingOffsets: earliest (-2) would read nothing; use latest or an offset")
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Raises BadValue or UnknownKey, with the option named."""
+    reader = _Reader(options)
+    parsed = SinkOptions(
+        _bootstrap(reader),
+        topic=reader.take("topic", str.strip, ""),
+        acks={"all": -1, "-1": -1, "1": 1}[reader.take("acks", _one_of("all", "-1", "1"), "all")],
+        codec=reader.take("compression", _one_of(*CODECS), "none"),
+        batch_bytes_max=reader.take("batchBytes", _size, 512 * 1024),
+        sort_rows=reader.take("sortRows", _flag, False),
+        retry_timeout_ms=reader.take("retryTimeoutMs", _number(0), 120_000),
+    )
+    reader.finish()
+    return parsed

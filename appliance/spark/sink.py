@@ -1,0 +1,355 @@
+"""Rows into topics: ``df.write`` and ``df.writeStream``, at least once, and once when Spark repeats itself.
+
+Columns are those of Spark's Kafka connector: ``value`` (string or binary, required), ``key``, ``headers``, ``topic``
+(or the option of that name, which wins) and ``partition``.
+
+Spark runs a task again when it failed, and a whole micro-batch when the driver died before it was checkpointed.  To
+keep the rows from being doubled, each task writes as an idempotent producer whose identity follows from what Spark
+will repeat, and not from the process::
+
+    producer id    2^62 + hash(query id, number of the task, batch id / 2^15)    query id: from the checkpoint
+    epoch          batch id % 2^15                                               a write without a stream: a
+    sequence       number of the row within the task, per partition              random id, and epoch 0
+
+The partition's writer compares these with what is in its log, so a row that is there already is confirmed and not
+written again; no marker or transaction is needed, and what half a micro-batch has left behind is completed.  A task of
+an older micro-batch that lives on after its driver is refused by its epoch.  This holds as long as a task, run again,
+has the same rows in the same order, and the topic as many partitions: true for what reads a log and maps or filters
+it.  Behind a shuffle (aggregates) rows come in any order: the option ``sortRows`` sorts each task's rows first.
+
+Rows without a key and a partition go to one partition after the other, a record batch each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType, BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
+
+from ..client.connection import Connection
+from ..errors import ApplianceError, BadValue, ClientFault, RequestTimedOut, Unavailable, UnknownPartition, from_code
+from ..records.encode import Fields, encode_batch, encode_values
+from ..records.partitioner import partition_for
+from ..wire.native import ProduceHead
+from .access import REQUEST_TIMEOUT_S, Access, Patience
+from .options import Key, SinkOptions
+
+IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
+EPOCHS: Final = 1 << 15
+RECORD_OVERHEAD_BYTES: Final = 24
+"""More than what an encoded record without headers needs besides key and value."""
+
+_TEXT = (StringType, BinaryType)
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """How many rows and bytes a task has written."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Under which numbers a task writes."""
+
+    producer_id: int
+    epoch: int
+
+
+def identity(query: str, task: int, batch: int) -> Identity:
+    """The same for the same task of the same micro-batch, whichever process runs it."""
+    digest = hashlib.blake2b(f"{query}/{task}/{batch // EPOCHS}".encode(), digest_size=8).digest()
+    # Ids given out by the cluster count up from 0; these lie far above them.
+    return Identity((1 << 62) | int.from_bytes(digest, "big") >> 2, batch % EPOCHS)
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Raises BadValue when these columns cannot be written."""
+    types = {each.name: each.dataType for each in schema.fields}
+    wanted: dict[str, tuple[type, ...]] = {
+        "key": _TEXT,
+        "value": _TEXT,
+        "headers": (ArrayType,),
+        "topic": (StringType,),
+        "partition": _WHOLE,
+    }
+    for name, found in types.items():
+        if name not in wanted:
+            raise BadValue(f"column {name!r} cannot be written: the columns are {', '.join(wanted)}")
+        if not isinstance(found, wanted[name]):
+            allowed = " or ".join(each().simpleString() for each in wanted[name] if each is not ArrayType)
+            raise BadValue(f"column {name!r} is {found.simpleString()}, not {allowed or 'an array of key, value'}")
+    if "value" not in types:
+        raise BadValue("there is no column 'value': select what is to be written AS value")
+    if "topic" not in types and not options.topic:
+        raise BadValue("where to: give the option topic, or a column of that name")
+
+
+# ---- a task
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One partition: records that wait to be a batch, and batches that are not confirmed yet, in order."""
+
+    key: Key
+    head: ProduceHead
+    bytes_max: int
+    values: list[bytes] = field(default_factory=list)
+    records: list[Fields] = field(default_factory=list)
+    waiting_bytes: int = 0
+    sequence: int = 0
+    unconfirmed: deque[bytes] = field(default_factory=deque)
+
+
+class TaskWriter:
+    """Writes the rows of one task, in order, and returns when all of them are confirmed."""
+
+    def __init__(self, options: SinkOptions, who: Identity) -> None:
+        self._options = options
+        self._who = who
+        self._access = Access(options.bootstrap, options.retry_timeout_ms)
+        self._lanes: dict[Key, _Lane] = {}
+        self._partitions: dict[str, int] = {}
+        self._turn: dict[str, int] = {}
+        self._awaited: dict[Connection, deque[_Lane]] = {}
+        self._posted_bytes = 0
+        self._timestamp = int(time.time() * 1000)
+        self.written = Written(0, 0)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        if self._options.sort_rows:
+            batches = _sorted(batches)
+        try:
+            for batch in batches:
+                self._timestamp = int(time.time() * 1000)
+                self._add(batch)
+            for lane in self._lanes.values():
+                self._seal(lane)
+            self._settle(0)
+        finally:
+            self._access.close()
+        return self.written
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        count = batch.num_rows
+        columns = {name: batch.column(index).to_pylist() for index, name in enumerate(batch.schema.names)}
+        values = columns["value"]
+        topics = [self._options.topic] * count if self._options.topic else columns["topic"]
+        nothing = [None] * count
+        keys = columns.get("key", nothing)
+        partitions = columns.get("partition", nothing)
+        headers = columns.get("headers", nothing)
+        for value, topic, key, partition, row_headers in zip(values, topics, keys, partitions, headers, strict=True):
+            value = value.encode() if isinstance(value, str) else value
+            key = key.encode() if isinstance(key, str) else key
+            lane = self._lane(topic, key, partition)
+            size = RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
+            pairs = _pairs(row_headers) if row_headers else ()
+            size += sum(16 + len(name) + len(content or b"") for name, content in pairs)
+            if lane.waiting_bytes + size > lane.bytes_max and lane.waiting_bytes:
+                self._seal(lane)
+                if key is None and partition is None:
+                    self._turn[topic] += 1
+                    lane = self._lane(topic, key, partition)
+            lane.waiting_bytes += size
+            if key is None and value is not None and not pairs and not lane.records:
+                lane.values.append(value)
+            else:
+                if lane.values:
+                    lane.records += [(None, each, (), self._timestamp) for each in lane.values]
+                    lane.values = []
+                lane.records.append((key, value, pairs, self._timestamp))
+        self.written.rows += count
+
+    def _lane(self, topic: str, key: bytes | None, partition: int | None) -> _Lane:
+        if not topic:
+            raise BadValue("a row has no topic, and there is no option topic")
+        count = self._partitions.get(topic) or self._learn(topic)
+        if partition is None:
+            partition = self._turn[topic] % count if key is None else partition_for(key, count)
+        elif not 0 <= partition < count:
+            raise UnknownPartition(f"a row is for {topic}-{partition}, but there are {count} partitions")
+        lane = self._lanes.get((topic, partition))
+        if lane is None:
+            head = ProduceHead(topic, partition, self._options.acks, int(REQUEST_TIMEOUT_S * 1000))
+            lane = _Lane((topic, partition), head, self._batch_bytes_max(topic))
+            self._lanes[topic, partition] = lane
+        return lane
+
+    def _learn(self, topic: str) -> int:
+        """How many partitions the topic has; it is created if that is allowed."""
+        cluster = self._access.cluster
+
+        def ask() -> int:
+            view = self._access.cluster.refresh([topic]).topics.get(topic)
+            if view is None or view.error == UnknownPartition.code:
+                cluster.admin("ensure_topic", {"name": topic})
+                self._access.cluster.refresh([topic])
+            return len(self._access.cluster.topic(topic).leaders)
+
+        self._partitions[topic] = count = self._access.patiently(ask)
+        # Each task and each batch begins elsewhere, the same one always at the same place.
+        self._turn[topic] = self._who.producer_id % count
+        return count
+
+    def _batch_bytes_max(self, topic: str) -> int:
+        settings = self._access.cluster.topic(topic).settings
+        return min(self._options.batch_bytes_max, int(settings.get("max.message.bytes", 1 << 30)) * 9 // 10)
+
+    def _seal(self, lane: _Lane) -> None:
+        """Make a batch of what waits, and send it."""
+        count = len(lane.records) or len(lane.values)
+        if not count:
+            return
+        numbers: dict[str, Any] = {
+            "codec": self._options.codec,
+            "producer_id": self._who.producer_id,
+            "producer_epoch": self._who.epoch,
+            "base_sequence": lane.sequence,
+        }
+        if lane.records:
+            batch = encode_batch(lane.records, **numbers)
+        else:
+            batch = encode_values(lane.values, self._timestamp, **numbers)
+        lane.sequence += count
+        lane.values, lane.records, lane.waiting_bytes = [], [], 0
+        lane.unconfirmed.append(batch)
+        self.written.bytes += len(batch)
+        try:
+            self._post(lane, batch)
+        except Unavailable as error:
+            self._again(error, self._access.patience())
+        self._settle(IN_FLIGHT_BYTES_MAX)
+
+    # ---- the conversation with the brokers
+
+    def _post(self, lane: _Lane, batch: bytes) -> None:
+        topic, partition = lane.key
+        connection = self._access.connection(self._access.cluster.leader(topic, partition))
+        connection.post_batch(lane.head, batch, expects_reply=True)
+        self._awaited.setdefault(connection, deque()).append(lane)
+        self._posted_bytes += len(batch)
+        connection.flush()
+
+    def _settle(self, bytes_max: int) -> None:
+        """Wait until at most ``bytes_max`` bytes are unconfirmed.
+
+        Raises:
+            Unavailable: no confirmation for too long.
+            ClientFault: a batch was refused for good.
+        """
+        patience = self._access.patience()
+        while self._posted_bytes > bytes_max:
+            try:
+                self._receive()
+                patience.progress()
+            except Unavailable as error:
+                self._again(error, patience)
+
+    def _receive(self) -> None:
+        """Take some confirmations."""
+        connection = next(each for each, lanes in self._awaited.items() if lanes)
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        connection.flush()
+        replies = connection.receive()
+        while not replies:
+            if not connection.wait(deadline - time.monotonic()):
+                raise RequestTimedOut(f"{connection} did not confirm within {REQUEST_TIMEOUT_S:g} s")
+            connection.flush()
+            replies = connection.receive()
+        for reply in replies:
+            lane = self._awaited[connection].popleft()
+            code, message = reply.header[1], reply.header[5]
+            if code:
+                raise _refusal(code, message, lane.key)
+            self._posted_bytes -= len(lane.unconfirmed.popleft())
+
+    def _again(self, error: Unavailable, patience: Patience) -> None:
+        """Start over with all that is unconfirmed; what has arrived already is known by its numbers."""
+        while True:
+            patience.pause(error)
+            self._access.close()
+            self._awaited.clear()
+            self._posted_bytes = 0
+            try:
+                self._access.cluster.refresh(sorted({topic for topic, _ in self._lanes}))
+                for lane in self._lanes.values():
+                    for batch in lane.unconfirmed:
+                        self._post(lane, batch)
+                return
+            except Unavailable as another:
+                error = another
+
+
+def _refusal(code: int, message: str, key: Key) -> ApplianceError:
+    error = from_code(code, f"{key[0]}-{key[1]}: {message or f'error {code}'}")
+    # The partition may be on its way to another broker, or its batch was damaged on the way: neither is for good.
+    if isinstance(error, ClientFault) and code not in (2, UnknownPartition.code):
+        return error
+    return error if isinstance(error, Unavailable) else Unavailable(str(error))
+
+
+def _pairs(headers: Sequence[Any]) -> list[tuple[str, bytes | None]]:
+    return [(each["key"] or "", each["value"]) for each in headers]
+
+
+def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All rows of the task, by topic, partition, key and value: in an order that a shuffle cannot change."""
+    first = next(batches, None)
+    if first is None:
+        return
+    table = pa.Table.from_batches([first, *batches])
+    order = [name for name in ("topic", "partition", "key", "value") if name in table.schema.names]
+    yield from table.sort_by([(name, "ascending") for name in order]).to_batches(max_chunksize=10_000)
+
+
+# ---- what Spark sees
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One job: its tasks write under an id that is drawn here, on the driver, and is the same in a task's retry."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        check_columns(schema, options)
+        self._options = options
+        self._query = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        return TaskWriter(self._options, identity(self._query, context.partitionId(), 0)).write(iterator)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch: who it is, Spark tells its tasks in their properties."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        check_columns(schema, options)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        assert query and batch is not None, "Spark tells every task of a stream its query and micro-batch"
+        return TaskWriter(self._options, identity(query, context.partitionId(), int(batch))).write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: what was written is confirmed, and a replay of this micro-batch confirms it again."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: the replay completes what is missing."""

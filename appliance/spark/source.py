@@ -1,0 +1,362 @@
+"""The data source "appliance": ``spark.read``, ``spark.readStream`` and their sinks.
+
+Columns and options are those of Spark's Kafka connector (``options`` lists them).  All Spark objects here are thin:
+positions are computed in ``offsets``, questions asked in ``access``, bytes turned into rows in ``arrow``.
+
+The driver plans: it resolves where to start and end, cuts that into tasks, and sends each its range.  A stream's
+reader lives in one process of the driver for as long as the query; a task gets a pickled copy of it.  Spark asks an
+idle stream for its latest offsets many times a second, so these are remembered for a moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from ..errors import BadValue, CorruptBatch
+from .access import Access, Home
+from .arrow import Decoder
+from .offsets import Positions, Range, advance, from_json, initial, is_initial, ranges, split, to_json
+from .options import EARLIEST, LATEST, Bound, Key, SourceOptions, sink_options, source_options
+from .sink import BatchWriter, StreamWriter
+
+HEADS_AGE_S_MAX: Final = 0.1
+SCHEMA: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+)
+HEADERS: Final = ", headers array<struct<key: string, value: binary>>"
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """What one task reads; ``home``: the files, when they are on this host."""
+
+    range: Range
+    home: Home | None
+
+
+class Planner:
+    """Where to read, for a batch or a stream: shared by both readers, and pickled to tasks with them."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.access = Access(options.bootstrap, options.retry_timeout_ms)
+
+    def keys(self) -> list[Key]:
+        return self.access.keys(self.options.selection)
+
+    def heads(self, keys: Sequence[Key]) -> Positions:
+        return self.access.offsets(dict.fromkeys(keys, LATEST))
+
+    def earliest(self, keys: Sequence[Key]) -> Positions:
+        return self.access.offsets(dict.fromkeys(keys, EARLIEST))
+
+    def resolve(self, bound: Bound, keys: Sequence[Key], name: str) -> Positions:
+        """The offsets that ``bound`` means now.
+
+        Raises:
+            BadValue: it leaves a partition out, or a time is later than every record.
+        """
+        if bound.special is not None:
+            return self.access.offsets(dict.fromkeys(keys, bound.special))
+        if bound.offsets is not None:
+            _complete(bound.offsets, keys, name)
+            special = {key: bound.offsets[key] for key in keys if bound.offsets[key] < 0}
+            return {**{key: bound.offsets[key] for key in keys}, **self.access.offsets(special)}
+        times = bound.timestamps if bound.timestamps is not None else dict.fromkeys(keys, bound.timestamp or 0)
+        _complete(times, keys, name)
+        found = self.access.offsets({key: times[key] for key in keys})
+        later = [key for key, offset in found.items() if offset < 0]
+        if later and not bound.latest_if_later:
+            topic, partition = later[0]
+            raise BadValue(
+                f"{name}: {topic}-{partition} has no record at or after {times[later[0]]} ms; "
+                "use an earlier time, or startingOffsetsByTimestampStrategy=latest"
+            )
+        return {**found, **self.heads(later)}
+
+    def tasks(self, wanted: list[Range]) -> list[LogPartition]:
+        cores = os.cpu_count() or 1
+        parts = split(wanted, self.options.min_partitions, cores, self.options.partition_bytes_max)
+        return [LogPartition(part, self._home(part)) for part in parts]
+
+    def _home(self, part: Range) -> Home | None:
+        return self.access.home(part.topic, part.partition) if self.options.short_circuit else None
+
+    def read(self, task: LogPartition) -> Iterator[pa.RecordBatch]:
+        part, options = task.range, self.options
+        decoder = Decoder(
+            part.topic,
+            part.partition,
+            part.first,
+            part.end,
+            headers=options.include_headers,
+            on_corrupt=_report if options.skip_corrupt else None,
+        )
+        try:
+            for data in self.access.read(part, task.home, options.fetch_bytes_max, options.fail_on_data_loss):
+                yield from decoder.decode(data)
+        finally:
+            self.access.close()
+
+
+def _complete(given: Mapping[Key, int], keys: Sequence[Key], name: str) -> None:
+    for topic, partition in keys:
+        if (topic, partition) not in given:
+            raise BadValue(f"{name}: say something about every partition that is read, also {topic}-{partition}")
+    for topic, partition in given:
+        if (topic, partition) not in keys:
+            raise BadValue(f"{name}: {topic}-{partition} is not among the partitions that are read")
+
+
+def _report(error: CorruptBatch) -> None:
+    logger.warning("skipped: %s", error)
+
+
+class BatchReader(DataSourceReader):
+    def __init__(self, options: SourceOptions) -> None:
+        self._planner = Planner(options)
+
+    def partitions(self) -> Sequence[LogPartition]:
+        return self._planner.tasks(self._ranges())
+
+    def _ranges(self) -> list[Range]:
+        planner = self._planner
+        options, keys = planner.options, planner.keys()
+        start = planner.resolve(options.starting, keys, "startingOffsets")
+        end = planner.resolve(options.ending, keys, "endingOffsets")
+        earliest, latest = planner.earliest(keys), planner.heads(keys)
+        for key in keys:
+            if max(start[key], end[key]) > latest[key]:
+                raise BadValue(
+                    f"{key[0]}-{key[1]} ends at offset {latest[key]}, which is before the offset "
+                    f"{max(start[key], end[key])} that is asked for"
+                )
+        # A start beyond the end is an empty read, not a sign of loss: these are the user's own words.
+        end = {key: max(start[key], offset) for key, offset in end.items()}
+        return ranges(start, end, earliest, latest, options.fail_on_data_loss)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return self._planner.read(partition)
+
+
+class FilteringReader(BatchReader):
+    """Reads only where filters on topic, partition, offset and timestamp may hold.
+
+    A class of its own: Spark refuses every read from a reader that has ``pushFilters`` while its setting
+    ``spark.sql.python.filterPushdown.enabled`` is off, which is the default.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        self._first = 0
+        self._end = 1 << 63
+        self._only: dict[str, set[Any]] = {}
+        self._since_ms: int | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        for each in filters:
+            if not self._take(each):
+                yield each
+
+    def _take(self, wanted: Filter) -> bool:
+        """Whether Spark need not look at this filter again."""
+        match wanted:
+            case EqualTo(("topic" | "partition" as name,), value):
+                self._keep(name, {value})
+            case In(("topic" | "partition" as name,), values):
+                self._keep(name, set(values))
+            case EqualTo(("offset",), int(value)):
+                self._first, self._end = max(self._first, value), min(self._end, value + 1)
+            case GreaterThanOrEqual(("offset",), int(value)):
+                self._first = max(self._first, value)
+            case GreaterThan(("offset",), int(value)):
+                self._first = max(self._first, value + 1)
+            case LessThan(("offset",), int(value)):
+                self._end = min(self._end, value)
+            case LessThanOrEqual(("offset",), int(value)):
+                self._end = min(self._end, value + 1)
+            case GreaterThanOrEqual(("timestamp",), datetime() as value) | GreaterThan(
+                ("timestamp",), datetime() as value
+            ):
+                # Records before the first batch that reaches this time are older; among those behind it are
+                # some that are not, so Spark looks again.
+                self._since_ms = max(self._since_ms or 0, int(_utc(value).timestamp() * 1000))
+                return False
+            case _:
+                return False
+        return True
+
+    def _keep(self, name: str, values: set[Any]) -> None:
+        self._only[name] = self._only.get(name, values) & values
+
+    def _ranges(self) -> list[Range]:
+        wanted = [
+            Range(each.topic, each.partition, max(each.first, self._first), min(each.end, self._end), each.log_end)
+            for each in super()._ranges()
+            if each.topic in self._only.get("topic", {each.topic})
+            and each.partition in self._only.get("partition", {each.partition})
+        ]
+        if self._since_ms is not None:
+            times = {(each.topic, each.partition): self._since_ms for each in wanted}
+            since = self._planner.access.offsets(times)
+            bounds = {key: offset if offset >= 0 else 1 << 63 for key, offset in since.items()}
+            wanted = [
+                Range(
+                    each.topic,
+                    each.partition,
+                    max(each.first, bounds[each.topic, each.partition]),
+                    each.end,
+                    each.log_end,
+                )
+                for each in wanted
+            ]
+        return [each for each in wanted if each.first < each.end]
+
+
+def _utc(value: datetime) -> datetime:
+    """Spark gives times without a zone in UTC."""
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: SourceOptions) -> None:
+        self._planner = Planner(options)
+        self._initial: dict[str, Any] | None = None
+        self._heads: tuple[float, Positions] = (0.0, {})
+        self._target: Positions | None = None
+
+    # ---- planning, in one long-lived process of the driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            keys = self._planner.keys()
+            options = self._planner.options
+            self._initial = initial(self._planner.resolve(options.starting, keys, "startingOffsets"))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._planner.options.trigger_bytes_max
+        return ReadMaxBytes(limit) if limit else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._planner.heads(self._planner.keys())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        positions, _ = from_json(start)
+        heads = self._target if self._target is not None else self._current_heads()
+        fresh = [key for key in heads if key not in positions]
+        begun = self._planner.earliest(fresh)
+        known = {**positions, **begun}
+        end = advance(known, heads, _bytes_of(limit))
+        if is_initial(start):
+            return to_json(end, known)
+        if end == positions:
+            return start
+        return to_json(end, begun or None)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return to_json(self._current_heads())
+
+    def _current_heads(self) -> Positions:
+        seen_s, heads = self._heads
+        if time.monotonic() - seen_s > HEADS_AGE_S_MAX:
+            heads = self._planner.heads(self._planner.keys())
+            self._heads = time.monotonic(), heads
+        return heads
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogPartition]:
+        first, _ = from_json(start)
+        last, begun = from_json(end)
+        # What was begun in this micro-batch starts where it did when that was planned, also in a replay.
+        if is_initial(start):
+            first = begun or first
+        elif begun:
+            first = {**begun, **first}
+        keys = self._planner.keys()
+        there = [key for key in last if key in keys]
+        earliest, latest = self._planner.earliest(there), self._planner.heads(there)
+        loss_fails = self._planner.options.fail_on_data_loss
+        return self._planner.tasks(ranges(first, last, earliest, latest, loss_fails))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the checkpoint keeps the positions, and Spark calls this late and not for the last batch."""
+
+    def stop(self) -> None:
+        self._planner.access.close()
+
+    # ---- in a task
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return self._planner.read(partition)
+
+
+def _bytes_of(limit: ReadLimit) -> int:
+    """0: no limit.  Rows are offsets to Spark, and offsets are bytes here."""
+    if isinstance(limit, ReadMaxBytes):
+        return limit.max_bytes
+    if isinstance(limit, ReadMaxRows):
+        return limit.max_rows
+    return 0
+
+
+class ApplianceSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "appliance"
+
+    def schema(self) -> str:
+        return SCHEMA + (HEADERS if self.options.get("includeHeaders", "").lower() == "true" else "")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = source_options(self.options, streaming=False)
+        return FilteringReader(options) if options.push_filters else BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(source_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        _only_append(overwrite)
+        return BatchWriter(sink_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        _only_append(overwrite)
+        return StreamWriter(sink_options(self.options), schema)
+
+
+def _only_append(overwrite: bool) -> None:
+    if overwrite:
+        raise BadValue("a log is only appended to: write with mode('append')")
