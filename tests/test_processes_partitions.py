@@ -1,0 +1,75 @@
+"""appliance.processes.partitions: orders to the supervisor, whole, refused, or never answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from appliance.errors import DiskFull, RequestTimedOut, StorageFault, UnknownPartition
+from appliance.processes import partitions as module
+from appliance.processes.partitions import ORDER_ROWS_MAX, Partitions
+
+
+class Supervisor:
+    """Answers each order with what ``verdict`` says about a partition: (code, message)."""
+
+    def __init__(self, verdict: Callable[[int], tuple[int, str]] | None) -> None:
+        self.messages: list[Any] = []
+        self.verdict = verdict
+        self.partitions = Partitions(self.take)
+
+    def take(self, message: Any) -> None:
+        self.messages.append(message)
+        if self.verdict is not None and message[0] in ("create", "delete"):
+            rows = [[topic, partition, *self.verdict(partition)] for topic, partition, *_ in message[2]]
+            token = message[1]
+            asyncio.get_running_loop().call_soon(lambda: self.partitions.done(token, rows))
+
+
+def keys(count: int) -> list[tuple[str, int]]:
+    return [("logs", partition) for partition in range(count)]
+
+
+def test_a_long_order_is_cut_into_messages_and_answered_as_one() -> None:
+    supervisor = Supervisor(lambda partition: (0, ""))
+    asyncio.run(supervisor.partitions.create(keys(2 * ORDER_ROWS_MAX + 1), {"retention.ms": "1"}))
+    assert [len(message[2]) for message in supervisor.messages] == [ORDER_ROWS_MAX, ORDER_ROWS_MAX, 1]
+    assert supervisor.messages[0][2][0] == ["logs", 0, {"retention.ms": "1"}]
+
+
+@pytest.mark.parametrize("error", [StorageFault("rotten"), RequestTimedOut("slow")])
+def test_the_first_refusal_is_raised_by_its_name(error: Any) -> None:
+    supervisor = Supervisor(lambda partition: (error.code, str(error)) if partition == 60 else (0, ""))
+    with pytest.raises(type(error), match=f"logs-60: {error}"):
+        asyncio.run(supervisor.partitions.delete(keys(100)))
+
+
+def test_a_damaged_log_is_not_taken_for_a_full_disk() -> None:
+    """Both have Kafka's code 56; a client may repeat after the one, never after the other."""
+    supervisor = Supervisor(lambda partition: (DiskFull.code, "bad checksum"))
+    with pytest.raises(StorageFault):
+        asyncio.run(supervisor.partitions.create(keys(1), {}))
+
+
+def test_an_order_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ORDER_MS_MAX", 20)
+    supervisor = Supervisor(None)
+    with pytest.raises(RequestTimedOut, match="supervisor"):
+        asyncio.run(supervisor.partitions.create(keys(3), {}))
+    (token,) = [message[1] for message in supervisor.messages]
+    supervisor.partitions.done(token, [["logs", 0, 0, ""]])  # an answer that comes too late is nobody's
+
+
+def test_an_answer_to_an_earlier_coordinator_is_ignored() -> None:
+    Partitions(lambda message: None).done(1, [["logs", 0, 5, "x"]])
+
+
+def test_a_table_that_is_gone_already_is_no_error() -> None:
+    partitions = Partitions(lambda message: None)
+    partitions.attach("logs", 0, "/appliance.nothing.table0")
+    partitions.drop("logs", 0)
+    with pytest.raises(UnknownPartition):
+        partitions.view("logs", 0)
