@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import pytest
@@ -94,15 +96,22 @@ def confluent_produce(bootstrap: str, topic: str, codec: str, count: int) -> lis
     return [offsets[index] for index in range(count)]
 
 
+def confluent_events(consumer: Any) -> Iterator[Any]:
+    """Messages and errors as they come, until DEADLINE_S brings none."""
+    deadline = monotonic() + DEADLINE_S
+    while monotonic() < deadline:
+        for message in consumer.consume(10_000, timeout=0.2):  # waits for all of them, or so long
+            deadline = monotonic() + DEADLINE_S
+            yield message
+
+
 def _confluent_take(consumer: Any, count: int) -> Iterator[Any]:
     left = count
-    while left:
-        messages = consumer.consume(left, timeout=DEADLINE_S)
-        assert messages, f"{left} of {count} messages are missing"
-        for message in messages:
-            assert message.error() is None, message.error()
-            left -= 1
-            yield message
+    for message in itertools.islice(confluent_events(consumer), count):
+        assert message.error() is None, message.error()
+        left -= 1
+        yield message
+    assert not left, f"{left} of {count} messages are missing"
 
 
 def _confluent_message(m: Any) -> Message:

@@ -14,7 +14,7 @@ class CuttingProxy:
 
     Each connection is cut after a random number of bytes, uniformly up to ``2 * bytes_mean``, counted over both
     directions; what was read then but not yet forwarded is lost, so requests arrive in part and replies not at
-    all.  ``calm()`` ends the cutting.
+    all.  While ``calm`` is set nothing is cut.
     """
 
     def __init__(self, bytes_mean: int, seed: int) -> None:
@@ -22,7 +22,7 @@ class CuttingProxy:
         self.target: tuple[str, int] | None = None
         self.bytes_mean = bytes_mean
         self._random = random.Random(seed)
-        self._calm = False
+        self.calm = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(None)
         self.address = ":".join(map(str, self._listener.getsockname()))
@@ -30,9 +30,6 @@ class CuttingProxy:
         self._peers: dict[socket.socket, tuple[socket.socket, list[int]]] = {}
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def calm(self) -> None:
-        self._calm = True
 
     def __enter__(self) -> CuttingProxy:
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -79,7 +76,7 @@ class CuttingProxy:
         peer, left = self._peers[sock]
         try:
             data = sock.recv(65536)
-            if not self._calm and len(data) >= left[0]:
+            if not self.calm and len(data) >= left[0]:
                 peer.sendall(data[: left[0]])
                 self.cuts += 1
                 data = b""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .adapters import CLIENTS, DEADLINE_S, Client, confluent_read, expected, new_topic
+from .adapters import CLIENTS, DEADLINE_S, Client, confluent_events, confluent_read, expected, new_topic
 from .conftest import Door
 from .proxy import CuttingProxy
 
@@ -28,7 +28,7 @@ def cut_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, C
 
 
 def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy]) -> None:
-    from confluent_kafka import Consumer, Producer, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
     _, proxy = cut_door
     topic, failures, cuts = new_topic(), [], proxy.cuts
@@ -42,6 +42,7 @@ def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy
             "reconnect.backoff.max.ms": 50,
             "retry.backoff.ms": 5,
             "queue.buffering.max.messages": 200_000,
+            "log_level": 0,
         }
     )
 
@@ -59,22 +60,20 @@ def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy
         producer.poll(0)
     assert producer.flush(DEADLINE_S) == 0 and not failures, failures[:3]
     assert proxy.cuts - cuts > MESSAGES * 200 // 1_000_000
+    proxy.calm = True
 
     settings = {"bootstrap.servers": proxy.address, "group.id": "unused", "enable.partition.eof": True}
-    settings |= {"reconnect.backoff.ms": 5, "reconnect.backoff.max.ms": 50}
+    settings |= {"log_level": 0}
     consumer = Consumer({**settings, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     wanted = iter(range(MESSAGES))
-    ended = False
-    while not ended:
-        messages = consumer.consume(10_000, timeout=DEADLINE_S)
-        assert messages
-        for message in messages:
-            if message.error() is not None:
-                ended = True
-            else:
-                assert int(message.value()) == next(wanted)
+    for message in confluent_events(consumer):
+        if message.error() is not None:
+            assert message.error().code() == KafkaError._PARTITION_EOF
+            break
+        assert int(message.value()) == next(wanted)
     consumer.close()
+    proxy.calm = False
     assert next(wanted, None) is None
 
 
@@ -92,6 +91,7 @@ def test_other_idempotent_clients(cut_door: tuple[Door, CuttingProxy], client: C
     try:
         client.produce(proxy.address, topic, "none", count)
     finally:
-        proxy.bytes_mean = mean
+        proxy.bytes_mean, proxy.calm = mean, True
     messages = confluent_read(proxy.address, topic, 0, count)
+    proxy.calm = False
     assert [tuple(message[1:]) for message in messages] == [expected(i) for i in range(count)]
