@@ -1,0 +1,157 @@
+"""What all benchmarks share: an appliance of their own, CPU accounts of its processes, and an honest printout.
+
+A benchmark is a file named after its question.  ``--smoke`` runs it at a size that proves that it still works; the
+canonical size is its default.  Each result line carries a hash of what arrived, so that a fast wrong answer shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAYLOAD_BYTES = 200
+
+
+class Appliance:
+    """``appliance start`` as a process of its own; the default settings, but for doors on free ports."""
+
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self.data_dir = data_dir
+        self.started_s = time.perf_counter()
+        command = [sys.executable, "-m", "appliance", "start", "--data", str(data_dir)]
+        given = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "zookeeper.nodes": 0} | settings
+        for key, value in given.items():
+            command += ["--set", f"{key}={value}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], 120)
+        line = self.process.stdout.readline() if ready else ""
+        if not line.startswith("appliance: serving"):
+            self.process.kill()
+            sys.exit("the appliance did not start; see its messages above")
+        self.serving_s = time.perf_counter() - self.started_s
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.data_dir / "state.json").read_text())
+        return state
+
+    @property
+    def native(self) -> str:
+        return str(self.state["doors"]["native"])
+
+    @property
+    def kafka(self) -> str:
+        return str(self.state["doors"]["kafka"])
+
+    def pids(self, role: str = "") -> list[int]:
+        return [row["pid"] for row in self.state["processes"] if role in ("", row["role"])]
+
+    def cpu_s(self) -> float:
+        return sum(cpu_s(pid) for pid in self.pids())
+
+    def pss_bytes(self) -> int:
+        return sum(pss_bytes(pid) for pid in self.pids())
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def __enter__(self) -> Appliance:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process with its threads, and of children it has reaped."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except FileNotFoundError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        below = [int(child) for child in children.read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [pid, *(one for child in below for one in tree(child))]
+
+
+def pss_bytes(pid: int) -> int:
+    return smaps_bytes(pid, "Pss:")
+
+
+def private_bytes(pid: int) -> int:
+    return smaps_bytes(pid, "Private_Clean:") + smaps_bytes(pid, "Private_Dirty:")
+
+
+def smaps_bytes(pid: int, field: str) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+@contextmanager
+def appliance(**settings: Any) -> Iterator[Appliance]:
+    """An appliance in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="perf-") as directory, Appliance(Path(directory) / "data", **settings) as it:
+        yield it
+
+
+def digest(values: Iterable[bytes]) -> str:
+    """A short hash of a sequence of messages."""
+    hasher = hashlib.blake2s(digest_size=6)
+    for value in values:
+        hasher.update(value)
+    return hasher.hexdigest()
+
+
+def machine() -> str:
+    cpu = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{os.cpu_count()} x {cpu}, Linux {platform.release()}, {python}"
+
+
+def headline(question: str, **parameters: Any) -> None:
+    print(question)
+    print("machine:   ", machine())
+    print("parameters:", ", ".join(f"{name}={value}" for name, value in parameters.items()), flush=True)
+
+
+def row(name: str, **figures: Any) -> None:
+    print(f"  {name:<34}" + "  ".join(f"{label}={text(value)}" for label, value in figures.items()), flush=True)
+
+
+def text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,120 @@
+"""How fast is the native door?  One producer, then one consumer, 200-byte messages, one partition, Python client.
+
+    python perf/native.py [--smoke] [--rounds N]
+
+Client and appliance share the machine.  Rates are messages per second of wall time, from the first send to the last
+acknowledgement (acks=0: until the log has everything); CPU is what the appliance's processes used, in seconds per
+million messages.  Durable defaults throughout.  Each workload ends by counting and hashing what arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+
+from _bench import PAYLOAD_BYTES, Appliance, appliance, digest, headline, row
+
+from appliance.client import Consumer, Producer
+from appliance.client.admin import Admin
+from appliance.wire.requests import EARLIEST
+
+WORKLOADS = [(1000, 3_000_000), (50, 1_500_000), (1, 100_000)]
+ACKS: list[int | str] = [0, 1, "all"]
+VALUE = bytes(range(PAYLOAD_BYTES))
+
+
+def produce(address: str, topic: str, batch: int, acks: int | str, count: int) -> None:
+    """``batch`` messages a batch, many in flight."""
+    with Producer(address, acks=acks, batch_messages_max=batch, batch_bytes_max=1 << 20, linger_ms=100) as producer:
+        if batch == 1:
+            for _ in range(count):
+                producer.send(topic, VALUE)
+        else:
+            values = [VALUE] * batch
+            for _ in range(count // batch):
+                producer.send_many(topic, values)
+        producer.flush()
+
+
+def consume(address: str, topic: str, count: int) -> Iterator[bytes | None]:
+    with Consumer(address) as consumer:
+        consumer.assign({(topic, 0): EARLIEST})
+        seen = 0
+        for values in consumer.fetch_batches():
+            yield from values.values
+            seen += len(values.values)
+            if seen >= count:
+                return
+
+
+def count_only(address: str, topic: str, count: int) -> None:
+    with Consumer(address) as consumer:
+        consumer.assign({(topic, 0): EARLIEST})
+        seen = 0
+        for values in consumer.fetch_batches():
+            seen += len(values.values)
+            if seen >= count:
+                assert seen == count
+                return
+
+
+def wait_for_end(admin: Admin, topic: str, count: int) -> None:
+    """acks=0 is not answered: wait until the log has everything."""
+    deadline = time.perf_counter() + 60
+    while sum(partition["messages"] for partition in admin.topics([topic])[0]["partitions"]) < count:
+        assert time.perf_counter() < deadline, "messages without acknowledgement are missing"
+        time.sleep(0.01)
+
+
+def measure(server: Appliance, rounds: int, scale: int) -> None:
+    admin = Admin(server.native)
+    number = 0
+    for batch, full in WORKLOADS:
+        count = full // scale // batch * batch
+        for acks in ACKS:
+            rates, cpus = [], []
+            for _ in range(rounds):
+                number += 1
+                topic = f"t{number}"
+                admin.create_topic(topic, 1)
+                cpu, start = server.cpu_s(), time.perf_counter()
+                produce(server.native, topic, batch, acks, count)
+                if acks == 0:
+                    wait_for_end(admin, topic, count)
+                rates.append(count / (time.perf_counter() - start))
+                cpus.append((server.cpu_s() - cpu) / count * 1e6)
+            spread = f"{min(rates):,.0f}-{max(rates):,.0f}"
+            row(f"produce, {batch} a batch, acks={acks}", rate=statistics.median(rates), spread=spread,
+                cpu_s_per_million=statistics.median(cpus))  # fmt: skip
+            if acks == "all":
+                read(server, topic, count, batch, rounds)
+
+
+def read(server: Appliance, topic: str, count: int, batch: int, rounds: int) -> None:
+    rates, cpus = [], []
+    for _ in range(rounds):
+        cpu, start = server.cpu_s(), time.perf_counter()
+        count_only(server.native, topic, count)
+        rates.append(count / (time.perf_counter() - start))
+        cpus.append((server.cpu_s() - cpu) / count * 1e6)
+    arrived = digest(value or b"" for value in consume(server.native, topic, count))
+    assert arrived == digest(VALUE for _ in range(count)), "what arrived is not what was sent"
+    row(f"consume, {batch} a batch", rate=statistics.median(rates), spread=f"{min(rates):,.0f}-{max(rates):,.0f}",
+        cpu_s_per_million=statistics.median(cpus), hash=arrived)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="a hundredth of the size, once")
+    parser.add_argument("--rounds", type=int, default=3, help="medians of so many runs (default 3)")
+    arguments = parser.parse_args()
+    rounds, scale = (1, 100) if arguments.smoke else (arguments.rounds, 1)
+    headline("native door", message_bytes=PAYLOAD_BYTES, partitions=1, rounds=rounds, scale=f"1/{scale}")
+    with appliance() as server:
+        measure(server, rounds, scale)
+
+
+if __name__ == "__main__":
+    main()

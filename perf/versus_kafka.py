@@ -1,0 +1,263 @@
+"""Is the Kafka door faster than Apache Kafka 4.1 on the same machine, with the same client?
+
+    python perf/versus_kafka.py [--smoke] [--rounds N] [--only WORD]
+
+Both brokers are started and warmed up; every workload runs A B A B ... on topics of its own, 200-byte messages, one
+partition.  Printed are the medians of the rate and of the broker's CPU seconds per million messages, their spread, and
+both as ratios (ours / Kafka's).  Ours flushes before exposing and before acks=all; Kafka as it comes does not, except
+where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.
+
+Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _bench import PAYLOAD_BYTES, Appliance, headline, row
+from _kafka import Kafka, find_jars
+from _latency import at_rate
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+VALUE = bytes(PAYLOAD_BYTES)
+LARGE = {"linger.ms": 50, "batch.size": 1_000_000, "batch.num.messages": 10_000, "queue.buffering.max.messages": 500_000}
+FIFTY = {"linger.ms": 50, "batch.num.messages": 50, "queue.buffering.max.messages": 200_000}
+ONE = {"linger.ms": 0, "batch.num.messages": 1, "max.in.flight.requests.per.connection": 5}
+PERCENTILES = (50, 99, 99.9)
+
+Broker = Appliance | Kafka
+
+
+class Side:
+    """One of the two brokers, by the address of its Kafka door."""
+
+    def __init__(self, name: str, broker: Broker, address: str) -> None:
+        self.name, self.broker, self.address = name, broker, address
+        self._admin = AdminClient({"bootstrap.servers": address})
+        self._number = 0
+
+    def topic(self, **settings: str) -> str:
+        self._number += 1
+        name = f"bench-{self._number}"
+        topic = NewTopic(name, 1, 1, config={key.replace("_", "."): value for key, value in settings.items()})
+        self._admin.create_topics([topic])[name].result(30)
+        return name
+
+    def produce(self, topic: str, count: int, **settings: Any) -> None:
+        producer = Producer({"bootstrap.servers": self.address} | settings)
+        # No callback per message, which would measure Python: what is missing shows when it is counted.
+        produce, poll = producer.produce, producer.poll
+        for number in range(count):
+            try:
+                produce(topic, VALUE, partition=0)
+            except BufferError:
+                poll(0.01)
+                while len(producer) > 100_000:
+                    poll(0.01)
+                produce(topic, VALUE, partition=0)
+            if not number % 10_000:
+                poll(0)
+        assert producer.flush(120) == 0, "not everything was delivered"
+
+    def count(self, topic: str, expected: int) -> int:
+        """How many messages a consumer finds, waiting for what is expected."""
+        consumer = Consumer({
+            "bootstrap.servers": self.address, "group.id": "count", "enable.auto.commit": False,
+            "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 10_000_000, "queued.min.messages": 1_000_000,
+        })  # fmt: skip
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        seen, deadline = 0, time.perf_counter() + 60
+        while seen < expected and time.perf_counter() < deadline:
+            seen += sum(message.error() is None for message in consumer.consume(10_000, 1.0))
+        consumer.close()
+        return seen
+
+
+class Contest:
+    """Runs workloads on both sides in turn and prints ratios."""
+
+    def __init__(self, sides: list[Side], rounds: int, scale: int, only: str) -> None:
+        self.sides, self.rounds, self.scale, self.only = sides, rounds, scale, only
+
+    def wanted(self, name: str) -> bool:
+        return self.only in name
+
+    def run(self, name: str, count: int, once: Callable[[Side, int], float]) -> None:
+        """``once`` does ``count`` messages on a side and returns the seconds they took."""
+        if not self.wanted(name):
+            return
+        count = max(count // self.scale, 100)
+        rates: dict[str, list[float]] = {side.name: [] for side in self.sides}
+        cpus: dict[str, list[float]] = {side.name: [] for side in self.sides}
+        for _ in range(self.rounds):
+            for side in self.sides:
+                cpu = side.broker.cpu_s()
+                seconds = once(side, count)
+                rates[side.name].append(count / seconds)
+                cpus[side.name].append((side.broker.cpu_s() - cpu) / count * 1e6)
+        self.report(name, "rate", rates)
+        self.report(name, "cpu_s_per_million", cpus)
+
+    def report(self, name: str, what: str, figures: dict[str, list[float]]) -> None:
+        ours, theirs = (figures[side.name] for side in self.sides)
+        ratios = [a / b if b else float("nan") for a, b in zip(ours, theirs, strict=True)]
+        row(f"{name}: {what}", ours=statistics.median(ours), kafka=statistics.median(theirs),
+            ratio=statistics.median(ratios), ratios=" ".join(f"{ratio:.2f}" for ratio in ratios))  # fmt: skip
+
+
+def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]]) -> Callable[[Side, int], float]:
+    def once(side: Side, count: int) -> float:
+        topic = side.topic(**topic_settings.get(side.name, {}))
+        start = time.perf_counter()
+        side.produce(topic, count, **settings)
+        if settings["acks"] == 0:
+            assert side.count(topic, count) == count
+            return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        assert side.count(topic, count) == count, f"{side.name}: messages are missing"
+        return seconds
+
+    return once
+
+
+def consuming(filled: dict[str, str]) -> Callable[[Side, int], float]:
+    def once(side: Side, count: int) -> float:
+        start = time.perf_counter()
+        assert side.count(filled[side.name], count) == count
+        return time.perf_counter() - start
+
+    return once
+
+
+def python_client(contest: Contest) -> None:
+    durable = {"kafka": {"flush_messages": "1"}}
+    contest.run("produce large, acks=1", 2_000_000, producing(LARGE | {"acks": 1}, {}))
+    contest.run("produce 50 a batch, acks=1", 1_000_000, producing(FIFTY | {"acks": 1}, {}))
+    contest.run("produce 1 a batch, acks=1, 5 in flight", 60_000, producing(ONE | {"acks": 1}, {}))
+    contest.run("produce 1 a batch, acks=0", 150_000, producing(ONE | {"acks": 0}, {}))
+    contest.run("durable 50 a batch", 300_000, producing(FIFTY | {"acks": "all"}, durable))
+    many = ONE | {"acks": "all", "max.in.flight.requests.per.connection": 1000}
+    contest.run("durable 1 a batch", 20_000, producing(many, durable))
+    if contest.wanted("consume large fetches"):
+        count = max(2_000_000 // contest.scale, 100)
+        filled = {}
+        for side in contest.sides:
+            filled[side.name] = side.topic()
+            side.produce(filled[side.name], count, **LARGE, acks=1)
+            side.count(filled[side.name], count)
+        contest.run("consume large fetches", 2_000_000, consuming(filled))
+
+
+def latency(contest: Contest) -> None:
+    """End to end at a given rate, from the time at which each message was due (no coordinated omission)."""
+    for rate in (1_000, 10_000):
+        name = f"end to end at {rate}/s"
+        if not contest.wanted(name):
+            continue
+        seconds = 1 if contest.scale > 1 else 8
+        found: dict[str, list[list[float]]] = {side.name: [] for side in contest.sides}
+        for _ in range(contest.rounds):
+            for side in contest.sides:
+                found[side.name].append(at_rate(side.address, side.topic(), rate, seconds, PERCENTILES))
+        for index, percentile in enumerate(PERCENTILES):
+            figures = {side: [run[index] for run in runs] for side, runs in found.items()}
+            contest.report(name, f"p{percentile}_ms", figures)
+
+
+def java_tools(contest: Contest, kafka: Kafka) -> None:
+    def run(*arguments: str) -> str:
+        done = subprocess.run(kafka.java(*arguments), capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def produce(side: Side, count: int) -> float:
+        topic = topics[side.name] = side.topic()
+        tool = "org.apache.kafka.tools.ProducerPerformance"
+        sizes = ["--num-records", str(count), "--record-size", str(PAYLOAD_BYTES), "--throughput", "-1"]
+        properties = [f"bootstrap.servers={side.address}", "acks=1", "batch.size=200000", "linger.ms=5"]
+        said = run(tool, "--topic", topic, *sizes, "--producer-props", *properties)
+        rate = float(re.findall(r"([\d.]+) records/sec", said)[-1])
+        assert side.count(topic, count) == count
+        return count / rate
+
+    def consume(side: Side, count: int) -> float:
+        tool = "org.apache.kafka.tools.ConsumerPerformance"
+        said = run(tool, "--bootstrap-server", side.address, "--topic", topics[side.name], "--messages", str(count))
+        fields = said.strip().splitlines()[-1].split(",")
+        assert int(fields[4]) >= count, said
+        return count / float(fields[9])  # fetch.nMsg.sec: without the time to join the group
+
+    topics: dict[str, str] = {}
+    contest.run("Java ProducerPerformance", 1_500_000, produce)
+    if topics:
+        contest.run("Java ConsumerPerformance", 1_500_000, consume)
+    one_at_a_time(contest, run)
+
+
+def one_at_a_time(contest: Contest, run: Callable[..., str]) -> None:
+    count = "200" if contest.scale > 1 else "5000"
+    for name, settings in (("not durable", {"flush_messages": "0"}), ("ours durable", {})):
+        if not contest.wanted(f"EndToEndLatency, {name}"):
+            continue
+        found: dict[str, dict[str, list[float]]] = {}
+        for _ in range(contest.rounds):
+            for side in contest.sides:
+                topic = side.topic(**(settings if side.name == "ours" else {}))
+                tool = "org.apache.kafka.tools.EndToEndLatency"
+                said = run(tool, side.address, topic, count, "1", str(PAYLOAD_BYTES))
+                average = re.search(r"Avg latency: ([\d.]+)", said)
+                tail = re.search(r"50th = ([\d.]+), 99th = ([\d.]+)", said)
+                assert average and tail, said
+                for what, value in (("avg_ms", average[1]), ("p50_ms", tail[1]), ("p99_ms", tail[2])):
+                    found.setdefault(what, {}).setdefault(side.name, []).append(float(value))
+        for what, figures in found.items():
+            contest.report(f"EndToEndLatency, {name}", what, figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, once")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument("--settings", action="append", default=[], help="key=value for our side")
+    arguments = parser.parse_args()
+    rounds, scale = (1, 200) if arguments.smoke else (arguments.rounds, 1)
+    lib = find_jars(Path.home() / ".cache" / "appliance-perf")
+    if lib is None:
+        print("skipped: there is no Maven here; set KAFKA_LIB to a directory with Apache Kafka's jars")
+        return
+    headline("Kafka door against Apache Kafka 4.1", message_bytes=PAYLOAD_BYTES, rounds=rounds, scale=f"1/{scale}")
+    with tempfile.TemporaryDirectory(prefix="perf-") as directory:
+        kafka = Kafka(lib, Path(directory) / "kafka")
+        settings = {"zookeeper.nodes": 3} | dict(setting.split("=", 1) for setting in arguments.settings)
+        try:
+            with Appliance(Path(directory) / "data", **settings) as ours:
+                sides = [Side("ours", ours, ours.kafka), Side("kafka", kafka, kafka.address)]
+                contest = Contest(sides, rounds, scale, arguments.only)
+                contest.report("start until it serves", "seconds", {"ours": [ours.serving_s], "kafka": [kafka.serving_s]})
+                for side in sides:  # warm up: JIT on one side, page cache and connections on both
+                    for _ in range(1 if scale > 1 else 3):
+                        topic = side.topic()
+                        side.produce(topic, 300_000 // scale, **FIFTY, acks=1)
+                        side.count(topic, 300_000 // scale)
+                python_client(contest)
+                latency(contest)
+                java_tools(contest, kafka)
+                memory = {side.name: [side.broker.pss_bytes() / 1e6] for side in sides}
+                contest.report("memory under load, ZooKeeper included", "pss_mb", memory)
+        finally:
+            kafka.stop()
+
+
+if __name__ == "__main__":
+    main()
