@@ -7,8 +7,13 @@ files.
 
 from __future__ import annotations
 
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +22,16 @@ from . import output
 from .faults import STORAGE
 from .target import Data, Json, data_dir
 
+if TYPE_CHECKING:
+    from ..log.tools import Batch, Report
+
 app = typer.Typer(no_args_is_help=True, help="Look into the files of partitions, verify and repair them.")
+
+BATCH_COLUMNS = (
+    *("offset", "file", "position", "bytes", "messages", "first_timestamp", "max_timestamp", "codec"),
+    *("producer_id", "epoch", "sequence"),
+)
+RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 
 Partitions = Annotated[
     list[str] | None,
@@ -44,3 +58,172 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
             raise FileNotFoundError(2, "No such file or directory", str(path))
         found.append(path)
     return found
+
+
+@app.command()
+def dump(
+    partition: Annotated[
+        str, typer.Argument(metavar="PARTITION", help="Directory, or with --data a name such as web-0.")
+    ],
+    start: Annotated[int, typer.Option("--from", min=0, metavar="OFFSET", help="From the batch that has it.")] = 0,
+    count_max: Annotated[int | None, typer.Option("--max", min=1, metavar="N", help="End after N batches.")] = None,
+    records: Annotated[bool, typer.Option("--records", help="Print each record instead of each batch.")] = False,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Print what lies in a partition's files, batch by batch, damage included.
+
+    Tab-separated lines, or with --json one object per line, since logs are long.
+
+    [b]Examples[/b]
+
+        appliance log dump /tmp/box/web-0 --max 10
+
+        appliance log dump web-0 --data /tmp/box --from 4711 --records --json
+    """
+    from ..log import tools
+
+    (directory,) = directories([partition], data)
+    columns = RECORD_COLUMNS if records else BATCH_COLUMNS
+    if not as_json:
+        print("\t".join(columns))
+    for found in islice(tools.dump(directory, start), count_max):
+        if isinstance(found, tools.Damage):
+            output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
+            continue
+        for row in _record_rows(found) if records else [_batch_row(found)]:
+            print(json.dumps(row) if as_json else "\t".join(output.field(row[column]) for column in columns))
+
+
+def _batch_row(batch: Batch) -> dict[str, Any]:
+    from ..records.batch import CODEC_MASK
+    from ..records.compression import CODECS
+
+    info = batch.info
+    return {
+        "offset": batch.offset,
+        "file": batch.path.name,
+        "position": batch.position,
+        "bytes": info.size,
+        "messages": info.count,
+        "first_timestamp": info.first_timestamp,
+        "max_timestamp": info.max_timestamp,
+        "codec": CODECS[info.attributes & CODEC_MASK],
+        "producer_id": info.producer_id,
+        "epoch": info.producer_epoch,
+        "sequence": info.base_sequence,
+    }
+
+
+def _record_rows(batch: Batch) -> list[dict[str, Any]]:
+    from ..records.decode import decode_batch
+
+    return [
+        {
+            "offset": record.offset,
+            "timestamp": record.timestamp,
+            "key": _text(record.key),
+            "value": _text(record.value),
+            "headers": {name: _text(value) for name, value in record.headers},
+        }
+        for record in decode_batch(batch.data, 0)
+    ]
+
+
+def _text(value: bytes | None) -> str | None:
+    """For a person to look at: bytes that are no text are escaped."""
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+@app.command()
+def verify(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
+    """Check every byte of partitions: batches, checksums, places, indexes.  Exit status 74 when one is damaged.
+
+    [b]Examples[/b]
+
+        appliance log verify --data /tmp/box
+
+        appliance log verify /tmp/box/web-0 --json
+    """
+    from ..log import tools
+
+    reports = [tools.verify(directory) for directory in directories(partitions, data)]
+    rows = [_report_row(report) for report in reports]
+    columns = ["partition", "segments", "start", "end", "batches", "messages", "state"]
+    output.print_rows(rows, columns, as_json=as_json)
+    for report in reports:
+        for problem in report.problems:
+            output.remark(f"{problem.path}:{problem.position}: {problem.kind}: {problem.reason}")
+    if not all(report.sound for report in reports):
+        output.remark("`appliance log repair` mends or cuts it, and keeps a copy of what was there")
+        raise typer.Exit(STORAGE)
+
+
+def _report_row(report: Report) -> dict[str, Any]:
+    kinds = sorted({problem.kind for problem in report.problems})
+    problems = [
+        {"kind": kind, "file": str(path), "position": position, "reason": reason}
+        for kind, path, position, reason in report.problems
+    ]
+    return {
+        "partition": report.path.name,
+        "segments": report.segments,
+        "start": report.start,
+        "end": report.end,
+        "batches": report.batches,
+        "messages": report.records,
+        "state": " ".join(kinds) or "sound",
+        "problems": problems,
+    }
+
+
+@app.command()
+def repair(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
+    """Mend damaged partitions: put flipped bits back, cut what cannot be mended, rebuild indexes.
+
+    The appliance must be stopped.  Each file that is changed is kept beside it as it was (.broken); a partition
+    that is sound is left alone.
+
+    [b]Examples[/b]
+
+        appliance log repair --data /tmp/box
+
+        appliance log repair web-0 --data /tmp/box
+    """
+    from ..log import tools
+
+    rows = []
+    for directory in directories(partitions, data):
+        with exclusive(directory.parent):
+            if tools.verify(directory).sound:
+                continue
+            repaired = tools.repair(directory)
+        rows.append({"partition": directory.name, **repaired._asdict()})
+    if as_json:
+        output.print_json(rows)
+        return
+    for row in rows:
+        for action in row["actions"]:
+            print(f"{row['partition']}: {action}")
+        print(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
+    if not rows:
+        print("nothing to repair")
+
+
+@contextmanager
+def exclusive(root: Path) -> Iterator[None]:
+    """Keep appliances off a data directory for a while.
+
+    Raises:
+        AlreadyRunning: one is serving it.
+    """
+    from ..status import LOCK_FILE
+
+    with (root / LOCK_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            pid = lock.read().strip()
+            raise AlreadyRunning(f"{root} is in use by the appliance with pid {pid}") from None
+        yield

@@ -27,6 +27,8 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", 
     """
     if as_json:
         print_json(list(rows))
+    elif sys.stdout.isatty() and not rows:
+        print("none")
     elif sys.stdout.isatty():
         _draw(rows, columns, title)
     else:

@@ -1,0 +1,91 @@
+"""appliance.cli.log_commands: look, verify, repair, as an operator would after a bad night."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .command_line import run, succeeding
+from .server import Server
+
+
+@pytest.fixture
+def stopped(make_appliance: Callable[..., Server]) -> Iterator[Server]:
+    """A stopped appliance with one topic of two partitions, five batches of lines in the first."""
+    server = make_appliance()
+    at = ("--data", str(server.data_dir))
+    succeeding("topics", "create", "web", "--partitions", "2", *at)
+    for number in range(5):
+        lines = b"".join(b"line %d of batch %d\n" % (line, number) for line in range(20))
+        succeeding("produce", "web", "--partition", "0", *at, stdin=lines)
+    server.stop()
+    yield server
+
+
+def damage(server: Server, position: int, size: int) -> Path:
+    path = server.data_dir / "web-0" / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    for at in range(position, position + size):
+        data[at] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+def test_dump_shows_batches_and_records(stopped: Server) -> None:
+    at = ("--data", str(stopped.data_dir))
+    rows = [json.loads(line) for line in succeeding("log", "dump", "web-0", "--json", *at).out.splitlines()]
+    assert [row["messages"] for row in rows] == [20] * 5
+    assert all(row["offset"] == row["position"] + row["bytes"] - row["messages"] for row in rows)
+    middle = str(rows[2]["offset"] + 3)
+    said = succeeding("log", "dump", str(stopped.data_dir / "web-0"), "--from", middle, "--max", "1", "--records")
+    lines = said.out.splitlines()
+    assert lines[0].split("\t")[0] == "offset" and len(lines) == 21
+    assert lines[4].split("\t")[0::3] == [middle, "line 3 of batch 2"]
+
+
+def test_verify_names_file_and_position_and_repair_mends(stopped: Server) -> None:
+    at = ("--data", str(stopped.data_dir))
+    rows = succeeding("log", "verify", "--json", *at).json
+    assert (rows[0]["partition"], rows[0]["state"], rows[0]["messages"]) == ("web-0", "sound", 100)
+    assert succeeding("log", "repair", *at).out == "nothing to repair\n"
+    before = [json.loads(line) for line in succeeding("log", "dump", "web-0", "--json", *at).out.splitlines()]
+    third = before[2]["position"]
+    path = damage(stopped, third + 100, 50)
+
+    said = run("log", "verify", *at)
+    assert said.status == 74 and f"{path}:{third}: corrupt" in said.err and "log repair" in said.err
+    assert "corrupt" in said.out
+    assert run("log", "verify", "web-1", *at).status == 0
+    said = run("log", "dump", "web-0", *at)
+    assert len(said.out.splitlines()) == 1 + 4 and f"{path}:{third}: " in said.err
+
+    said = succeeding("log", "repair", "web-0", *at)
+    assert f"offsets 0 to {third} can be read" in said.out
+    assert list(path.parent.glob("*.broken"))
+    assert succeeding("log", "verify", *at).err == ""
+    stopped.start()
+    said = succeeding("consume", "web", "--from", "earliest", "--timeout", "0.3", *at)
+    assert len(said.out.splitlines()) == 40
+
+
+def test_a_damaged_partition_is_offline_and_all_else_serves(stopped: Server) -> None:
+    at = ("--data", str(stopped.data_dir))
+    third = [json.loads(line) for line in succeeding("log", "dump", "web-0", "--json", *at).out.splitlines()][2]
+    (stopped.data_dir / "web-0" / "clean-shutdown").unlink()
+    path = damage(stopped, third["position"] + 100, 50)
+    stopped.start()
+    row = succeeding("status", "--json", *at).json["partitions"][0]
+    assert row["state"] == "offline" and str(third["position"]) in row["reason"] and path.name in row["reason"]
+    succeeding("produce", "web", "--partition", "1", *at, stdin=b"still serving\n")
+    said = run("log", "repair", "web-0", *at)
+    assert said.status == 75 and "in use by the appliance with pid" in said.err
+
+
+@pytest.mark.parametrize("command", ["dump", "verify", "repair"])
+def test_what_is_not_there(command: str, tmp_path: Path) -> None:
+    said = run("log", command, "web-0", "--data", str(tmp_path))
+    assert said.status == 66 and "web-0: no such" in said.err
+    assert run("log", command).status == 2
