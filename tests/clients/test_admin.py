@@ -1,0 +1,173 @@
+"""Topics, settings, groups and the cluster through the admin clients and Kafka's own command-line tools."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+
+from .adapters import (
+    CLIENTS,
+    DEADLINE_S,
+    confluent_group,
+    confluent_produce,
+    java,
+    kcat,
+    new_topic,
+)
+from .conftest import Door
+
+
+@pytest.fixture(scope="module")
+def admin(door: Door) -> Iterator[AdminClient]:
+    yield AdminClient({"bootstrap.servers": door.kafka})
+
+
+def done(futures: dict[object, object]) -> None:
+    for future in futures.values():
+        future.result(DEADLINE_S)  # type: ignore[attr-defined]
+
+
+def code(futures: dict[object, object]) -> str:
+    (future,) = futures.values()
+    with pytest.raises(KafkaException) as raised:
+        future.result(DEADLINE_S)  # type: ignore[attr-defined]
+    return str(raised.value.args[0].name())
+
+
+def test_a_topic_is_created_described_changed_and_deleted(admin: AdminClient) -> None:
+    topic = new_topic()
+    done(admin.create_topics([NewTopic(topic, 3, 1, config={"retention.ms": "60000"})]))
+    metadata = admin.list_topics(topic, timeout=DEADLINE_S).topics[topic]
+    assert sorted(metadata.partitions) == [0, 1, 2] and metadata.error is None
+    done(admin.create_partitions([NewPartitions(topic, 5)]))
+    assert len(admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == 5
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    assert settings(admin, topic)["retention.ms"] == "60000"
+    done(admin.alter_configs([ConfigResource(ResourceType.TOPIC, topic, {"segment.bytes": "1000000"})]))
+    changed = settings(admin, topic)
+    assert changed["segment.bytes"] == "1000000" and changed["retention.ms"] != "60000"
+    assert code(admin.create_topics([NewTopic(topic, 3, 1)])) == "TOPIC_ALREADY_EXISTS"
+    assert code(admin.create_partitions([NewPartitions(topic, 2)])) == "INVALID_PARTITIONS"
+    done(admin.delete_topics([topic]))
+    assert code(admin.delete_topics([topic])) == "UNKNOWN_TOPIC_OR_PART"
+    assert code(admin.describe_configs([resource])) == "UNKNOWN_TOPIC_OR_PART"
+
+
+def settings(admin: AdminClient, topic: str) -> dict[str, str]:
+    (future,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+    return {name: entry.value for name, entry in future.result(DEADLINE_S).items()}
+
+
+def test_what_is_wrong_is_refused_by_name(admin: AdminClient) -> None:
+    for topic, partitions, config, name in (
+        ("no/slashes", 1, {}, "TOPIC_EXCEPTION"),
+        (new_topic(), 0, {}, "INVALID_PARTITIONS"),
+        (new_topic(), 1, {"retention.sm": "5"}, "INVALID_CONFIG"),
+        (new_topic(), 1, {"retention.ms": "soon"}, "INVALID_CONFIG"),
+    ):
+        assert code(admin.create_topics([NewTopic(topic, partitions, 1, config=config)])) == name
+
+
+def test_the_cluster_is_described(admin: AdminClient, door: Door) -> None:
+    cluster = admin.describe_cluster().result(DEADLINE_S)
+    host, port = door.kafka.rsplit(":", 1)
+    assert [(node.host, str(node.port)) for node in cluster.nodes] == [(host, port)]
+    assert cluster.controller.id == cluster.nodes[0].id and cluster.cluster_id
+
+
+def test_groups_are_listed_described_reset_and_deleted(admin: AdminClient, door: Door) -> None:
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    topic, group = new_topic(), f"group-{uuid.uuid4()}"
+    offsets = confluent_produce(door.kafka, topic, "none", 20)
+    confluent_group(door.kafka, topic, group, 10)
+    listed = admin.list_consumer_groups().result(DEADLINE_S)
+    assert group in {entry.group_id for entry in listed.valid} and not listed.errors
+    described = admin.describe_consumer_groups([group])[group].result(DEADLINE_S)
+    assert (described.state.name, described.members) == ("EMPTY", [])
+    asked = ConsumerGroupTopicPartitions(group)
+    (found,) = admin.list_consumer_group_offsets([asked])[group].result(DEADLINE_S).topic_partitions
+    assert (found.topic, found.partition, found.offset) == (topic, 0, offsets[9] + 1)
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offsets[5])])
+    admin.alter_consumer_group_offsets([wanted])[group].result(DEADLINE_S)
+    assert confluent_group(door.kafka, topic, group, 1)[0].offset == offsets[5]
+    admin.delete_consumer_groups([group])[group].result(DEADLINE_S)
+    listed = admin.list_consumer_groups().result(DEADLINE_S)
+    assert group not in {entry.group_id for entry in listed.valid}
+
+
+def test_kafkas_own_tools(door: Door) -> None:
+    """TopicCommand, ConfigCommand, GetOffsetShell, ConsumerGroupCommand, console and performance tools."""
+    topic, group, server = new_topic(), f"group-{uuid.uuid4()}", ("--bootstrap-server", door.kafka)
+    tools = "org.apache.kafka.tools"
+    java(f"{tools}.TopicCommand", *server, "--create", "--topic", topic, "--partitions", "2")
+    described = java(f"{tools}.TopicCommand", *server, "--describe", "--topic", topic)
+    assert "PartitionCount: 2" in described and described.count("Leader: ") == 2
+    topics = ("--entity-type", "topics", "--entity-name", topic)
+    java("kafka.admin.ConfigCommand", *server, "--alter", *topics, "--add-config", "retention.ms=123456")
+    assert "retention.ms=123456" in java("kafka.admin.ConfigCommand", *server, "--describe", *topics)
+    out = java(
+        f"{tools}.ProducerPerformance",
+        *("--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "-1"),
+        *("--bootstrap-server", door.kafka),
+    )
+    assert "20000 records sent" in out
+    offsets = java(f"{tools}.GetOffsetShell", *server, "--topic", topic)
+    assert [line.rsplit(":", 1)[0] for line in offsets.split()] == [f"{topic}:0", f"{topic}:1"]
+    read = java(
+        f"{tools}.consumer.ConsoleConsumer",
+        *(*server, "--topic", topic, "--group", group, "--from-beginning", "--max-messages", "20000"),
+        *("--timeout-ms", "60000"),
+    )
+    assert len(read.splitlines()) == 20_000
+    lag = java(f"{tools}.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", group)
+    rows = [line.split() for line in lag.splitlines() if topic in line]
+    assert len(rows) == 2 and all(row[5] == "0" for row in rows), lag
+
+
+def test_many_topics_in_one_metadata_reply(admin: AdminClient, door: Door) -> None:
+    prefix = new_topic()
+    names = [f"{prefix}-{number:04d}" for number in range(300)]
+    done(admin.create_topics([NewTopic(name, 2, 1) for name in names]))
+    found = {name for name in admin.list_topics(timeout=DEADLINE_S).topics if name.startswith(prefix)}
+    assert found == set(names)
+    listed = kcat("-b", door.kafka, "-L")
+    assert all(f'topic "{name}" with 2 partitions' in listed for name in names)
+    done(admin.delete_topics(names))
+
+
+def test_message_sizes_from_nothing_to_the_limit(door: Door, admin: AdminClient) -> None:
+    """max.message.bytes bounds a batch; what is larger is refused, and the same producer goes on."""
+    topic = new_topic()
+    done(admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "100000"})]))
+    failures: list[str] = []
+
+    def delivered(error: object, message: object) -> None:
+        if error is not None:
+            failures.append(error.name())  # type: ignore[attr-defined]
+
+    producer = Producer({"bootstrap.servers": door.kafka, "message.max.bytes": 10_000_000})
+    for size in (0, 1, 99_000, 200_000, 5):
+        producer.produce(topic, bytes(size), partition=0, on_delivery=delivered)
+        assert producer.flush(DEADLINE_S) == 0
+    assert failures == ["MSG_SIZE_TOO_LARGE"]
+    out = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%S\n")
+    assert out.split() == ["0", "1", "99000", "5"]
+
+
+def test_transactions_are_refused_with_a_clear_error(door: Door) -> None:
+    producer = Producer({"bootstrap.servers": door.kafka, "transactional.id": "tx", "log_level": 0})
+    with pytest.raises(KafkaException) as raised:
+        producer.init_transactions(10)
+    assert raised.value.args[0].fatal() or "ransaction" in raised.value.args[0].str()
+
+
+def test_every_client_makes_a_topic_by_producing(door: Door) -> None:
+    """Auto-creation, with the configured number of partitions, through each client's way of asking."""
+    for client in CLIENTS[:3]:
+        topic = new_topic()
+        assert len(client.produce(door.kafka, topic, "none", 1)) == 1

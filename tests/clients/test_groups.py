@@ -1,0 +1,238 @@
+"""Consumer groups of real clients: members that join, leave and are killed; every message once, none lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from .adapters import DEADLINE_S, confluent_events, new_topic
+from .conftest import Door
+
+PARTITIONS = 6
+PER_PARTITION = 50
+STRATEGIES = ("range", "roundrobin", "cooperative-sticky")
+
+
+@pytest.fixture
+def topic(door: Door) -> str:
+    name = new_topic()
+    admin = AdminClient({"bootstrap.servers": door.kafka})
+    for future in admin.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
+        future.result(DEADLINE_S)
+    fill(door, name, 0)
+    return name
+
+
+def fill(door: Door, topic: str, turn: int) -> None:
+    """PER_PARTITION more messages in each partition: "turn-partition-number"."""
+    producer = Producer({"bootstrap.servers": door.kafka})
+    for partition in range(PARTITIONS):
+        for number in range(PER_PARTITION):
+            producer.produce(topic, f"{turn}-{partition}-{number}".encode(), partition=partition)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def settings(door: Door, group: str, strategy: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": door.kafka,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "partition.assignment.strategy": strategy,
+        "session.timeout.ms": 6_000,
+        "heartbeat.interval.ms": 300,
+        "fetch.wait.max.ms": 100,
+        "log_level": 0,
+    }
+
+
+class Members:
+    """Consumers of one group in this process, polled in turn."""
+
+    def __init__(self, door: Door, topic: str, strategy: str) -> None:
+        self.group = f"group-{uuid.uuid4()}"
+        self._settings = settings(door, self.group, strategy)
+        self._topic = topic
+        self.all: list[Consumer] = []
+        self.seen: Counter[str] = Counter()
+
+    def join(self) -> Consumer:
+        consumer = Consumer(self._settings)
+        consumer.subscribe([self._topic])
+        self.all.append(consumer)
+        return consumer
+
+    def leave(self, consumer: Consumer) -> None:
+        self.all.remove(consumer)
+        consumer.close()
+
+    def poll(self) -> None:
+        for consumer in self.all:
+            message = consumer.poll(0.05)
+            if message is not None:
+                assert message.error() is None, message.error()
+                self.seen[message.value().decode()] += 1
+                consumer.commit(message=message, asynchronous=False)
+
+    def poll_until_shared(self) -> None:
+        """Until each member owns its share and all partitions are owned."""
+        for _ in range(1_000):
+            owned = [len(consumer.assignment()) for consumer in self.all]
+            if sum(owned) == PARTITIONS and max(owned) - min(owned) <= 1:
+                return
+            self.poll()
+        raise AssertionError(f"no even share: {owned}")
+
+    def poll_until_seen(self, count: int) -> None:
+        for _ in range(100 * count):
+            if len(self.seen) >= count:
+                return
+            self.poll()
+        raise AssertionError(f"{len(self.seen)} of {count} messages seen")
+
+
+@contextmanager
+def members(door: Door, topic: str, strategy: str) -> Iterator[Members]:
+    group = Members(door, topic, strategy)
+    try:
+        yield group
+    finally:
+        for consumer in group.all:
+            consumer.close()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_two_five_and_two_members(door: Door, topic: str, strategy: str) -> None:
+    """Every message once: commits are made after each, and nobody is killed."""
+    with members(door, topic, strategy) as group:
+        first = group.join()
+        group.poll_until_shared()
+        group.join()
+        group.poll_until_shared()
+        group.poll_until_seen(PARTITIONS * PER_PARTITION // 2)
+        for _ in range(3):
+            group.join()
+        group.poll_until_shared()
+        group.leave(first)
+        group.leave(group.all[0])
+        group.leave(group.all[0])
+        group.poll_until_shared()
+        fill(door, topic, 1)
+        group.poll_until_seen(2 * PARTITIONS * PER_PARTITION)
+        assert set(group.seen.values()) == {1}
+
+
+MEMBER = """
+import sys
+from confluent_kafka import Consumer
+import json
+consumer = Consumer(json.loads(sys.argv[1]))
+consumer.subscribe([sys.argv[2]])
+while True:
+    message = consumer.poll(1.0)
+    if message is not None and message.error() is None:
+        print("got", flush=True)
+"""
+
+
+def test_a_killed_member_is_replaced_after_its_session(door: Door, topic: str) -> None:
+    """It never committed: all that it had comes to the one that is left."""
+    import json
+
+    with members(door, topic, "range") as group:
+        environment = {**os.environ}
+        victim = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, json.dumps(settings(door, group.group, "range")), topic],
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        assert victim.stdout is not None and victim.stdout.readline() == b"got\n"
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        victim.stdout.close()
+        group.join()
+        group.poll_until_shared()
+        group.poll_until_seen(PARTITIONS * PER_PARTITION)
+
+
+def test_a_static_member_comes_back_without_a_rebalance(door: Door, topic: str) -> None:
+    group = f"group-{uuid.uuid4()}"
+    common = {**settings(door, group, "range"), "session.timeout.ms": 30_000}
+    other = Consumer({**common, "group.instance.id": "b"})
+    rebalances: list[object] = []
+    other.subscribe([topic], on_assign=lambda _, partitions: rebalances.append(partitions))
+    for _ in range(2):
+        member = Consumer({**common, "group.instance.id": "a"})
+        member.subscribe([topic])
+        shared = False
+        for _ in range(600):
+            other.poll(0.05)
+            member.poll(0.05)
+            if len(other.assignment()) == len(member.assignment()) == PARTITIONS // 2:
+                shared = True
+                break
+        assert shared
+        before = len(rebalances)
+        member.close()
+    assert len(rebalances) == before
+    other.close()
+
+
+def test_the_coordinator_may_die(door: Door, topic: str) -> None:
+    """kill -9: members join again, committed positions are kept, every message is seen."""
+    with members(door, topic, "range") as group:
+        group.join()
+        group.join()
+        group.poll_until_shared()
+        group.poll_until_seen(PARTITIONS * PER_PARTITION // 2)
+        kill_coordinator(door)
+        group.poll_until_seen(PARTITIONS * PER_PARTITION)
+        fill(door, topic, 1)
+        group.poll_until_seen(2 * PARTITIONS * PER_PARTITION)
+
+
+def kill_coordinator(door: Door) -> None:
+    import json
+
+    state = json.loads((door.data / "state.json").read_text())
+    (pid,) = [process["pid"] for process in state["processes"] if process["role"] == "coordinator"]
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_committed_positions_outlive_a_restart(door: Door, topic: str) -> None:
+    group = f"group-{uuid.uuid4()}"
+    consumer = Consumer(settings(door, group, "range"))
+    wanted = [TopicPartition(topic, partition, 10 * partition + 1) for partition in range(PARTITIONS)]
+    consumer.commit(offsets=wanted, asynchronous=False)
+    consumer.close()
+    assert door.stop() == 0
+    door.start()
+    consumer = Consumer(settings(door, group, "range"))
+    found = consumer.committed([TopicPartition(topic, p) for p in range(PARTITIONS)], timeout=DEADLINE_S)
+    consumer.close()
+    assert [part.offset for part in found] == [part.offset for part in wanted]
+
+
+def test_a_group_that_waits_gets_what_comes(door: Door, topic: str) -> None:
+    """Caught up and idle in long poll; the next messages arrive without a new rebalance."""
+    with members(door, topic, "cooperative-sticky") as group:
+        consumer = group.join()
+        group.poll_until_seen(PARTITIONS * PER_PARTITION)
+        fill(door, topic, 1)
+        wanted = PARTITIONS * PER_PARTITION
+        for _, message in zip(range(wanted), confluent_events(consumer), strict=False):
+            assert message.error() is None
+            wanted -= 1
+        assert wanted == 0

@@ -1,0 +1,156 @@
+"""Log shippers of the distribution against the appliance, also while it is restarted: no line is lost.
+
+These are the configurations that README shows.  syslog-ng is found by SYSLOG_NG (a directory that its packages were
+unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from .adapters import confluent_events, kcat, new_topic
+from .conftest import Door
+
+LINES = 3_000
+RSYSLOG = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
+OMKAFKA = Path("/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so")
+SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
+
+RSYSLOG_CONF = """
+global(workDirectory="{work}")
+module(load="imfile" pollingInterval="1")
+module(load="omkafka")
+template(name="raw" type="string" string="%msg%")
+input(type="imfile" File="{work}/in.log" Tag="test:" freshStartTail="off" ruleset="ship")
+ruleset(name="ship") {{
+  action(type="omkafka" broker=["{door}"] topic="{topic}" template="raw" partitions.auto="on"
+    resubmitOnFailure="on" keepFailedMessages="on" failedMsgFile="{work}/failed.json"
+    confParam=["compression.codec=lz4", "enable.idempotence=true", "queue.buffering.max.ms=5"]
+    queue.type="LinkedList" queue.filename="kafka" queue.maxDiskSpace="100m" queue.saveOnShutdown="on"
+    action.resumeRetryCount="-1" action.resumeInterval="1")
+}}
+"""
+
+SYSLOG_NG_CONF = """@version: 3.38
+@define module-path "{modules}"
+source in {{ file("{work}/in.log" flags(no-parse) follow-freq(0.2)); }};
+destination kafka {{
+  kafka-c(bootstrap-servers("{door}") topic("{topic}") message("$MSG") sync-send(yes)
+    config("enable.idempotence"("true") "message.timeout.ms"("300000"))
+    disk-buffer(reliable(yes) disk-buf-size(50000000) dir("{work}")));
+}};
+log {{ source(in); destination(kafka); flags(flow-control); }};
+"""
+
+
+@contextmanager
+def running(command: list[str], work: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
+    with (work / "shipper.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def rsyslog(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+    if not (Path(RSYSLOG).exists() and OMKAFKA.exists()):
+        pytest.skip("no rsyslog with omkafka: apt-get install rsyslog rsyslog-kafka")
+    conf = work / "rsyslog.conf"
+    conf.write_text(RSYSLOG_CONF.format(work=work, door=door.kafka, topic=topic))
+    return [RSYSLOG, "-n", "-f", str(conf), "-i", str(work / "pid")], {}
+
+
+def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+    binary, libraries = SYSLOG_NG / "usr/sbin/syslog-ng", SYSLOG_NG / "usr/lib/x86_64-linux-gnu"
+    if not binary.exists():
+        pytest.skip("no syslog-ng: install syslog-ng-core and syslog-ng-mod-rdkafka, or set SYSLOG_NG")
+    modules = next((SYSLOG_NG / "usr/lib/syslog-ng").glob("*.*"))
+    conf = work / "syslog-ng.conf"
+    conf.write_text(SYSLOG_NG_CONF.format(work=work, door=door.kafka, topic=topic, modules=modules))
+    command = [str(binary), "--foreground", "--no-caps", "--cfgfile", str(conf)]
+    for option, name in (("control", "ctl"), ("persist-file", "persist"), ("pidfile", "pid")):
+        command.append(f"--{option}={work / name}")
+    paths = f"{libraries}:{SYSLOG_NG / 'lib/x86_64-linux-gnu'}:{SYSLOG_NG / 'usr/lib/syslog-ng'}:{modules}"
+    return command, {"LD_LIBRARY_PATH": paths}
+
+
+SHIPPERS = [pytest.param(rsyslog, id="rsyslog"), pytest.param(syslog_ng, id="syslog-ng")]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("shipper", SHIPPERS)
+def test_no_line_is_lost_while_the_appliance_restarts(door: Door, tmp_path: Path, shipper: object) -> None:
+    """A third of the lines before, a third while nobody serves, a third after."""
+    topic = new_topic()
+    command, environment = shipper(tmp_path, door, topic)  # type: ignore[operator]
+    lines = [f"<13>host app[{number}]: something happened, größer" for number in range(LINES)]
+    third = LINES // 3
+    with running(command, tmp_path, environment):
+        write(tmp_path, lines[:third])
+        assert read(door, topic, third) >= set(lines[:third])
+        assert door.stop() == 0
+        write(tmp_path, lines[third : 2 * third])
+        door.start()
+        write(tmp_path, lines[2 * third :])
+        assert read(door, topic, LINES) >= set(lines)
+
+
+def write(work: Path, lines: list[str]) -> None:
+    with (work / "in.log").open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def read(door: Door, topic: str, count: int) -> set[str]:
+    """Everything from the beginning, until there are so many different lines."""
+    settings = {"bootstrap.servers": door.kafka, "group.id": "unused", "log_level": 0}
+    consumer = Consumer({**settings, "topic.metadata.refresh.interval.ms": 500})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    found: set[str] = set()
+    for message in confluent_events(consumer):
+        if message.error() is None:
+            found.add(message.value().decode().strip())
+            if len(found) >= count:
+                break
+    consumer.close()
+    return found
+
+
+def test_kcat_produces_and_consumes_keys_headers_and_partitions(door: Door) -> None:
+    topic = new_topic()
+    lines = [f"key-{number}:value {number}" for number in range(100)]
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        common = ("-b", door.kafka, "-t", topic, "-P", "-K", ":", "-z", codec)
+        kcat(*common, "-H", f"codec={codec}", stdin="\n".join(lines))
+    out = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%h %k:%s\n")
+    wanted = [f"codec={codec} {line}" for codec in ("none", "gzip", "snappy", "lz4", "zstd") for line in lines]
+    assert out.splitlines() == wanted
+
+
+def test_kcat_reads_as_a_group_and_from_a_time(door: Door) -> None:
+    topic = new_topic()
+    kcat("-b", door.kafka, "-t", topic, "-P", stdin="a\nb\nc")
+    group = ("-b", door.kafka, "-G", new_topic(), "-q", "-e", "-X", "auto.offset.reset=earliest", topic)
+    assert kcat(*group).split() == ["a", "b", "c"]
+    assert kcat(*group) == ""
+    asked = kcat("-b", door.kafka, "-Q", "-t", f"{topic}:0:1000000000000")
+    assert asked.strip() == f"{topic} [0] offset {first_offset(door, topic)}"
+
+
+def first_offset(door: Door, topic: str) -> int:
+    out = kcat("-b", door.kafka, "-t", topic, "-C", "-c", "1", "-q", "-o", "beginning", "-f", "%o")
+    return int(out)
