@@ -1,0 +1,162 @@
+"""The writer, from the front door: what a full or failing disk, retention and settings do to a partition."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import DiskFull, StorageFault
+from appliance.records.decode import decode_batch
+from appliance.records.encode import encode_batch, encode_values
+
+from .native_peer import Peer
+from .server import Server, wait_for
+
+BATCH = encode_values([b"one", b"two"], 1_000)
+LARGE = encode_values([os.urandom(500_000)], 1_000)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("needs root, to mount a small file system")
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)], capture_output=True)
+    if done.returncode:
+        pytest.skip("this sandbox does not let us mount")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_full_disk_is_retriable_and_goes_away_by_itself(small_disk: Path) -> None:
+    with Server(small_disk / "data", **{"disk.free_bytes_min": 0}) as server, Peer(server.native) as peer:
+        peer.create("t")
+        filler = small_disk / "filler"
+        filler.write_bytes(bytes(4 << 20))
+        written = 0
+        while True:
+            error, _, end, message = peer.produce("t", LARGE, acks=-1)
+            if error:
+                break
+            written = end
+        assert error == DiskFull.code and "No space left" in message
+        state = server_partition(server)
+        assert state["state"] == "disk full"
+        part, _ = peer.fetch("t", 0)
+        assert part[:3] == [0, 0, written]
+        assert peer.produce("t", LARGE)[0] == DiskFull.code  # also the next one, and the one after
+        filler.unlink()
+        error, base, end, _ = peer.produce("t", LARGE, acks=-1)
+        assert (error, end) == (0, written + len(LARGE))
+        assert server_partition(server)["state"] == "online"
+
+
+def server_partition(server: Server) -> dict[str, object]:
+    from appliance.status import collect
+
+    row: dict[str, object] = collect(server.data_dir)["partitions"][0]
+    return row
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to make a flush fail")
+def test_a_flush_that_fails_is_never_acknowledged_and_takes_the_partition_offline(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance()
+    with Peer(server.native) as peer:
+        peer.create("t")
+        end = peer.produce("t", BATCH, acks=-1)[2]
+        (writer,) = wait_for(lambda: server.pids("writer"), "a writer")
+        tracer = subprocess.Popen(
+            ["strace", "-f", "-o", "/dev/null", "-p", str(writer), "-e", "inject=fdatasync:error=EIO"],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert tracer.stderr is not None
+        try:
+            tracer.stderr.readline()  # "attached"
+            assert peer.produce("t", BATCH, acks=-1)[0] != 0
+        finally:
+            tracer.terminate()
+            tracer.communicate()
+        offline = wait_for(lambda: server.state["offline"], "the partition to be offline")
+        assert "cannot be flushed" in offline["t-0"]
+        assert peer.produce("t", BATCH)[0] == StorageFault.code
+        part, _ = peer.fetch("t", 0)
+        assert part[:3] == [0, 0, end]
+
+
+def test_log_append_time_stamps_the_batch_and_its_checksum(appliance: Server, topic: str) -> None:
+    with Peer(appliance.native) as peer:
+        peer.create(topic, **{"message_timestamp_type": "LogAppendTime"})
+        assert peer.produce(topic, BATCH, acks=-1)[0] == 0
+        records = decode_batch(memoryview(peer.fetch(topic, 0)[1]))
+        assert len({record.timestamp for record in records}) == 1
+        assert records[0].timestamp > 1_600_000_000_000
+
+
+def test_settings_of_a_live_topic_take_effect(appliance: Server, topic: str) -> None:
+    with Peer(appliance.native) as peer:
+        peer.create(topic)
+        assert peer.produce(topic, LARGE)[0] == 0
+        peer.admin("alter_topic", name=topic, settings={"max.message.bytes": "1000"})
+        assert wait_for(lambda: peer.produce(topic, LARGE)[0], "the new limit") == 10
+        assert peer.produce(topic, BATCH)[0] == 0
+
+
+def test_the_papers_flush_policy_exposes_after_so_many_messages(appliance: Server, topic: str) -> None:
+    """flush.messages=4: nothing is readable until four are written, and acks=all waits for that; acks=1 does not."""
+    with Peer(appliance.native) as peer:
+        peer.create(topic, flush_messages=4, flush_ms=60_000)
+        assert peer.produce(topic, BATCH)[0] == 0
+        assert peer.fetch(topic, 0)[0][2] == 0
+        assert peer.produce(topic, BATCH, acks=-1)[0] == 0
+        assert peer.fetch(topic, 0)[0][2] == 2 * len(BATCH)
+
+
+def test_or_after_so_much_time(appliance: Server, topic: str) -> None:
+    with Peer(appliance.native) as peer:
+        peer.create(topic, flush_messages=1_000, flush_ms=50)
+        assert peer.produce(topic, BATCH, acks=1)[0] == 0
+        part, _ = peer.fetch(topic, 0, wait_ms=10_000)
+        assert part[3] == len(BATCH)
+
+
+def test_repeats_are_recognised_also_by_the_next_writer(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance()
+    with Peer(server.native) as peer:
+        peer.create("t")
+        producer = peer.admin("init_producer")
+        batches = [
+            encode_batch(
+                [(None, b"%d" % number, (), 1_000)], producer_id=producer["producer_id"],
+                producer_epoch=producer["epoch"], base_sequence=number,
+            )  # fmt: skip
+            for number in range(4)
+        ]
+        first = [peer.produce("t", batch)[:3] for batch in batches[:3]]
+        again = [peer.produce("t", batch)[:3] for batch in batches[:3]]
+        assert again == first and first[0][0] == 0
+        (writer,) = wait_for(lambda: server.pids("writer"), "a writer")
+        server.kill(writer)
+        wait_for(lambda: server.pids("writer") not in ([], [writer]), "the next writer")
+        assert [peer.produce("t", batch)[:3] for batch in batches[:3]] == first
+        assert peer.produce("t", batches[3])[:2] == (0, first[2][2] + len(batches[3]) - 1)
+        assert peer.produce("t", batches[0], acks=-1)[0] == 0  # still known, nothing appended
+        assert peer.end("t") == first[2][2] + len(batches[3])
+
+
+def test_an_idle_writer_retires_and_comes_back(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"writer.idle_ms": 100})
+    with Peer(server.native) as peer:
+        peer.create("t")
+        for number in range(1, 4):
+            assert peer.produce("t", BATCH, acks=-1)[2] == number * len(BATCH)
+            wait_for((server.data_dir / "t-0" / "clean-shutdown").exists, "the writer to retire")
+            assert peer.fetch("t", 0)[0][2] == number * len(BATCH)
