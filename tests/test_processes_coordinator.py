@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import select
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgpack
 import pytest
 
 from appliance import config as configs
@@ -22,13 +26,14 @@ from appliance.errors import (
     WriterGone,
     ZooKeeperAway,
 )
+from appliance.processes.admin import NativeDoor
 from appliance.wire import native
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, remove_tree
 from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_broker, encode_topic, topic
 from appliance.zookeeper.session import Session
 
-from .coordinator_fixture import Rig, pump
+from .coordinator_fixture import LISTENER, Rig, pump
 from .zookeeper_fixture import fresh_connect, running, standalone  # noqa: F401 - a fixture
 
 T = TypeVar("T")
@@ -118,9 +123,52 @@ def test_bad_requests_are_answered_and_garbage_closes_the_connection(alone: Rig)
     assert alone.metadata()["topics"] == []
 
 
-def test_a_replaced_worker_is_served_and_the_old_one_costs_nothing(alone: Rig) -> None:
-    import socket
+def test_a_bug_in_answering_costs_one_connection_not_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = NativeDoor.answer
 
+    async def answer_or_break(door: NativeDoor, frame: bytes, listener: str) -> bytes:
+        if b"break" in frame:
+            raise ZeroDivisionError("a bug")
+        return await answer(door, frame, listener)
+
+    monkeypatch.setattr(NativeDoor, "answer", answer_or_break)
+    with Rig(tmp_path, configs.load(overrides=LOCAL)) as rig:
+        token = rig.post_admin("break")
+        rig.until(lambda: token in rig.replies)
+        assert rig.replies[token] is None and rig.metadata()["topics"] == []
+
+
+def test_pictures_of_thousands_of_partitions_fit(alone: Rig) -> None:
+    alone.admin("create_topic", name="wide", partitions=3000)
+    (topic,) = alone.metadata()["topics"]
+    assert topic["partitions"] == [[partition, 0] for partition in range(3000)]
+    assert len(alone.admin("topics")[0]["partitions"]) == 3000
+
+
+def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -> None:
+    """Goal: bounded memory, and everything is answered once it listens.  Method: fill the stream both ways."""
+    frame = native.encode_frame([native.METADATA, 7, ["x" * 1000]])[4:]
+    message = msgpack.packb([1, "native", LISTENER, "p", frame])
+    whole, sent = message * 64, 0
+    while select.select([], [alone.stream], [], 0.3)[1]:
+        sent += alone.stream.send(whole[sent % len(message) :])
+    assert len(message) * 100 < sent < 64 << 20
+    alone.stream.setblocking(True)
+    rest = len(message) - sent % len(message)
+    pushing = threading.Thread(target=alone.stream.sendall, args=(message[-rest:],))
+    pushing.start()
+    unpacker, answered = msgpack.Unpacker(), 0
+    while answered < (sent + rest) // len(message):
+        unpacker.feed(alone.stream.recv(1 << 20))
+        answered += sum(1 for _ in unpacker)
+    pushing.join()
+    alone.stream.setblocking(False)
+    assert alone.metadata()["topics"] == []
+
+
+def test_a_replaced_worker_is_served_and_the_old_one_costs_nothing(alone: Rig) -> None:
     old = alone.stream
     alone.stream, child_end = socket.socketpair()
     alone.stream.setblocking(False)

@@ -26,7 +26,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ STREAM_OVERHEAD_BYTES: Final = 4096
 
 WILDCARDS: Final = ("0.0.0.0", "::")
 
-Answer = Callable[[str, str, str, bytes], Awaitable[bytes | None]]
+Answer = Callable[[str, str, str, bytes], Coroutine[Any, Any, bytes | None]]
 """(door, listener, peer, frame) → reply frame, or None to close the connection."""
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class Coordinator:
 
     async def _attach_worker(self, index: int, fd: int) -> None:
         """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
-        stream = WorkerStream(self._answer, self._config.network.frame_bytes_max, self._spawn)
+        stream = WorkerStream(self._answer, self._config.network.frame_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:
@@ -259,11 +259,9 @@ class Coordinator:
 class WorkerStream(asyncio.Protocol):
     """The stream of one network worker: requests in, answers out, bounded both ways."""
 
-    def __init__(
-        self, answer: Answer, frame_bytes_max: int, spawn: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> None:
+    def __init__(self, answer: Answer, frame_bytes_max: int) -> None:
         self._answer = answer
-        self._spawn = spawn
+        self._tasks: set[asyncio.Task[bytes | None]] = set()
         self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
         self._transport: asyncio.Transport | None = None
         self._unanswered = 0
@@ -277,6 +275,7 @@ class WorkerStream(asyncio.Protocol):
         self._transport = None
 
     def close(self) -> None:
+        """Nobody is there for the answers; what was asked is done all the same."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -302,7 +301,7 @@ class WorkerStream(asyncio.Protocol):
             if len(message) == 1:
                 continue
             self._unanswered += 1
-            self._spawn(self._serve(*message))
+            self._serve(*message)
         self._throttle()
 
     @property
@@ -317,8 +316,20 @@ class WorkerStream(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    async def _serve(self, token: int, door: str, listener: str, peer: str, frame: bytes) -> None:
-        reply = await self._answer(door, listener, peer, frame)
+    def _serve(self, token: int, door: str, listener: str, peer: str, frame: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(door, listener, peer, frame))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._answered(token, door, peer, task))
+
+    def _answered(self, token: int, door: str, peer: str, task: asyncio.Task[bytes | None]) -> None:
+        """Send the reply.  A bug in answering closes that connection: the same frame, sent again, would find
+        it again, so it must not end the process that all others need.
+        """
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("%s door: a request of %s cannot be answered", door, peer, exc_info=error)
+        reply = None if task.cancelled() or error is not None else task.result()
         if self._transport is not None:
             self._transport.write(msgpack.packb([token, reply]))
         was_full = self._full

@@ -1,6 +1,6 @@
 """The native protocol, both directions: this page is its specification.
 
-A frame is ``u32 size | u16 header size | msgpack array header | payload``, big-endian; ``size`` counts what follows
+A frame is ``u32 size | u32 header size | msgpack array header | payload``, big-endian; ``size`` counts what follows
 it.  Record batches travel in the payload exactly as they lie in the log.  The first request of a connection is
 ``hello``; requests may be pipelined; replies leave in the order of the requests.  A header that is not an array of
 the shape below, or an unknown api number, ends the connection: nothing behind it can be trusted.
@@ -54,18 +54,21 @@ MAGIC: Final = "appliance"
 PARTS_MAX: Final = 10_000
 """Most partitions in one fetch or offsets request."""
 
-_PREFIX = struct.Struct(">IH")
-assert _PREFIX.size == 6
+SIZE_BYTES: Final = 4
+"""Of either size in front of a header; a picture of thousands of partitions does not fit 64 KiB."""
+
+_PREFIX = struct.Struct(">II")
+assert _PREFIX.size == 2 * SIZE_BYTES
 _pack = msgpack.Packer().pack
 
 
 def encode_frame(header: Sequence[Any], payload_bytes: int = 0) -> bytes:
     """Size prefix and header of a frame; ``payload_bytes`` of payload are to follow."""
     packed: bytes = _pack(header)
-    return _PREFIX.pack(2 + len(packed) + payload_bytes, len(packed)) + packed
+    return _PREFIX.pack(SIZE_BYTES + len(packed) + payload_bytes, len(packed)) + packed
 
 
-_PRODUCE_FRONT = struct.Struct(">IHBBBI")
+_PRODUCE_FRONT = struct.Struct(">IIBBBI")
 _ARRAY_OF_6, _UINT32 = 0x96, 0xCE
 
 
@@ -83,7 +86,7 @@ class ProduceHead:
         """As :func:`encode_frame`."""
         header_bytes = self._header_bytes
         front = _PRODUCE_FRONT.pack(
-            2 + header_bytes + payload_bytes, header_bytes, _ARRAY_OF_6, PRODUCE, _UINT32, correlation
+            SIZE_BYTES + header_bytes + payload_bytes, header_bytes, _ARRAY_OF_6, PRODUCE, _UINT32, correlation
         )
         return front + self._rest
 
@@ -94,13 +97,13 @@ def decode_header(frame: memoryview) -> tuple[list[Any], int]:
     Raises:
         ProtocolFault: not a frame of this protocol.
     """
-    if len(frame) < 3:
+    if len(frame) <= SIZE_BYTES:
         raise ProtocolFault("frame too short for a header")
-    stop = 2 + (frame[0] << 8 | frame[1])
+    stop = SIZE_BYTES + int.from_bytes(frame[:SIZE_BYTES], "big")
     if stop > len(frame):
         raise ProtocolFault("header is longer than its frame")
     try:
-        header = msgpack.unpackb(frame[2:stop])
+        header = msgpack.unpackb(frame[SIZE_BYTES:stop])
     except (ValueError, TypeError) as error:
         raise ProtocolFault(f"header is not msgpack: {error}") from None
     if type(header) is not list or len(header) < 2 or type(header[1]) is not int:
