@@ -110,9 +110,7 @@ class Membership:
         group.sync(token, member_id, instance, generation, protocol_type, protocol, assignments, now_ms)
         self._settle(group)
 
-    def heartbeat(
-        self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int
-    ) -> Code:
+    def heartbeat(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
         group = self._groups.get(name)
         if group is None:
             return Code.UNKNOWN_MEMBER_ID
@@ -127,9 +125,7 @@ class Membership:
         self._settle(group)
         return codes
 
-    def may_commit(
-        self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int
-    ) -> Code:
+    def may_commit(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
         group = self._groups.get(name)
         if group is None:
             return Code.ILLEGAL_GENERATION if generation >= 0 else Code.NONE

@@ -239,9 +239,7 @@ class Group:
         not say.
         """
         error = self.check(member_id, instance) or self._check_generation(generation)
-        if not error and (
-            protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol)
-        ):
+        if not error and (protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol)):
             error = Code.INCONSISTENT_GROUP_PROTOCOL
         if not error and self.state is State.PREPARING:
             error = Code.REBALANCE_IN_PROGRESS
@@ -297,9 +295,7 @@ class Group:
     def tick(self, now_ms: int) -> None:
         """Act on every deadline that is over."""
         self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}
-        late = {
-            member.id for member in self.members.values() if not member.waits and member.expires_ms <= now_ms
-        }
+        late = {member.id for member in self.members.values() if not member.waits and member.expires_ms <= now_ms}
         if self.state is State.COMPLETING and self._sync_ends_ms <= now_ms:
             late |= self._unsynced
         for member_id in late:
@@ -383,9 +379,7 @@ class Group:
         member = self.members[join.member_id]
         unchanged = member.protocols == join.protocols
         member.expires_ms = now_ms + member.session_ms
-        if unchanged and (
-            self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)
-        ):
+        if unchanged and (self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)):
             self.answer(token, self._joined(member))
             return
         self._update(member, token, join)

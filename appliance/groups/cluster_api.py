@@ -1,0 +1,219 @@
+"""Who and where: metadata, coordinators, the cluster, log directories, leader epochs, producer ids.
+
+A client that asks for metadata of a topic that does not exist has it made, where that is configured, and
+waits for it: one round trip instead of LEADER_NOT_AVAILABLE and a second try 100 ms later.  Topics that
+cannot be made now are answered LEADER_NOT_AVAILABLE, and the client asks again.
+
+There are no transactions.  A producer that asks for them is told so where it starts, in FindCoordinator
+(older clients: InitProducerId): TRANSACTIONAL_ID_AUTHORIZATION_FAILED is the code on which all clients give
+up at once instead of trying for ever; newer ones print our message beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from appliance.catalog import Topic
+from appliance.errors import (
+    ApplianceError,
+    NotLeader,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnsupportedVersion,
+)
+
+from .call import Answer, Call, Handler
+from .cluster import Broker, Cluster
+from .codes import Code
+from .group_api import GROUP_ID_CHARACTERS_MAX, coordinator_of
+from .metadata import CLUSTER_OPERATIONS, NO_OPERATIONS, MetadataEncoder
+
+CREATIONS_MAX: Final = 64
+"""Topics that one metadata request may have made; the client asks again for the rest."""
+LEADER_EPOCH: Final = 0
+"""No partition here ever changes its leader's history, so there is one epoch; -1 is "not known" in
+requests.
+"""
+GROUP_KEY, TRANSACTION_KEY = 0, 1
+BROKER_ENDPOINTS: Final = 1
+NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
+
+
+class ClusterApi:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._encoder = MetadataEncoder(cluster.leader)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "Metadata": self._metadata,
+            "FindCoordinator": self._find_coordinator,
+            "DescribeCluster": self._describe_cluster,
+            "DescribeLogDirs": self._describe_log_dirs,
+            "OffsetForLeaderEpoch": self._end_of_epoch,
+            "InitProducerId": self._init_producer,
+        }
+
+    # -- metadata -------------------------------------------------------------------------------------
+
+    async def _metadata(self, call: Call) -> Answer:
+        cluster, request = self._cluster, call.request
+        operations = bool(request.include_topic_authorized_operations)
+        if request.topics is None or (call.version == 0 and not request.topics):
+            topics = self._encoder.all_topics(call.version, cluster.revision, self._sorted_topics, operations)
+        else:
+            names = list(dict.fromkeys(topic.name for topic in request.topics))
+            may_create = call.version < 4 or request.allow_auto_topic_creation
+            errors = await self._create_missing(names) if may_create and cluster.auto_create else {}
+            known = cluster.topics()
+            rows = [(name, known.get(name) or errors.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)) for name in names]
+            topics = self._encoder.topics(call.version, rows, operations)
+        return self._encoder.frame(
+            call.correlation_id,
+            call.version,
+            cluster.brokers(call.listener),
+            cluster.cluster_id,
+            cluster.broker_id,
+            topics,
+            bool(request.include_cluster_authorized_operations),
+        )
+
+    def _sorted_topics(self) -> list[Topic]:
+        return [topic for _, topic in sorted(self._cluster.topics().items())]
+
+    async def _create_missing(self, names: list[str]) -> dict[str, int]:
+        """Codes of the topics that could not be made."""
+        known = self._cluster.topics()
+        missing = [name for name in names if name not in known]
+        errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)
+        made = missing[:CREATIONS_MAX]
+        codes = await asyncio.gather(*(self._create(name) for name in made))
+        return errors | dict(zip(made, codes, strict=True))
+
+    async def _create(self, name: str) -> int:
+        try:
+            await self._cluster.create_topic(name, None, {})
+        except (TopicExists, Unavailable):  # somebody else was first, or it is not the time: ask again
+            return Code.LEADER_NOT_AVAILABLE
+        except ApplianceError as error:
+            return error.code
+        return Code.NONE
+
+    # -- brokers --------------------------------------------------------------------------------------
+
+    async def _find_coordinator(self, call: Call) -> Answer:
+        request = call.request
+        brokers = self._cluster.brokers(call.listener)
+        if call.version >= 4:
+            return {
+                "coordinators": [
+                    {"key": key} | self._coordinator(key, request.key_type, brokers) for key in request.coordinator_keys
+                ]
+            }
+        return self._coordinator(request.key, request.key_type, brokers)
+
+    @staticmethod
+    def _coordinator(key: str, key_type: int, brokers: Any) -> dict[str, Any]:
+        error, message, broker = Code.NONE, None, Broker(-1, "", -1)
+        if key_type == TRANSACTION_KEY:
+            error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
+        elif key_type != GROUP_KEY:
+            error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
+        elif not 0 < len(key) <= GROUP_ID_CHARACTERS_MAX:
+            error, message = Code.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_ID_CHARACTERS_MAX} characters"
+        else:
+            broker = coordinator_of(key, brokers)
+        return {
+            "error_code": error,
+            "error_message": message,
+            "node_id": broker.id,
+            "host": broker.host,
+            "port": broker.port,
+        }
+
+    async def _describe_cluster(self, call: Call) -> Answer:
+        request = call.request
+        if request.endpoint_type != BROKER_ENDPOINTS:
+            return {
+                "error_code": UnsupportedVersion.code,
+                "error_message": "there are no controllers to describe: ask for brokers (endpoint type 1)",
+                "cluster_id": self._cluster.cluster_id,
+            }
+        operations = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+        return {
+            "cluster_id": self._cluster.cluster_id,
+            "controller_id": self._cluster.broker_id,
+            "brokers": [
+                {"broker_id": broker.id, "host": broker.host, "port": broker.port}
+                for broker in self._cluster.brokers(call.listener)
+            ],
+            "cluster_authorized_operations": operations,
+        }
+
+    async def _describe_log_dirs(self, call: Call) -> Answer:
+        wanted = call.request.topics
+        if wanted is None:
+            keys = [(name, number) for name, topic in self._cluster.topics().items() for number in topic.partitions]
+        else:
+            keys = [(topic.topic, number) for topic in wanted for number in topic.partitions]
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for name, number in keys:
+            try:
+                extent = self._cluster.extent(name, number)
+            except ApplianceError:  # not stored here, or not readable now
+                continue
+            row = {"partition_index": number, "partition_size": extent.end - extent.start, "offset_lag": 0}
+            topics.setdefault(name, []).append(row)
+        total, usable = self._cluster.disk_space()
+        directory = {
+            "log_dir": self._cluster.data_dir,
+            "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+            "total_bytes": total,
+            "usable_bytes": usable,
+        }
+        return {"results": [directory]}
+
+    # -- partitions -----------------------------------------------------------------------------------
+
+    async def _end_of_epoch(self, call: Call) -> Answer:
+        return {
+            "topics": [
+                {
+                    "topic": topic.topic,
+                    "partitions": [self._end_of_one(topic.topic, each) for each in topic.partitions],
+                }
+                for topic in call.request.topics
+            ]
+        }
+
+    def _end_of_one(self, name: str, wanted: Any) -> dict[str, Any]:
+        """Where the asked epoch ends: the end of the log for ours, nothing for one that never was."""
+        row: dict[str, Any] = {"partition": wanted.partition, "error_code": Code.NONE}
+        try:
+            topic = self._cluster.topics().get(name)
+            if topic is None or wanted.partition not in topic.partitions:
+                raise UnknownPartition(f"there is no partition {name}-{wanted.partition}")
+            if self._cluster.leader(topic, wanted.partition) != self._cluster.broker_id:
+                raise NotLeader(f"{name}-{wanted.partition} is stored elsewhere")
+            if wanted.current_leader_epoch > LEADER_EPOCH:
+                return row | {"error_code": Code.UNKNOWN_LEADER_EPOCH}
+            end = self._cluster.extent(name, wanted.partition).end
+        except ApplianceError as error:
+            return row | {"error_code": error.code}
+        if wanted.leader_epoch > LEADER_EPOCH:
+            return row
+        return row | {"leader_epoch": wanted.leader_epoch, "end_offset": end}
+
+    async def _init_producer(self, call: Call) -> Answer:
+        none = {"producer_id": -1, "producer_epoch": -1}
+        if call.request.transactional_id is not None:
+            return none | {"error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+        try:
+            return {"error_code": Code.NONE, "producer_id": self._cluster.producer_id(), "producer_epoch": 0}
+        except Unavailable:
+            return none | {"error_code": Code.COORDINATOR_LOAD_IN_PROGRESS}
+        except ApplianceError as error:
+            return none | {"error_code": error.code}

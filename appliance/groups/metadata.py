@@ -1,0 +1,161 @@
+"""Metadata replies, encoded by hand: thousands of topics at a time, and the same ones again and again.
+
+Through kafka-python 5,000 topics take 60 ms, here a tenth of that, and next to nothing while no topic
+changes: the encoded topics of the last "all topics" reply are kept, one per version.  Layout of versions 0
+to 9 (fields in this order, "n+" from version n on; version 9 has compact strings and arrays, and an empty
+tag section T behind each struct)::
+
+    i32 correlation id   9+ T
+    3+ i32 throttle ms
+    [ i32 broker id   string host   i32 port   1+ nullable string rack   9+ T ]
+    2+ nullable string cluster id   1+ i32 controller id
+    [ i16 error   string topic   1+ bool internal
+      [ i16 error   i32 partition   i32 leader   7+ i32 leader epoch
+        [ i32 replica ]   [ i32 in-sync replica ]   5+ [ i32 offline replica ]   9+ T ]
+      8+ i32 authorized operations   9+ T ]
+    8+ i32 authorized operations   9+ T
+
+Leader epochs are -1, "not known": every batch keeps the partition leader epoch that its producer wrote (-1
+or 0, depending on the client), so no number that we could give would agree with all records, and with -1 no
+client compares.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from appliance.catalog import Topic
+
+from .cluster import NO_LEADER, Broker
+from .codes import Code
+
+FLEXIBLE_FROM = 9
+VERSION_MAX = 9
+NO_OPERATIONS = -(2**31)
+TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+"""Kafka's AclOperation bits that make sense for the resource: everybody may do all, there are no ACLs."""
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_PARTITION = struct.Struct(">hi")
+
+_Places = dict[tuple[int, ...], tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class _Primitives:
+    """Counts, strings and tags as one generation of the protocol writes them."""
+
+    flexible: bool
+
+    def count(self, count: int) -> bytes:
+        return _varint(count + 1) if self.flexible else _I32.pack(count)
+
+    def string(self, text: str | None) -> bytes:
+        if text is None:
+            return b"\0" if self.flexible else b"\xff\xff"
+        encoded = text.encode()
+        return (_varint(len(encoded) + 1) if self.flexible else _I16.pack(len(encoded))) + encoded
+
+    def numbers(self, numbers: Sequence[int]) -> bytes:
+        return self.count(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
+
+    @property
+    def tags(self) -> bytes:
+        return b"\0" if self.flexible else b""
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class MetadataEncoder:
+    """``leader``: who serves a partition now, NO_LEADER while none can."""
+
+    def __init__(self, leader: Callable[[Topic, int], int]) -> None:
+        self._leader = leader
+        self._all: dict[tuple[int, bool], tuple[int, bytes]] = {}
+
+    def frame(
+        self,
+        correlation_id: int,
+        version: int,
+        brokers: Sequence[Broker],
+        cluster_id: str,
+        controller_id: int,
+        topics: bytes,
+        cluster_operations: bool = False,
+    ) -> bytes:
+        """The reply frame, size included; ``topics`` from :meth:`topics` or :meth:`all_topics`."""
+        assert 0 <= version <= VERSION_MAX
+        p = _Primitives(version >= FLEXIBLE_FROM)
+        parts = [_I32.pack(correlation_id), p.tags]
+        if version >= 3:
+            parts.append(_I32.pack(0))
+        parts.append(p.count(len(brokers)))
+        for broker in brokers:
+            parts += [_I32.pack(broker.id), p.string(broker.host), _I32.pack(broker.port)]
+            parts += [p.string(None) if version >= 1 else b"", p.tags]
+        if version >= 2:
+            parts.append(p.string(cluster_id or None))
+        if version >= 1:
+            parts.append(_I32.pack(controller_id))
+        parts.append(topics)
+        if version >= 8:
+            parts.append(_I32.pack(CLUSTER_OPERATIONS if cluster_operations else NO_OPERATIONS))
+        parts.append(p.tags)
+        body = b"".join(parts)
+        return _I32.pack(len(body)) + body
+
+    def topics(self, version: int, rows: Sequence[tuple[str, Topic | int]], operations: bool = False) -> bytes:
+        """``rows``: a name and its topic, or the error code that stands for it."""
+        p = _Primitives(version >= FLEXIBLE_FROM)
+        tail = p.tags
+        if version >= 8:
+            tail = _I32.pack(TOPIC_OPERATIONS if operations else NO_OPERATIONS) + tail
+        internal = b"\0" if version >= 1 else b""
+        places: _Places = {}
+        parts = [p.count(len(rows))]
+        for name, topic in rows:
+            error, placed = (topic, {}) if isinstance(topic, int) else (0, topic.partitions)
+            parts += [_I16.pack(error), p.string(name), internal, p.count(len(placed))]
+            for partition, brokers in placed.items():
+                assert not isinstance(topic, int)
+                place = (self._leader(topic, partition), *brokers)
+                if place not in places:
+                    places[place] = self._place(version, p, place)
+                error, rest = places[place]
+                parts += [_PARTITION.pack(error, partition), rest]
+            parts.append(tail)
+        return b"".join(parts)
+
+    def all_topics(
+        self, version: int, revision: int, list_topics: Callable[[], Sequence[Topic]], operations: bool = False
+    ) -> bytes:
+        """As :meth:`topics`, encoded anew only when ``revision`` is another than last time."""
+        kept = self._all.get((version, operations))
+        if kept is None or kept[0] != revision:
+            rows = [(topic.name, topic) for topic in list_topics()]
+            kept = self._all[version, operations] = revision, self.topics(version, rows, operations)
+        return kept[1]
+
+    @staticmethod
+    def _place(version: int, p: _Primitives, place: tuple[int, ...]) -> tuple[int, bytes]:
+        """Error and all behind the number of a partition with this leader and these brokers."""
+        leader, *brokers = place
+        alive = leader != NO_LEADER
+        replicas = p.numbers(brokers)
+        parts = [_I32.pack(leader), b"\xff\xff\xff\xff" if version >= 7 else b"", replicas]
+        parts.append(p.numbers([leader] if alive else []))
+        if version >= 5:
+            parts.append(p.numbers([]) if alive else replicas)
+        parts.append(p.tags)
+        return Code.NONE if alive else Code.LEADER_NOT_AVAILABLE, b"".join(parts)

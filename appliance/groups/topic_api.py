@@ -1,0 +1,362 @@
+"""Topics: create, delete, grow, settings, records to give up.  Each resource of a request gets its own
+error code.
+
+There is one copy of each partition, so a replication factor is 1 (or -1, "as the broker likes").  Settings
+are those of ``TopicSettings``; the broker's own are read-only here: they belong to its configuration file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from appliance.catalog import Topic
+from appliance.config import TOPIC_KEYS, TopicSettings
+from appliance.errors import (
+    ApplianceError,
+    InvalidRequest,
+    InvalidSetting,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownPartition,
+)
+
+from .call import Answer, Call, Handler
+from .cluster import Cluster
+from .codes import Code
+
+AS_CONFIGURED: Final = -1
+REPLICATION_FACTOR: Final = 1
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT = 1, 4, 5
+TYPE_STRING, TYPE_LONG, TYPE_LIST = 2, 5, 7
+SET, DELETE = 0, 1
+"""Operations of IncrementalAlterConfigs; APPEND and SUBTRACT are for lists, of which there is none to
+change.
+"""
+
+BROKER_NAMES: Final = {
+    "retention.ms": "log.retention.ms",
+    "retention.bytes": "log.retention.bytes",
+    "segment.bytes": "log.segment.bytes",
+    "segment.ms": "log.roll.ms",
+    "max.message.bytes": "message.max.bytes",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "compression.type": "compression.type",
+    "cleanup.policy": "log.cleanup.policy",
+    "index.interval.bytes": "log.index.interval.bytes",
+}
+"""What Kafka calls the broker-wide default of a topic's setting."""
+
+
+class _Refused(ApplianceError):
+    """Carries a code that only Kafka's API knows."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.refusal = code
+
+
+def _code_of(error: ApplianceError) -> int:
+    return error.refusal if isinstance(error, _Refused) else error.code
+
+
+class TopicApi:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "CreateTopics": self._create,
+            "DeleteTopics": self._delete,
+            "CreatePartitions": self._grow,
+            "DescribeConfigs": self._describe_settings,
+            "AlterConfigs": self._replace_settings,
+            "IncrementalAlterConfigs": self._alter_settings,
+            "DeleteRecords": self._delete_records,
+        }
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    async def _create(self, call: Call) -> Answer:
+        counts = Counter(wanted.name for wanted in call.request.topics)
+        rows = []
+        for name in counts:
+            try:
+                if counts[name] > 1:
+                    raise InvalidRequest(f"topic {name!r} is asked for {counts[name]} times in one request")
+                wanted = next(wanted for wanted in call.request.topics if wanted.name == name)
+                rows.append(await self._create_one(wanted, call.request.validate_only))
+            except ApplianceError as error:
+                rows.append({"name": name, "error_code": _code_of(error), "error_message": str(error)})
+        return {"topics": rows}
+
+    async def _create_one(self, wanted: Any, validate_only: bool) -> dict[str, Any]:
+        cluster = self._cluster
+        count = None if wanted.num_partitions == AS_CONFIGURED else wanted.num_partitions
+        if wanted.assignments:
+            count = self._check_assignments(wanted)
+        if wanted.replication_factor not in (AS_CONFIGURED, REPLICATION_FACTOR):
+            raise _Refused(
+                Code.INVALID_REPLICATION_FACTOR,
+                f"replication factor {wanted.replication_factor}: each partition is stored once; ask for 1 or -1",
+            )
+        settings = _settings(wanted.configs)
+        if validate_only:
+            cluster.check_topic(wanted.name, count, settings)
+            in_force, partitions = TopicSettings.parse(settings, cluster.default_settings()), count or AS_CONFIGURED
+        else:
+            await cluster.create_topic(wanted.name, count, settings)
+            topic = self._topic(wanted.name)
+            in_force, partitions = cluster.settings(topic), len(topic.partitions)
+        return {
+            "name": wanted.name,
+            "num_partitions": partitions,
+            "replication_factor": REPLICATION_FACTOR,
+            "configs": [
+                {
+                    "name": name,
+                    "value": value,
+                    "config_source": SOURCE_TOPIC if name in settings else SOURCE_DEFAULT,
+                    "read_only": False,
+                    "is_sensitive": False,
+                }
+                for name, value in in_force.as_kafka().items()
+            ],
+        }
+
+    def _check_assignments(self, wanted: Any) -> int:
+        """A manual assignment is fine as long as it says what we do: partitions from 0 on, each on this
+        broker.
+        """
+        if wanted.num_partitions != AS_CONFIGURED or wanted.replication_factor != AS_CONFIGURED:
+            raise InvalidRequest("give either replica assignments or numbers of partitions and replicas, not both")
+        numbers = sorted(each.partition_index for each in wanted.assignments)
+        if numbers != list(range(len(numbers))):
+            raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 without gaps")
+        self._check_brokers(each.broker_ids for each in wanted.assignments)
+        return len(numbers)
+
+    def _check_brokers(self, assignments: Any) -> None:
+        here = self._cluster.broker_id
+        if any(list(broker_ids) != [here] for broker_ids in assignments):
+            raise _Refused(
+                Code.INVALID_REPLICA_ASSIGNMENT,
+                f"each partition is stored once, on the broker that is asked: assign them to [{here}]",
+            )
+
+    async def _delete(self, call: Call) -> Answer:
+        names = call.request.topic_names
+        if call.version >= 6:
+            names = [wanted.name for wanted in call.request.topics]
+        rows = []
+        for name in dict.fromkeys(names):
+            row: dict[str, Any] = {"name": name, "error_code": Code.NONE, "error_message": None}
+            if name is None:
+                row |= {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": "topics have no ids: give names"}
+            else:
+                try:
+                    await self._cluster.delete_topic(name)
+                except ApplianceError as error:
+                    row |= {"error_code": error.code, "error_message": str(error)}
+            rows.append(row)
+        return {"responses": rows}
+
+    async def _grow(self, call: Call) -> Answer:
+        rows = []
+        for wanted in call.request.topics:
+            row: dict[str, Any] = {"name": wanted.name, "error_code": Code.NONE, "error_message": None}
+            try:
+                present = len(self._topic(wanted.name).partitions)
+                if wanted.count <= present:
+                    raise _Refused(
+                        Code.INVALID_PARTITIONS,
+                        f"topic {wanted.name!r} has {present} partitions; {wanted.count} is no increase",
+                    )
+                if wanted.assignments is not None:
+                    self._check_brokers(each.broker_ids for each in wanted.assignments)
+                if not call.request.validate_only:
+                    await self._cluster.add_partitions(wanted.name, wanted.count)
+            except ApplianceError as error:
+                row |= {"error_code": _code_of(error), "error_message": str(error)}
+            rows.append(row)
+        return {"results": rows}
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._cluster.topics().get(name)
+        if topic is None:
+            raise UnknownPartition(f"there is no topic {name!r}")
+        return topic
+
+    # -- settings -------------------------------------------------------------------------------------
+
+    async def _describe_settings(self, call: Call) -> Answer:
+        results = []
+        for resource in call.request.resources:
+            row: dict[str, Any] = {
+                "error_code": Code.NONE,
+                "error_message": None,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+            }
+            try:
+                rows = self._settings_rows(resource, call.request)
+                wanted = resource.configuration_keys
+                row["configs"] = [each for each in rows if wanted is None or each["name"] in wanted]
+            except ApplianceError as error:
+                row |= {"error_code": error.code, "error_message": str(error), "configs": []}
+            results.append(row)
+        return {"results": results}
+
+    def _settings_rows(self, resource: Any, request: Any) -> list[dict[str, Any]]:
+        if resource.resource_type == TOPIC_RESOURCE:
+            return self._topic_rows(self._topic(resource.resource_name), request)
+        if resource.resource_type == BROKER_RESOURCE:
+            if resource.resource_name not in ("", str(self._cluster.broker_id)):
+                raise InvalidRequest(f"broker {resource.resource_name!r} answers that itself; ask it")
+            return self._broker_rows()
+        raise InvalidRequest(f"resource type {resource.resource_type}: only topics (2) and brokers (4) have settings")
+
+    def _topic_rows(self, topic: Topic, request: Any) -> list[dict[str, Any]]:
+        defaults = self._cluster.default_settings().as_kafka()
+        rows = []
+        for name, value in self._cluster.settings(topic).as_kafka().items():
+            own = name in topic.settings
+            synonyms = []
+            if request.include_synonyms:
+                if own:
+                    synonyms.append({"name": name, "value": value, "source": SOURCE_TOPIC})
+                synonyms.append(
+                    {"name": BROKER_NAMES.get(name, name), "value": defaults[name], "source": SOURCE_DEFAULT}
+                )
+            key = TOPIC_KEYS[name]
+            rows.append(
+                _row(name, value, SOURCE_TOPIC if own else SOURCE_DEFAULT)
+                | {"synonyms": synonyms, "documentation": key.about if request.include_documentation else None}
+            )
+        return rows
+
+    def _broker_rows(self) -> list[dict[str, Any]]:
+        cluster = self._cluster
+        defaults = cluster.default_settings().as_kafka()
+        values = {BROKER_NAMES[name]: value for name, value in defaults.items() if name in BROKER_NAMES}
+        values |= {
+            "auto.create.topics.enable": "true" if cluster.auto_create else "false",
+            "broker.id": str(cluster.broker_id),
+            "default.replication.factor": str(REPLICATION_FACTOR),
+            "delete.topic.enable": "true",
+            "log.dirs": cluster.data_dir,
+        }
+        return [_row(name, value, SOURCE_STATIC) | {"read_only": True} for name, value in sorted(values.items())]
+
+    async def _replace_settings(self, call: Call) -> Answer:
+        """AlterConfigs: what is not given goes back to its default."""
+        rows = []
+        for resource in call.request.resources:
+            rows.append(await self._change(resource, call.request.validate_only, replace=True))
+        return {"responses": rows}
+
+    async def _alter_settings(self, call: Call) -> Answer:
+        rows = []
+        for resource in call.request.resources:
+            rows.append(await self._change(resource, call.request.validate_only, replace=False))
+        return {"responses": rows}
+
+    async def _change(self, resource: Any, validate_only: bool, *, replace: bool) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "error_code": Code.NONE,
+            "error_message": None,
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
+        try:
+            if resource.resource_type != TOPIC_RESOURCE:
+                raise InvalidRequest(
+                    "only a topic's settings can be changed; the broker's are in its configuration file"
+                )
+            topic = self._topic(resource.resource_name)
+            changes: dict[str, str | None] = {}
+            if replace:
+                changes |= dict.fromkeys(topic.settings)
+                changes |= _settings(resource.configs)
+            else:
+                changes |= _operations(resource.configs)
+            if validate_only:
+                given = {name: value for name, value in changes.items() if value is not None}
+                TopicSettings.parse(given, self._cluster.default_settings())
+            else:
+                await self._cluster.alter_topic(topic.name, changes)
+        except ApplianceError as error:
+            row |= {"error_code": error.code, "error_message": str(error)}
+        return row
+
+    # -- records --------------------------------------------------------------------------------------
+
+    async def _delete_records(self, call: Call) -> Answer:
+        topics = []
+        for topic in call.request.topics:
+            partitions = []
+            for each in topic.partitions:
+                row = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": Code.NONE}
+                try:
+                    row["low_watermark"] = await self._cut(topic.name, each.partition_index, each.offset)
+                except ApplianceError as error:
+                    row["error_code"] = error.code
+                partitions.append(row)
+            topics.append({"name": topic.name, "partitions": partitions})
+        return {"topics": topics}
+
+    async def _cut(self, name: str, partition: int, offset: int) -> int:
+        topic = self._topic(name)
+        if partition not in topic.partitions:
+            raise UnknownPartition(f"there is no partition {name}-{partition}")
+        if self._cluster.leader(topic, partition) != self._cluster.broker_id:
+            raise NotLeader(f"{name}-{partition} is stored elsewhere")
+        extent = self._cluster.extent(name, partition)
+        if offset == AS_CONFIGURED:
+            offset = extent.end
+        if not 0 <= offset <= extent.end:
+            raise OffsetOutOfRange(f"offset {offset} is outside 0 to {extent.end}")
+        return await self._cluster.delete_records(name, partition, max(offset, extent.start))
+
+
+def _row(name: str, value: str, source: int) -> dict[str, Any]:
+    """One setting; ``config_type`` tells a tool how to show the value."""
+    config_type = TYPE_LONG if value.lstrip("-").isdecimal() else TYPE_STRING
+    return {
+        "name": name,
+        "value": value,
+        "read_only": False,
+        "config_source": source,
+        "is_sensitive": False,
+        "config_type": TYPE_LIST if name.endswith("cleanup.policy") else config_type,
+    }
+
+
+def _settings(configs: Sequence[Any]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for config in configs:
+        if config.value is None:
+            raise InvalidSetting(f"{config.name}: a value is missing; leave the setting out to get its default")
+        if config.name in given:
+            raise InvalidRequest(f"{config.name} is given twice")
+        given[config.name] = config.value
+    return given
+
+
+def _operations(configs: Sequence[Any]) -> Mapping[str, str | None]:
+    changes: dict[str, str | None] = {}
+    for config in configs:
+        if config.name in changes:
+            raise InvalidRequest(f"{config.name} is given twice")
+        if config.config_operation == SET and config.value is not None:
+            changes[config.name] = config.value
+        elif config.config_operation == DELETE:
+            changes[config.name] = None
+        else:
+            raise InvalidSetting(f"{config.name}: set a value or delete the setting; it is not a list to edit")
+    return changes
