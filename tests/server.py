@@ -27,8 +27,9 @@ class NotServing(Exception):
 class Server:
     """``settings`` are keys of the configuration; without any it runs alone, with no ZooKeeper."""
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
+    def __init__(self, data_dir: Path, config_file: Path | None = None, **settings: Any) -> None:
         self.data_dir = data_dir
+        self.config_file = config_file
         doors = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "network.workers": 2}
         self.settings = doors | ALONE | settings
         self.log_path = data_dir.with_name(data_dir.name + ".log")
@@ -36,6 +37,8 @@ class Server:
 
     def start(self) -> Server:
         command = [sys.executable, "-m", "appliance", "start", "--data", str(self.data_dir)]
+        if self.config_file is not None:
+            command += ["--config", str(self.config_file)]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
         with self.log_path.open("a") as log:

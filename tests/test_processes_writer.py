@@ -47,8 +47,7 @@ def test_a_full_disk_is_retriable_and_goes_away_by_itself(small_disk: Path) -> N
                 break
             written = end
         assert error == DiskFull.code and "No space left" in message
-        state = server_partition(server)
-        assert state["state"] == "disk full"
+        wait_for(lambda: server_partition(server)["state"] == "disk full", "status to say so")
         part, _ = peer.fetch("t", 0)
         assert part[:3] == [0, 0, written]
         assert peer.produce("t", LARGE)[0] == DiskFull.code  # also the next one, and the one after

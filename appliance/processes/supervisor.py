@@ -56,6 +56,7 @@ from .child import settle
 from .children import Child, Restarts, fork
 from .control import Channel
 from .opener import Job
+from .state_file import StateFile
 from .systemd import Notifier, inherited_listeners
 
 logger = logging.getLogger(__name__)
@@ -153,8 +154,10 @@ class Supervisor:
         self._nodes: dict[int, int] = {}
         self._node_restarts: dict[int, int] = {}
         self._state = "starting"
+        self._state_file = StateFile(data_dir / "state.json")
         self._state_dirty = True
         self._state_ms = 0
+        self._watchdog_ms = 0
         self._signals: set[int] = set()
         self._ensemble: Ensemble | None = None
         self._listeners: list[tuple[str, socket.socket]] = []
@@ -220,7 +223,8 @@ class Supervisor:
         if signal.SIGHUP in self._signals:
             self._signals.discard(signal.SIGHUP)
             self._reload_config()
-        if self._notifier.watchdog_ms:
+        if self._notifier.watchdog_ms and now - self._watchdog_ms >= self._notifier.watchdog_ms:
+            self._watchdog_ms = now
             self._notifier.tell("WATCHDOG=1")
         if self._state_dirty and now - self._state_ms >= STATE_MS:
             self._write_state()
@@ -230,7 +234,7 @@ class Supervisor:
         if self._state_dirty:
             waits.append(STATE_MS)
         if self._notifier.watchdog_ms:
-            waits.append(self._notifier.watchdog_ms)
+            waits.append(self._watchdog_ms + self._notifier.watchdog_ms - now_ms())
         return max(0, min(waits, default=3_600_000)) / 1000
 
     def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -652,13 +656,10 @@ class Supervisor:
             "tables": {f"{topic}-{partition}": name for (topic, partition), name in self._tables.items()},
             "offline": {f"{topic}-{partition}": why for (topic, partition), why in self._offline.items()},
         }
-        path = self._data_dir / "state.json"
-        temporary = path.with_name("state.json.tmp")
         try:
-            temporary.write_bytes(msgspec.json.encode(state))
-            temporary.replace(path)
+            self._state_file.replace(msgspec.json.encode(state))
         except OSError as error:  # a full disk must not end the supervisor
-            logger.warning("%s not written: %s", path, error.strerror)
+            logger.warning("state.json not written: %s", error.strerror)
         self._state_ms = now_ms()
         self._state_dirty = False
 

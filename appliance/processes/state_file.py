@@ -1,0 +1,51 @@
+"""state.json: what the supervisor tells the world, replaced as a whole, also when the disk is full.
+
+Two files are kept, each larger than what it holds (JSON may end in spaces).  The spare one is overwritten in place,
+which needs no room, and then changes names with the other (renameat2 with RENAME_EXCHANGE): a reader sees the old
+state or the new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Final
+
+ROOM_BYTES: Final = 64 * 1024
+RENAME_EXCHANGE: Final = 2
+AT_FDCWD: Final = -100
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class StateFile:
+    """``path`` and its spare.  Not synced: after a crash of the machine nobody asks what was running."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spare = path.with_name(path.name + ".spare")
+
+    def replace(self, content: bytes) -> None:
+        """Show ``content``.
+
+        Raises:
+            OSError: it has outgrown its room and the disk is full; the old one stays.
+        """
+        if not self._path.exists():
+            self._fill(self._path, content)
+        self._fill(self._spare, content)
+        old, new = os.fsencode(self._path), os.fsencode(self._spare)
+        if _libc.renameat2(AT_FDCWD, new, AT_FDCWD, old, RENAME_EXCHANGE):
+            self._spare.replace(self._path)  # a file system that cannot exchange
+
+    def _fill(self, path: Path, content: bytes) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            room = os.fstat(fd).st_size
+            if room < len(content):
+                room = -(-2 * len(content) // ROOM_BYTES) * ROOM_BYTES
+                os.posix_fallocate(fd, 0, room)
+            os.pwrite(fd, content.ljust(room), 0)
+        finally:
+            os.close(fd)
