@@ -6,8 +6,25 @@ consumer), ``admin``.
 """
 
 from ..wire.requests import EARLIEST, LATEST
+from .admin import Admin
 from .consumer import Consumer, Message, Values
 from .delivery import Delivery, Sent
+from .group import Blacklist, GroupConsumer, Whitelist
 from .producer import Producer
+from .streams import MessageStream
 
-__all__ = ["EARLIEST", "LATEST", "Consumer", "Delivery", "Message", "Producer", "Sent", "Values"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Admin",
+    "Blacklist",
+    "Consumer",
+    "Delivery",
+    "GroupConsumer",
+    "Message",
+    "MessageStream",
+    "Producer",
+    "Sent",
+    "Values",
+    "Whitelist",
+]

@@ -119,14 +119,17 @@ class Cluster:
             raise from_code(error, message or f"{verb}: error {error}")
         return result
 
-    def offsets(self, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    def offsets(
+        self, timestamps: Mapping[tuple[str, int], int], *, timeout_s: float | None = None
+    ) -> dict[tuple[str, int], int]:
         """The offset of a time (EARLIEST, LATEST or ms since 1970) in each partition; the end for a time
         after the last message.
 
-        Partitions whose leader is away or changing are asked again, until the request timeout is over.
+        Partitions whose leader is away or changing are asked again, until ``timeout_s`` (by default the
+        request timeout) is over.
         """
         found: dict[tuple[str, int], int] = {}
-        deadline_s = time.monotonic() + self._request_timeout_s
+        deadline_s = time.monotonic() + (self._request_timeout_s if timeout_s is None else timeout_s)
         while True:
             left = {place: timestamp for place, timestamp in timestamps.items() if place not in found}
             try:

@@ -131,7 +131,7 @@ class Consumer:
         client_name: str = "",
         fetch_bytes_max: int = 4 * MEBIBYTE,
         partition_bytes_max: int = MEBIBYTE,
-        buffer_bytes_max: int = MEBIBYTE,
+        buffer_bytes_max: int = 2 * MEBIBYTE,
         wait_ms_max: int = 500,
         bytes_min: int = 1,
         request_timeout_ms: int = 30_000,

@@ -12,8 +12,9 @@ what does not is not believed, and the connection is closed.
 Recoverable troubles (a broker away, a partition moved or offline) are waited out here, with metadata asked
 anew.  An offset out of range is answered by the policy: ``earliest``, ``latest``, or None to raise.
 
-Not thread-safe, but for :meth:`Fetcher.wake`.  Errors raised by :meth:`Fetcher.poll`: OffsetOutOfRange,
-UnknownPartition (the topic is gone), ClientFault.
+Not thread-safe, but for :meth:`Fetcher.wake`.  Errors raised by :meth:`Fetcher.poll`, when there is nothing
+else to hand out: OffsetOutOfRange, UnknownPartition (the topic is gone), ClientFault.  Fetching of everything
+else goes on, and the error comes again as long as it lasts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Final
 from ..errors import (
     ApplianceError,
     BrokerAway,
+    ClientFault,
     NotLeader,
     OffsetOutOfRange,
     ProtocolFault,
@@ -68,14 +70,32 @@ class FetchOptions:
 
 
 class Fetched:
-    """One partition that is being fetched.  ``offset`` is the next to ask for."""
+    """One partition that is being fetched.  ``offset`` is the next to ask for.
 
-    __slots__ = ("buffered_bytes", "dropped", "end", "log_start", "offset", "place", "resume_s")
+    Bytes in hand are ``received_bytes`` (counted by the fetcher) - ``released_bytes`` (counted by the
+    reader): each has one thread that changes it.
+    """
 
-    def __init__(self, place: Place, offset: int) -> None:
+    __slots__ = (
+        "dropped",
+        "end",
+        "left_out",
+        "log_start",
+        "offset",
+        "place",
+        "received_bytes",
+        "released_bytes",
+        "resume_s",
+        "wake",
+    )
+
+    def __init__(self, place: Place, offset: int, wake: Callable[[], None]) -> None:
         self.place = place
         self.offset = offset
-        self.buffered_bytes = 0
+        self.wake = wake
+        self.received_bytes = 0
+        self.released_bytes = 0
+        self.left_out = False  # of the last request, because enough was in hand
         self.dropped = False
         self.log_start = -1
         self.end = -1
@@ -100,7 +120,11 @@ class Chunk:
 
     def release(self) -> None:
         """Decoded, or not wanted any more: there is room for another."""
-        self.fetched.buffered_bytes -= len(self.data)
+        fetched = self.fetched
+        fetched.released_bytes += len(self.data)
+        if fetched.left_out:
+            fetched.left_out = False
+            fetched.wake()
 
 
 class _Link:
@@ -125,6 +149,7 @@ class Fetcher:
         self._led_view: View | None = None
         self._stale_topics: set[str] = set()
         self._refresh_s = 0.0
+        self._trouble: ApplianceError | None = None
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -133,11 +158,13 @@ class Fetcher:
         for link in self._links.values():
             self._disconnect(link)
         self._epoll.close()
-        os.close(self._wake_fd)
+        fd, self._wake_fd = self._wake_fd, -1
+        os.close(fd)
 
     def wake(self) -> None:
         """End a :meth:`poll` that waits; from any thread."""
-        os.eventfd_write(self._wake_fd, 1)
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
 
     # ---- what to fetch
 
@@ -151,7 +178,7 @@ class Fetcher:
     def seek(self, place: Place, offset: int) -> None:
         """Fetch this partition from ``offset``; chunks and replies from before are dropped."""
         self.remove(place)
-        self._partitions[place] = Fetched(place, offset)
+        self._partitions[place] = Fetched(place, offset, self.wake)
 
     def remove(self, place: Place) -> None:
         fetched = self._partitions.pop(place, None)
@@ -176,6 +203,9 @@ class Fetcher:
             self._ask_all(now_s)
             if chunks:
                 return chunks
+            if self._trouble is not None:
+                trouble, self._trouble = self._trouble, None
+                raise trouble
             pause_s = PAUSE_S_MAX
             if any(fetched.resume_s > now_s for fetched in self._partitions.values()) or self._stale_topics:
                 pause_s = BACKOFF_S
@@ -193,7 +223,7 @@ class Fetcher:
         if self._stale_topics and now_s >= self._refresh_s:
             self._refresh(now_s)
         if self._led is None or self._led_view is not self._cluster.view:
-            self._find_leaders(now_s)
+            self._find_leaders()
         assert self._led is not None
         for broker_id, led in self._led.items():
             link = self._links.get(broker_id)
@@ -206,7 +236,14 @@ class Fetcher:
 
     def _ask(self, link: _Link, led: deque[Fetched], now_s: float) -> None:
         options = self._options
-        room = [f for f in led if f.buffered_bytes < options.buffer_bytes_max and now_s >= f.resume_s]
+        room: list[Fetched] = []
+        for fetched in led:
+            if now_s < fetched.resume_s:
+                continue
+            fetched.left_out = True  # before looking: a release in between must wake us
+            if fetched.received_bytes - fetched.released_bytes < options.buffer_bytes_max:
+                fetched.left_out = False
+                room.append(fetched)
         if not room:
             return
         led.rotate(-1)  # the broker fills the reply in this order: another one first next time
@@ -243,9 +280,7 @@ class Fetcher:
                 self._watch(link)
             for reply in connection.receive():
                 self._take(link, reply, chunks, now_s)
-        except ApplianceError as error:
-            if not isinstance(error, BrokerAway | ProtocolFault):
-                raise
+        except (BrokerAway, ProtocolFault, ClientFault) as error:
             self._failed(link, error, now_s)
 
     def _take(self, link: _Link, reply: Reply, chunks: list[Chunk], now_s: float) -> None:
@@ -267,7 +302,7 @@ class Fetcher:
             elif size:
                 position = _position(data, offset)
                 fetched.offset = position + size
-                fetched.buffered_bytes += size
+                fetched.received_bytes += size
                 chunks.append(Chunk(fetched, data, offset, position))
         for fetched, code in refused:
             self._refused(fetched, code, now_s)
@@ -282,15 +317,16 @@ class Fetcher:
             reset = self._options.reset
             text = f"{topic}-{partition}: offset {fetched.offset} is outside of {fetched.log_start}..{fetched.end}"
             if reset is None:
-                raise OffsetOutOfRange(f"{text}; seek to another one")
+                self._trouble = OffsetOutOfRange(f"{text}; seek to another one")
+                return
             fetched.offset = fetched.log_start if reset == "earliest" else fetched.end
             fetched.resume_s = now_s
             logger.warning("%s: going on at %d (%s)", text, fetched.offset, reset)
         elif isinstance(error, NotLeader | UnknownPartition):
             self._stale_topics.add(topic)
             self._led = None
-        elif not error.retriable and code >= 0:
-            raise error
+        elif isinstance(error, ClientFault):
+            self._trouble = error
         else:
             fetched.resume_s = now_s + BACKOFF_S_MAX
             logger.warning("%s; trying again", error)
@@ -311,25 +347,25 @@ class Fetcher:
             link.connection = None
 
     def _refresh(self, now_s: float) -> None:
-        """Ask who leads what.  A topic that is gone ends the consumer's wait for it."""
+        """Ask who leads what."""
         self._refresh_s = now_s + BACKOFF_S_MAX
         topics, self._stale_topics = self._stale_topics, set()
         try:
             self._cluster.refresh(topics)
         except ApplianceError as error:
-            if not error.retriable:
-                raise
             self._stale_topics |= topics
             logger.warning("metadata: %s", error)
 
-    def _find_leaders(self, now_s: float) -> None:
+    def _find_leaders(self) -> None:
         self._led_view = self._cluster.view
         self._led = {}
         for place, fetched in self._partitions.items():
             try:
                 broker_id = self._cluster.leader(*place)
-            except NotLeader:
+            except ApplianceError as error:
                 self._stale_topics.add(place[0])
+                if not error.retriable:
+                    self._trouble = error
                 continue
             self._led.setdefault(broker_id, deque()).append(fetched)
 

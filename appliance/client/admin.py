@@ -1,0 +1,112 @@
+"""Administration: one method for each admin verb, over any appliance of the cluster.
+
+    with Admin("127.0.0.1:9091") as admin:
+        admin.create_topic("logs", partitions=4, settings={"retention.ms": "7d"})
+
+Results are what the appliance answers (JSON-like; described with the verbs in ``processes/admin.py``); its
+refusals are raised as the classes of ``errors.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .cluster import Cluster
+from .fetcher import Place
+
+
+class Admin:
+    """Thread-safe; not to be used across a fork."""
+
+    def __init__(
+        self, bootstrap: str | Sequence[str], *, client_name: str = "", request_timeout_ms: int = 30_000
+    ) -> None:
+        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    # ---- topics
+
+    def create_topic(
+        self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
+    ) -> dict[str, Any]:
+        """Make a topic; it can be produced to when this returns.  ``partitions``: by default
+        topics.partitions.
+
+        Raises:
+            TopicExists, InvalidTopic, InvalidPartitions, InvalidSetting: see the message.
+        """
+        count = {} if partitions is None else {"partitions": partitions}
+        found: dict[str, Any] = self._ask("create_topic", name=name, settings=dict(settings or {}), **count)
+        return found
+
+    def ensure_topic(self, name: str) -> dict[str, Any]:
+        """The topic, made with the defaults where the appliance creates topics automatically."""
+        found: dict[str, Any] = self._ask("ensure_topic", name=name)
+        return found
+
+    def alter_topic(
+        self, name: str, settings: Mapping[str, str | int | None] | None = None, partitions: int | None = None
+    ) -> dict[str, Any]:
+        """Set single settings (None takes one back), raise the number of partitions."""
+        found: dict[str, Any] = self._ask(
+            "alter_topic", name=name, settings=dict(settings or {}), partitions=partitions
+        )
+        return found
+
+    def delete_topic(self, name: str) -> None:
+        self._ask("delete_topic", name=name)
+
+    def topics(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Topics with their settings and partitions; all, if not told which."""
+        found: list[dict[str, Any]] = self._ask("topics", names=None if names is None else list(names))
+        return found
+
+    # ---- the appliance
+
+    def status(self) -> dict[str, Any]:
+        """What ``appliance status --json`` prints."""
+        found: dict[str, Any] = self._ask("status")
+        return found
+
+    def init_producer(self) -> dict[str, int]:
+        """A producer id that nobody else has."""
+        found: dict[str, int] = self._ask("init_producer")
+        return found
+
+    # ---- groups
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All groups of both doors: group, protocol, state, number of members."""
+        found: list[dict[str, Any]] = self._ask("groups")
+        return found
+
+    def group(self, group: str) -> dict[str, Any]:
+        """Members, offsets, and lag in messages, bytes and seconds; UnknownGroup if there is none."""
+        found: dict[str, Any] = self._ask("group", group=group)
+        return found
+
+    def offsets(self, group: str) -> dict[Place, int]:
+        """The committed offset of each partition."""
+        return {(topic, partition): offset for topic, partition, offset in self._ask("offsets", group=group)}
+
+    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
+        """Move a group.  Its members, if it has any, do not notice until they are started again."""
+        rows = [[topic, partition, offset] for (topic, partition), offset in offsets.items()]
+        self._ask("commit", group=group, offsets=rows)
+
+    def delete_offsets(self, group: str, partitions: Iterable[Place] | None = None) -> None:
+        """Forget the group's offsets of these partitions; without partitions, the whole group."""
+        chosen = {} if partitions is None else {"partitions": [list(place) for place in partitions]}
+        self._ask("delete_offsets", group=group, **chosen)
+
+    def _ask(self, verb: str, **arguments: Any) -> Any:
+        return self._cluster.admin(verb, arguments)

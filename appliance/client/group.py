@@ -1,0 +1,365 @@
+"""The paper's consumer: members of a group share a topic's partitions and remember how far they have come.
+
+    with GroupConsumer("127.0.0.1:9091", "reports") as consumer:
+        streams = consumer.create_message_streams({"logs": 2})     # {"logs": [stream, stream]}
+        for message in streams["logs"][0]:                         # one thread per stream; never ends
+            ...
+
+Every message is delivered to one member of the group, at least once, and in order within its partition.  The
+members agree through ZooKeeper, without a master: see ``zookeeper/rebalance.py``.  Positions are committed to
+the registry there every ``auto_commit_ms`` and whenever partitions change hands, or by :meth:`commit` alone
+(``auto_commit=False``).  A partition without a committed offset begins at ``start``: "earliest", "latest" or
+a time in ms.
+
+What is committed by itself: messages whose reader has asked for the next one.  :meth:`commit` and
+:meth:`close` count all that was handed out.  Leaving the ``with`` block through an exception closes without
+that.  When a partition is taken away while a reader has a message of it in hand, the reader gets
+``handover_ms_max`` to finish; after that the message is delivered again, to the next owner.
+
+Two threads of its own: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from
+all brokers.  Decoding happens in the threads that read the streams.  When the session's lease is over nothing
+more is handed out: another member may own the partition by then.
+
+Not fork-safe: make consumers after forking.  Errors: ZooKeeperAway from :meth:`commit`, to be tried again;
+InvalidRequest where the group belongs to the Kafka door; CorruptBatch from a stream (``on_corrupt="skip"``
+passes over damaged batches and counts them).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
+from ..wire.requests import EARLIEST, LATEST
+from ..zookeeper.paths import Subscription, TopicPartition
+from .cluster import Cluster
+from .consumer import MEBIBYTE, Decoder
+from .fetcher import Fetcher, FetchOptions, Place
+from .streams import Holding, MessageStream, Shelf
+
+if TYPE_CHECKING:
+    from ..zookeeper.rebalance import Claim, GroupMember
+    from ..zookeeper.session import Session
+
+logger = logging.getLogger(__name__)
+
+MEMBER_WAIT_MS: Final = 200
+FETCH_WAIT_S: Final = 0.5
+COMMIT_TIMEOUT_MS: Final = 2_000
+STREAMS_MAX: Final = 1_000
+
+
+class Whitelist(NamedTuple):
+    """Every topic whose whole name matches; commas separate alternatives, as in the paper's implementation."""
+
+    pattern: str
+
+
+class Blacklist(NamedTuple):
+    """Every topic whose whole name does not match."""
+
+    pattern: str
+
+
+class _Starting(NamedTuple):
+    holding: Holding
+    stored: int | None
+
+
+class GroupConsumer:
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        group: str,
+        *,
+        start: str | int = "earliest",
+        auto_commit: bool = True,
+        auto_commit_ms: int = 5_000,
+        zookeeper: str | None = None,
+        session_timeout_ms: int = 6_000,
+        handover_ms_max: int = 1_000,
+        client_name: str = "",
+        fetch_bytes_max: int = 4 * MEBIBYTE,
+        partition_bytes_max: int = MEBIBYTE,
+        buffer_bytes_max: int = 2 * MEBIBYTE,
+        wait_ms_max: int = 500,
+        request_timeout_ms: int = 30_000,
+        on_corrupt: str = "raise",
+        check_crc: bool = True,
+        clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+    ) -> None:
+        self._start = _start_timestamp(start)
+        self.group = group
+        self.consumer_id = f"{group}_{socket.gethostname()}-{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}"
+        self._auto_commit_ms = auto_commit_ms if auto_commit else None
+        self._session_timeout_ms = session_timeout_ms
+        self._handover_s_max = handover_ms_max / 1000
+        self._clock_ms = clock_ms
+        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        self._zookeeper = zookeeper
+        options = FetchOptions(
+            bytes_max=fetch_bytes_max,
+            partition_bytes_max=partition_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+            wait_ms_max=wait_ms_max,
+            bytes_min=1,
+            request_timeout_ms=request_timeout_ms,
+            reset="latest" if self._start == LATEST else "earliest",
+        )
+        self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
+        self._fetcher = Fetcher(self._cluster, options)
+        self._shelf = Shelf(self._alive)
+        self._streams: dict[str | None, list[MessageStream]] = {}
+        self._orders: deque[list[_Starting] | list[Holding]] = deque()  # for the fetching thread
+        self._session: Session | None = None
+        self._member: GroupMember | None = None
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+        self._closed = False
+
+    def __enter__(self) -> GroupConsumer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(processed=kind is None)
+
+    # ---- the paper's interface
+
+    def create_message_streams(self, topics: Mapping[str, int]) -> dict[str, list[MessageStream]]:
+        """Join the group; for each topic as many streams as asked for, over which its partitions are shared.
+
+        Returns at once: messages come when the group has rebalanced.  Once for each consumer.
+        """
+        if not topics or not all(isinstance(count, int) and count >= 1 for count in topics.values()):
+            raise BadValue(f"topics {dict(topics)!r}: give at least one topic, and one stream or more for each")
+        _check_count(sum(topics.values()))
+        streams: dict[str | None, list[MessageStream]] = {
+            topic: [MessageStream(self._shelf, self._decoder, topic, i) for i in range(count)]
+            for topic, count in topics.items()
+        }
+        self._join(Subscription(topics=dict(topics)), streams)
+        return {topic: streams[topic] for topic in topics}
+
+    def create_message_streams_by_filter(
+        self, wanted: Whitelist | Blacklist | str, streams: int = 1
+    ) -> list[MessageStream]:
+        """Join the group for all topics, present and future, that a pattern admits; a text is a whitelist."""
+        _check_count(streams)
+        exclude = isinstance(wanted, Blacklist)
+        text = wanted if isinstance(wanted, str) else wanted.pattern
+        pattern = text.strip().replace(",", "|")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadValue(f"{text!r} is no regular expression: {error}") from None
+        if not pattern:
+            raise BadValue("an empty pattern matches no topic: '.*' matches all")
+        made = [MessageStream(self._shelf, self._decoder, None, i) for i in range(streams)]
+        self._join(Subscription(pattern=pattern, streams=streams, exclude=exclude), {None: made})
+        return made
+
+    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+        """Store positions now: of everything handed out, or ``offsets`` ((topic, partition) -> next offset).
+
+        Partitions that another member has taken over meanwhile are left out: it decides.
+
+        Raises:
+            ZooKeeperAway: not stored, or nobody knows; try again.
+        """
+        if self._member is None:
+            raise InvalidRequest("this consumer has no streams yet: create them first")
+        if self._closed:
+            raise InvalidRequest("this consumer is closed")
+        self._commit(self._shelf.positions(in_hand=True) if offsets is None else offsets)
+
+    def close(self, *, processed: bool = True) -> None:
+        """Stop, commit and leave the group: the others take over at once.  Closing twice does nothing.
+
+        Args:
+            processed: whether all messages that were handed out count as processed.  Stop reading first.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if processed:
+            self._shelf.settle_all()
+        self._shelf.finish()
+        self._closing.set()
+        self._fetcher.wake()
+        if self._session is not None:
+            self._session.deliver(lambda: None)
+        for thread in self._threads:
+            thread.join()
+        self._fetcher.close()
+        self._cluster.close()
+
+    # ---- to look at
+
+    @property
+    def owned(self) -> dict[Place, int]:
+        """The partitions that are ours now, and the number of the stream that reads each."""
+        with self._shelf.changed:
+            return {place: holding.stream.number for place, holding in self._shelf.holdings.items()}
+
+    @property
+    def positions(self) -> dict[Place, int]:
+        """The offset after the last message handed out, of each partition that is ours."""
+        with self._shelf.changed:
+            return {place: held.handed for place, held in self._shelf.holdings.items() if held.handed >= 0}
+
+    @property
+    def corrupt_batches(self) -> int:
+        return self._decoder.corrupt_batches
+
+    # ---- what the rebalance asks, in the membership thread
+
+    def _stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        with self._shelf.changed:
+            leaving = [self._shelf.holdings[part] for part in parts if part in self._shelf.holdings]
+        positions = self._shelf.withdraw(parts, self._handover_s_max)
+        self._order(leaving)
+        if self._auto_commit_ms is None:
+            return {}
+        return {TopicPartition(*place): offset for place, offset in positions.items()}
+
+    def _claimed(self, claims: Sequence[Claim]) -> None:
+        starting: list[_Starting] = []
+        for claim in claims:
+            streams = self._streams.get(claim.topic) or self._streams[None]
+            place = (claim.topic, claim.partition)
+            self._shelf.hold(place, streams[claim.stream])
+            stored = None if claim.stored is None else claim.stored.offset
+            starting.append(_Starting(self._shelf.holdings[place], stored))
+        self._order(starting)
+
+    def _order(self, order: list[_Starting] | list[Holding]) -> None:
+        self._orders.append(order)
+        if not self._closing.is_set():
+            self._fetcher.wake()
+
+    # ---- the membership thread
+
+    def _join(self, subscription: Subscription, streams: dict[str | None, list[MessageStream]]) -> None:
+        if self._closed or self._member is not None:
+            raise InvalidRequest("a consumer makes its streams once: make another consumer")
+        connect = self._zookeeper or self._cluster.refresh([]).zookeeper
+        if not connect:
+            raise ZooKeeperAway("this appliance runs without ZooKeeper, which groups need: set zookeeper.nodes")
+        # kazoo takes a while to load: only those who join a group need it.
+        from ..zookeeper.rebalance import GroupMember
+        from ..zookeeper.session import Session
+
+        self._streams = streams
+        self._session = Session(connect, self._session_timeout_ms, name=self.consumer_id, clock_ms=self._clock_ms)
+        self._member = GroupMember(
+            self._session,
+            self.group,
+            self.consumer_id,
+            subscription,
+            _Hands(self._claimed, self._stop),
+            clock_ms=self._clock_ms,
+            failed=self._shelf.finish,
+        )
+        self._session.start()
+        for name, run in (("member", self._run_member), ("fetch", self._run_fetch)):
+            thread = threading.Thread(target=run, name=f"appliance-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run_member(self) -> None:
+        member, session = self._member, self._session
+        assert member is not None and session is not None
+        member.join()
+        commit_due_ms = self._clock_ms() + (self._auto_commit_ms or 0)
+        while not self._closing.is_set():
+            member.poll(MEMBER_WAIT_MS)
+            if self._auto_commit_ms is not None and self._clock_ms() >= commit_due_ms:
+                commit_due_ms = self._clock_ms() + self._auto_commit_ms
+                try:
+                    self._commit(self._shelf.positions(in_hand=False))
+                except ZooKeeperAway as error:
+                    logger.warning("group %s: positions not committed, trying again: %s", self.group, error)
+        member.leave()
+        session.close()
+
+    def _commit(self, offsets: Mapping[Place, int]) -> None:
+        assert self._member is not None
+        if offsets:
+            values = {TopicPartition(*place): offset for place, offset in offsets.items()}
+            refused = set(self._member.commit(values, timeout_ms=COMMIT_TIMEOUT_MS))
+            self._shelf.committed({place: offset for place, offset in values.items() if place not in refused})
+
+    def _alive(self) -> bool:
+        return self._session is not None and self._session.lease_left_ms > 0
+
+    # ---- the fetching thread
+
+    def _run_fetch(self) -> None:
+        waiting: list[_Starting] = []
+        while not self._closing.is_set():
+            while self._orders:
+                for order in self._orders.popleft():
+                    if isinstance(order, _Starting):
+                        waiting.append(order)
+                    elif order.place not in self._shelf.holdings:
+                        self._fetcher.remove(order.place)
+            try:
+                waiting = self._begin([entry for entry in waiting if not entry.holding.revoked])
+                self._shelf.put(self._fetcher.poll(FETCH_WAIT_S))
+            except ApplianceError as error:
+                # A topic that is gone is taken from us by the next rebalance; everything else passes.
+                logger.warning("group %s: %s", self.group, error)
+                self._closing.wait(FETCH_WAIT_S)
+
+    def _begin(self, starting: list[_Starting]) -> list[_Starting]:
+        """Fetch these partitions, from where they were or from where the consumer wants to start."""
+        if not starting:
+            return []
+        try:
+            self._cluster.refresh({entry.holding.place[0] for entry in starting})
+            unknown = [entry.holding.place for entry in starting if entry.stored is None]
+            found = self._cluster.offsets(dict.fromkeys(unknown, self._start), timeout_s=0)
+        except ApplianceError as error:
+            logger.warning("group %s: %s; trying again", self.group, error)
+            self._closing.wait(FETCH_WAIT_S)
+            return starting
+        for holding, stored in starting:
+            offset = found[holding.place] if stored is None else stored
+            with self._shelf.changed:
+                if holding.revoked:
+                    continue
+                if stored is None:
+                    # Committed although nothing was read: the next owner must not start later than we did.
+                    holding.handed = holding.done = offset
+                else:
+                    holding.committed = offset
+            self._fetcher.seek(holding.place, offset)
+        return []
+
+
+class _Hands(NamedTuple):
+    """The consumer as the rebalance sees it: ``zookeeper.rebalance.Streams``."""
+
+    start: Callable[[Sequence[Claim]], None]
+    stop: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
+
+
+def _start_timestamp(start: str | int) -> int:
+    if isinstance(start, int) and start >= 0:
+        return start
+    if start in ("earliest", "latest"):
+        return EARLIEST if start == "earliest" else LATEST
+    raise BadValue(f"start={start!r}: give 'earliest', 'latest' or a time in ms since 1970")
+
+
+def _check_count(streams: int) -> None:
+    if not 1 <= streams <= STREAMS_MAX:
+        raise BadValue(f"{streams} streams: give 1 to {STREAMS_MAX}")
