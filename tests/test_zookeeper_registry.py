@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from appliance.errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition
 from appliance.zookeeper import paths
-from appliance.zookeeper.operations import Operation, Request, create, hold_ephemeral
+from appliance.zookeeper.operations import Operation, Request, ask, create, hold_ephemeral
 from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry, StoredOffset
 
@@ -23,7 +23,7 @@ LOGS = TopicInfo({0: [0], 1: [0]}, {"retention.ms": "5"}, id="1")
 
 
 def write(path: str, value: bytes) -> Operation[None]:
-    yield [create(path, value)]
+    yield from ask([create(path, value)])
 
 
 def test_topics_are_created_read_altered_and_deleted() -> None:

@@ -128,13 +128,13 @@ class Tree:
 
     def answer(self, request: Request, session_id: int = 1) -> Any:
         self.clock_ms += 1
-        node = self.nodes.get(request.path)
+        node = Node(b"", 0, 0, 0) if request.path == "/" else self.nodes.get(request.path)
         if request.verb == "create":
             return self._create(request, session_id if request.ephemeral else 0)
         if request.verb == "children":
             below = request.path.rstrip("/") + "/"
             names = [path.removeprefix(below) for path in self.nodes if path.startswith(below)]
-            return [n for n in names if "/" not in n] if node or request.path == "/" else Refused.NO_NODE
+            return [n for n in names if "/" not in n] if node else Refused.NO_NODE
         if node is None:
             return Refused.NO_NODE
         if request.verb in ("get", "exists"):
@@ -165,8 +165,8 @@ class Tree:
     def _create(self, request: Request, owner: int) -> Any:
         if request.path in self.nodes:
             return Refused.NODE_EXISTS
-        parents = request.path.split("/")[1:-1]
-        for depth in range(1, len(parents) + 1):
-            self.nodes.setdefault("/" + "/".join(parents[:depth]), Node(b"", 0, 0, self.clock_ms))
+        parent = request.path.rpartition("/")[0]
+        if parent and parent not in self.nodes:
+            return Refused.NO_NODE
         self.nodes[request.path] = Node(request.value, 0, owner, self.clock_ms)
         return 0

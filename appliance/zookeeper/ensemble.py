@@ -104,13 +104,26 @@ class Command(NamedTuple):
     console: Path  # standard output and error go here
 
 
-class _Life:
-    """What the restart policy remembers of one node."""
+class RestartPolicy:
+    """When one node is to be started: at once if it had run for STEADY_MS, else less and less often."""
 
     def __init__(self) -> None:
-        self.started_ms: int | None = None
-        self.restart_ms: int | None = 0  # None: running
-        self.early_ends = 0
+        self._started_ms = 0
+        self._restart_ms: int | None = 0  # None: it runs
+        self._early_ends = 0
+
+    def started(self, now_ms: int) -> None:
+        self._started_ms, self._restart_ms = now_ms, None
+
+    def ended(self, now_ms: int) -> None:
+        steady = now_ms - self._started_ms >= STEADY_MS
+        self._early_ends = 0 if steady else self._early_ends + 1
+        delay_ms = 0 if steady else RESTART_MS_MIN << min(self._early_ends - 1, 16)
+        self._restart_ms = now_ms + min(delay_ms, RESTART_MS_MAX)
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """Milliseconds until the start, 0 when it is due; None while the node runs."""
+        return None if self._restart_ms is None else max(0, self._restart_ms - now_ms)
 
 
 class Ensemble:
@@ -128,7 +141,7 @@ class Ensemble:
         self._config = config
         self._environ = dict(os.environ if environ is None else environ)
         self._random = random.Random(seed)
-        self._lives = [_Life() for _ in range(self.count)]
+        self._restarts = [RestartPolicy() for _ in range(self.count)]
 
     @property
     def connect(self) -> str:
@@ -266,26 +279,19 @@ class Ensemble:
             os.close(console)
         _write(command.cwd / "pid", f"{process.pid}\n")
         self.processes[i] = process
-        life = self._lives[i]
-        life.started_ms = _now_ms() if now_ms is None else now_ms
-        life.restart_ms = None
+        self._restarts[i].started(_now_ms() if now_ms is None else now_ms)
         return process
 
     def node_ended(self, i: int, now_ms: int) -> None:
-        """A node was reaped.  One that ends early again and again is started less and less often."""
-        life = self._lives[i]
-        started_ms = now_ms if life.started_ms is None else life.started_ms
-        life.early_ends = 0 if now_ms - started_ms >= STEADY_MS else life.early_ends + 1
-        delay_ms = RESTART_MS_MIN << min(life.early_ends - 1, 16) if life.early_ends else 0
-        life.restart_ms = now_ms + min(delay_ms, RESTART_MS_MAX)
+        """A node was reaped (monotonic milliseconds, as for ``start_node``)."""
+        self._restarts[i].ended(now_ms)
         taken = [port for port in self.ports[i] if not _is_free(port)]
         if taken:
             log.error("ZooKeeper node %d: others listen on %s; restart the appliance to choose again", i + 1, taken)
 
     def next_restart_ms(self, i: int, now_ms: int) -> int | None:
         """Milliseconds until the node should be started, 0 when it is due; None while it runs."""
-        restart_ms = self._lives[i].restart_ms
-        return None if restart_ms is None else max(0, restart_ms - now_ms)
+        return self._restarts[i].next_ms(now_ms)
 
     def signal_nodes(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask all running nodes to end (SIGTERM), or end them (SIGKILL).  What they acknowledged is on disk."""

@@ -29,7 +29,7 @@ def cluster_id(own: str) -> Operation[str]:
         (node,) = yield [get(CLUSTER_ID)]
         if isinstance(node, Node):
             return node.value.decode("utf-8", "replace")
-        (reply,) = yield [create(CLUSTER_ID, own.encode())]
+        (reply,) = yield from ask([create(CLUSTER_ID, own.encode())])
         if not isinstance(reply, Refused):
             return own
     raise ZooKeeperAway(f"{CLUSTER_ID} keeps changing; try again")
@@ -37,7 +37,7 @@ def cluster_id(own: str) -> Operation[str]:
 
 def mark_deleted(topic_id: str, name: str) -> Operation[None]:
     """Note that the topic with this id is deleted on purpose; noting it twice is no error."""
-    yield [create(f"{DELETED}/{topic_id}", name.encode())]
+    yield from ask([create(f"{DELETED}/{topic_id}", name.encode())])
 
 
 def is_deleted(topic_id: str) -> Operation[bool]:

@@ -18,7 +18,7 @@ import enum
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ..errors import ZooKeeperAway
+from ..errors import ConfigFault, ZooKeeperAway
 
 T = TypeVar("T")
 ATTEMPTS_MAX = 8  # rounds of look-and-try-again inside one operation
@@ -64,7 +64,7 @@ def children(path: str, watch: Callable[..., None] | None = None) -> Request:
 
 
 def create(path: str, value: bytes = b"", *, ephemeral: bool = False) -> Request:
-    """Parents that are missing are created as well."""
+    """To be sent through :func:`ask`, which creates parents that are missing."""
     return Request("create", path, value, ephemeral=ephemeral)
 
 
@@ -77,11 +77,33 @@ def delete(path: str, version: int = -1) -> Request:
 
 
 def ask(requests: Sequence[Request]) -> Operation[list[Any]]:
-    """Send any number of requests, at most WINDOW at a time; the replies in their order."""
+    """Send any number of requests, at most WINDOW at a time; the replies in their order.
+
+    ZooKeeper takes the requests of one session in the order in which they were sent.
+    """
     replies: list[Any] = []
     for start in range(0, len(requests), WINDOW):
         replies += yield list(requests[start : start + WINDOW])
-    return replies
+    for _ in range(ATTEMPTS_MAX):
+        orphans = [i for i, reply in enumerate(replies) if reply is Refused.NO_NODE and requests[i].verb == "create"]
+        if not orphans:
+            return replies
+        yield from _create_parents({requests[i].path for i in orphans})
+        for i in orphans:
+            (replies[i],) = yield [requests[i]]
+    raise ZooKeeperAway(f"what lies above {requests[orphans[0]].path} keeps vanishing")
+
+
+def _create_parents(paths: set[str]) -> Operation[None]:
+    # Not by kazoo's makepath: it goes on creating after its caller has given up, overtaken by later requests.
+    parents = {path[:at] for path in paths for at in range(1, len(path)) if path[at] == "/"}
+    (root,) = yield [exists("/")]
+    if root is Refused.NO_NODE:  # the path in the connect string: its last part may be missing
+        (reply,) = yield [create("/")]
+        if reply is Refused.NO_NODE:
+            raise ConfigFault("the path in zookeeper.connect does not exist; create all but its last part")
+    for parent in sorted(parents, key=len):
+        yield [create(parent)]
 
 
 def list_children(path: str) -> Operation[list[str]]:
@@ -104,7 +126,7 @@ def hold_ephemeral(path: str, value: bytes, session_id: int, ours: Callable[[byt
     when that session expires, and nobody would put it back.  False when the node is somebody else's.
     """
     for _ in range(ATTEMPTS_MAX):
-        (reply,) = yield [create(path, value, ephemeral=True)]
+        (reply,) = yield from ask([create(path, value, ephemeral=True)])
         if reply is not Refused.NODE_EXISTS:
             return True
         (node,) = yield [get(path)]

@@ -126,7 +126,7 @@ class BrokerRegistry:
             TopicExists: somebody else registered it, now or before.
         """
         assert info.id, "without an id our own creation, repeated, would look like somebody else's"
-        (reply,) = yield [create(paths.topic(name), paths.encode_topic(info))]
+        (reply,) = yield from ask([create(paths.topic(name), paths.encode_topic(info))])
         if reply is not Refused.NODE_EXISTS:
             return
         existing = (yield from self.topics([name])).get(name)

@@ -579,7 +579,7 @@ class Session:
         if request.verb == "children":
             return client.get_children_async(path, watch=request.watch)
         if request.verb == "create":
-            return client.create_async(path, request.value, ephemeral=request.ephemeral, makepath=True)
+            return client.create_async(path, request.value, ephemeral=request.ephemeral)
         if request.verb == "set":
             return client.set_async(path, request.value, version=request.version)
         assert request.verb == "delete", request.verb

@@ -1,0 +1,270 @@
+"""appliance.zookeeper.session: every wait ends, no loss goes unnoticed, everything kept comes back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from appliance.errors import ZooKeeperAway
+from appliance.zookeeper.ensemble import Ensemble
+from appliance.zookeeper.operations import (
+    Node,
+    Operation,
+    Refused,
+    Request,
+    ask,
+    create,
+    delete,
+    exists,
+    get,
+    set_value,
+)
+from appliance.zookeeper.paths import CommittedOffset, TopicPartition
+from appliance.zookeeper.registry import OffsetRegistry
+from appliance.zookeeper.session import Session, State
+
+from .zookeeper_fixture import Sessions, fresh_connect, now_ms, sessions, standalone, wait_serving
+
+__all__ = ["standalone"]
+
+
+@pytest.fixture
+def opened(standalone: Ensemble) -> Iterator[Sessions]:
+    with sessions(fresh_connect(standalone)) as some:
+        yield some
+
+
+def asked(*requests: Request) -> Operation[list[Any]]:
+    return (yield from ask(requests))
+
+
+def end_on_server(session: Session) -> None:
+    """Close a session behind its owner's back: ZooKeeper lets anybody do that who knows its password."""
+    twin = KazooClient(hosts=session._connect, client_id=session._client.client_id)
+    twin.start()
+    twin.stop()
+    twin.close()
+
+
+class Frozen:
+    """A ZooKeeper that is stopped in its tracks: it accepts connections and answers nothing."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._process = ensemble.processes[0]
+
+    def __enter__(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+
+# --- operations
+
+
+def test_requests_are_answered_in_both_ways(opened: Sessions) -> None:
+    session = opened.open()
+    assert session.call(asked(create("/a/b", b"1"))) == [0]  # with its parents and the chroot
+    replies = session.call(asked(get("/a/b"), exists("/a"), get("/none")))
+    assert replies[0][:3] == (b"1", 0, 0) and isinstance(replies[1], Node) and replies[2] is Refused.NO_NODE
+    answers: list[Any] = []
+    session.submit(asked(set_value("/a/b", b"2", 0), set_value("/a/b", b"3", 0), create("/a/b")), answers.append)
+    opened.until(lambda: answers, "an answer")
+    assert answers == [[1, Refused.BAD_VERSION, Refused.NODE_EXISTS]]
+    assert session.call(asked(delete("/a"), delete("/a/b"), delete("/a"))) == [Refused.NOT_EMPTY, 0, 0]
+
+
+def test_an_operation_that_fails_tells_its_error(opened: Sessions) -> None:
+    session = opened.open()
+
+    def failing() -> Operation[None]:
+        yield [exists("/")]
+        raise ZooKeeperAway("as an operation does")
+
+    answers: list[Any] = []
+    session.submit(failing(), answers.append)
+    opened.until(lambda: answers, "an answer")
+    assert isinstance(answers[0], ZooKeeperAway)
+    with pytest.raises(ZooKeeperAway, match="as an operation does"):
+        session.call(failing())
+
+
+def test_without_zookeeper_every_wait_ends() -> None:
+    with sessions("127.0.0.1:1") as opened:
+        session = opened.open(connected=False, operations_max=3)
+        started = now_ms()
+        with pytest.raises(ZooKeeperAway, match="cannot be reached"):
+            session.call(asked(get("/a")), timeout_ms=50)
+        answers: list[Any] = []
+        for _ in range(3):
+            session.submit(asked(get("/a")), answers.append, timeout_ms=50)
+        with pytest.raises(ZooKeeperAway, match="3 operations wait"):
+            session.submit(asked(get("/a")), answers.append)
+        opened.until(lambda: len(answers) == 3, "all have ended", ms_max=2_000)
+        assert all(isinstance(answer, ZooKeeperAway) for answer in answers)
+        assert now_ms() - started < 2_000
+        assert not session._client._queue, "nothing may pile up inside kazoo"
+        assert session.state is State.CONNECTING and session.lease_left_ms == 0
+
+
+def test_a_session_is_bound_to_its_operation_on_request(opened: Sessions) -> None:
+    session = opened.open()
+    with pytest.raises(ZooKeeperAway, match="session was lost"):
+        session.call(asked(get("/a")), session_id=session.session_id + 1)
+    answers: list[Any] = []
+    session.submit(asked(get("/a")), answers.append, session_id=session.session_id + 1)
+    opened.until(lambda: answers, "an answer")
+    assert isinstance(answers[0], ZooKeeperAway)
+
+
+def test_a_cancelled_operation_is_not_told(opened: Sessions) -> None:
+    session = opened.open()
+    answers: list[Any] = []
+    session.submit(asked(get("/a")), answers.append).cancel()
+    session.submit(asked(get("/b")), answers.append)
+    opened.until(lambda: answers, "an answer")
+    assert len(answers) == 1
+
+
+# --- states, ephemeral nodes, watches
+
+
+def test_after_a_lost_session_ephemeral_nodes_and_watches_are_back(opened: Sessions) -> None:
+    session, other = opened.open(), opened.open()
+    states: list[State] = []
+    session.on_state(states.append)
+    session.keep("/ids/1", b"me")
+    seen: list[Any] = []
+    session.watch_value("/value", seen.append)
+    opened.until(lambda: session.holds("/ids/1") and seen == [None], "registered and watching")
+    before = session.session_id
+    end_on_server(session)
+    other.call(asked(create("/value", b"1")))
+    took_ms = opened.until(lambda: session.holds("/ids/1") and session.session_id != before, "registered again")
+    assert took_ms < 5_000
+    assert State.LOST in states and states.index(State.LOST) < states.index(State.CONNECTED)
+    (node,) = other.call(asked(get("/ids/1")))
+    assert node.owner == session.session_id and node.value == b"me"
+    opened.until(lambda: seen == [None, b"1"], "told what changed in between")
+    other.call(asked(set_value("/value", b"2", -1)))
+    opened.until(lambda: seen == [None, b"1", b"2"], "watching on")
+
+
+def test_a_kept_node_changes_and_waits_for_a_stranger(opened: Sessions) -> None:
+    first, second, reader = opened.open(), opened.open(), opened.open()
+    first.keep("/ids/1", b"a")
+    opened.until(lambda: first.holds("/ids/1"), "registered")
+    first.keep("/ids/1", b"b")
+    opened.until(lambda: reader.call(asked(get("/ids/1")))[0].value == b"b", "changed")
+    second.keep("/ids/1", b"c")
+    opened.until(lambda: second._kept["/ids/1"].complained, "refused")
+    first.unkeep("/ids/1")
+    first.call(asked(delete("/ids/1")))
+    opened.until(lambda: second.holds("/ids/1"), "the stranger is gone")
+    assert reader.call(asked(get("/ids/1")))[0].value == b"c"
+
+
+def test_closing_takes_ephemeral_nodes_away_at_once(opened: Sessions) -> None:
+    session, other = opened.open(), opened.open()
+    session.keep("/ids/1", b"")
+    seen: list[Any] = []
+    other.watch_children("/ids", seen.append)
+    opened.until(lambda: seen and seen[-1] == ["1"], "registered")
+    opened.opened.remove(session)
+    session.close()
+    assert opened.until(lambda: seen[-1] == [], "gone") < 2_000
+
+
+def test_watches_follow_and_end(opened: Sessions) -> None:
+    session, other = opened.open(), opened.open()
+    children: list[Any] = []
+    watch = session.watch_children("/top", children.append)
+    opened.until(lambda: children == [None], "no such node yet")
+    other.call(asked(create("/top/b")))
+    opened.until(lambda: children and children[-1] == ["b"], "first child")
+    other.call(asked(create("/top/a"), create("/top/c")))
+    opened.until(lambda: children[-1] == ["a", "b", "c"], "all children")
+    watch.cancel()
+    told = len(children)
+    other.call(asked(create("/top/d")))
+    marks: list[Any] = []
+    session.watch_children("/top", marks.append)
+    opened.until(lambda: marks == [["a", "b", "c", "d"]], "a later watch is answered")
+    assert len(children) == told
+
+
+def test_the_lease_runs_out_before_zookeeper_can_expire_the_session(standalone: Ensemble, opened: Sessions) -> None:
+    """Goal: LOST is told in time although kazoo still believes in its connection.  Method: freeze ZooKeeper."""
+    session = opened.open(timeout_ms=1_500)
+    states: list[State] = []
+    session.on_state(states.append)
+    with Frozen(standalone):
+        took_ms = opened.until(lambda: State.LOST in states, "the lease is over")
+        assert took_ms < 1_700 and session.lease_left_ms == 0
+        with pytest.raises(ZooKeeperAway):
+            session.call(asked(get("/a")), timeout_ms=100)
+    opened.until(lambda: session.state is State.CONNECTED, "back")
+
+
+def test_a_slow_owner_finds_its_lease_over(opened: Sessions) -> None:
+    """A process that was stopped for longer than the timeout must not believe in its session for one instant."""
+    clock = [1_000_000]
+    session = Session(opened.connect, 6_000, clock_ms=lambda: clock[0])
+    session.start()
+    opened.opened.append(session)
+    opened.until(lambda: session.state is State.CONNECTED, "connected")
+    assert 0 < session.lease_left_ms <= 6_000
+    clock[0] += 6_001
+    assert session.lease_left_ms == 0
+    states: list[State] = []
+    session.on_state(states.append)
+    session.poll()
+    assert states[:1] == [State.LOST]
+    opened.until(lambda: states[-1] is State.CONNECTED, "and back, as ZooKeeper kept the session")
+
+
+def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: Ensemble, opened: Sessions) -> None:
+    session = opened.open(timeout_ms=10_000)
+    session.keep("/ids/1", b"")
+    opened.until(lambda: session.holds("/ids/1"), "registered")
+    before = session.session_id
+    standalone.processes[0].kill()
+    standalone.processes[0].wait()
+    opened.until(lambda: session.state is State.SUSPENDED, "the connection is gone")
+    answers: list[Any] = []
+    session.submit(asked(get("/ids/1")), answers.append, timeout_ms=20_000)
+    standalone.start_node(0)
+    wait_serving(standalone)
+    took_ms = opened.until(lambda: answers, "the question that waited is answered")
+    assert took_ms < 5_000 and answers[0][0].owner == before == session.session_id
+
+
+def test_a_commit_that_was_given_up_never_goes_back(standalone: Ensemble, opened: Sessions) -> None:
+    session, reader = opened.open(timeout_ms=10_000), OffsetRegistry()
+    offsets, part = OffsetRegistry(), TopicPartition("logs", 0)
+    session.call(offsets.commit("g", {part: CommittedOffset(1)}))
+    with Frozen(standalone), pytest.raises(ZooKeeperAway):
+        session.call(offsets.commit("g", {part: CommittedOffset(2)}), timeout_ms=100)  # on its way
+    session.call(offsets.commit("g", {part: CommittedOffset(3)}), timeout_ms=20_000)
+    assert session.call(reader.read("g"))[part].offset == 3
+    assert session.call(offsets.commit("g", {part: CommittedOffset(4)})) == []
+    assert session.call(reader.read("g"))[part].offset == 4
+
+
+def test_an_ensemble_that_moved_is_followed(standalone: Ensemble) -> None:
+    with sessions("127.0.0.1:1") as opened:
+        session = opened.open(connected=False)
+        session.set_connect(standalone.connect)
+        opened.until(lambda: session.state is State.CONNECTED, "connected at the new address")
+
+
+def test_a_session_that_never_connected_closes_within_its_time() -> None:
+    session = Session("127.0.0.1:1", 6_000)
+    session.start()
+    started = now_ms()
+    session.close(timeout_ms=3_000)
+    assert now_ms() - started < 4_000
