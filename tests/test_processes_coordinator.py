@@ -123,6 +123,20 @@ def test_bad_requests_are_answered_and_garbage_closes_the_connection(alone: Rig)
     assert alone.metadata()["topics"] == []
 
 
+def test_both_doors_see_the_same_topics(alone: Rig) -> None:
+    metadata_all = bytes.fromhex("0003 0001 00000007 ffff ffffffff".replace(" ", ""))  # Metadata v1, no client id
+    token = alone.post("kafka", metadata_all, "192.0.2.7:9092")
+    alone.until(lambda: token in alone.replies)
+    assert b"192.0.2.7" in (alone.replies[token] or b"") and b"logs" not in (alone.replies[token] or b"")
+    alone.admin("create_topic", name="logs")
+    token = alone.post("kafka", metadata_all)
+    alone.until(lambda: token in alone.replies)
+    assert b"logs" in (alone.replies[token] or b"")
+    token = alone.post("kafka", b"\0\3")
+    alone.until(lambda: token in alone.replies)
+    assert alone.replies[token] is None
+
+
 def test_a_bug_in_answering_costs_one_connection_not_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,9 @@
     POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
 
 A topic's ``settings`` are those in force, ``own`` those that were set for it.  A group's ``protocol`` is that
-of its members, native or kafka, "" without any; its ``state`` is stable or empty.  What cannot be learned now
-(a partition is not readable, its broker does not answer) is nil.  A partition that is owned, but has no
-offset yet, has the lag of its whole log.
+of its members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  What cannot
+be learned now (a partition is not readable, its broker does not answer) is nil.  A partition that is owned,
+but has no offset yet, has the lag of its whole log.
 
 Errors: any :class:`ApplianceError` is answered with its code and message; a frame of the wrong shape is a
 :class:`ProtocolFault` and closes the connection; wrong arguments are an :class:`InvalidRequest`.
@@ -48,11 +48,19 @@ from ..errors import (
     UnknownPartition,
 )
 from ..groups.cluster import Commit, RegisteredGroup
+from ..groups.state import Group, State
 from ..wire import native
 from .cluster import Cluster, Measured
 from .partitions import Key
 
 NAMES_MAX = 10_000
+STATES = {
+    State.EMPTY: "empty",
+    State.PREPARING: "rebalancing",
+    State.COMPLETING: "rebalancing",
+    State.STABLE: "stable",
+    State.DEAD: "empty",
+}
 Names = list[str]
 
 
@@ -100,10 +108,14 @@ class _Verb(NamedTuple):
 
 
 class NativeDoor:
-    """One for all connections; requests run side by side."""
+    """One for all connections; requests run side by side.
 
-    def __init__(self, cluster: Cluster) -> None:
+    ``kafka_groups``: the groups with members that this coordinator keeps for the Kafka door.
+    """
+
+    def __init__(self, cluster: Cluster, kafka_groups: Callable[[], Mapping[str, Group]]) -> None:
         self._cluster = cluster
+        self._kafka_groups = kafka_groups
         self._verbs = {
             "create_topic": _Verb(CreateTopic, self._create_topic),
             "ensure_topic": _Verb(OneTopic, self._ensure_topic),
@@ -222,7 +234,7 @@ class NativeDoor:
 
     async def _groups(self, wanted: Nothing) -> list[dict[str, Any]]:
         return [
-            {"group": group.name, **_standing(group), "members": len(group.members)}
+            {"group": group.name, **self._standing(group), "members": len(group.members)}
             for group in await self._cluster.groups()
         ]
 
@@ -244,7 +256,15 @@ class NativeDoor:
             | _lag(measured.get((topic, partition)))
             for (topic, partition), offset in offsets.items()
         ]
-        return {"group": group.name, **_standing(group), "members": members, "partitions": rows}
+        return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
+
+    def _standing(self, group: RegisteredGroup) -> dict[str, str]:
+        kept = self._kafka_groups().get(group.name)
+        if kept is not None:
+            return {"protocol": "kafka", "state": STATES[kept.state]}
+        if not group.members:
+            return {"protocol": "", "state": STATES[State.EMPTY]}
+        return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE]}
 
     async def _offsets(self, wanted: OneGroup) -> list[list[Any]]:
         positions = await self._cluster.committed(wanted.group, None)
@@ -278,12 +298,6 @@ def _lag(measured: Measured | None) -> dict[str, float | None]:
     shown: dict[str, float | None] = {"end": None if measured is None else measured.end}
     lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
     return shown | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))
-
-
-def _standing(group: RegisteredGroup) -> dict[str, str]:
-    if not group.members:
-        return {"protocol": "", "state": "empty"}
-    return {"protocol": "native" if group.native else "kafka", "state": "stable"}
 
 
 def _are_names(names: object) -> bool:

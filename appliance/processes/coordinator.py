@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import msgpack
 import msgspec
@@ -36,6 +37,7 @@ import msgspec
 from ..catalog import Catalog
 from ..config import Config, parse_addresses
 from ..errors import ApplianceError, ProtocolFault
+from ..groups.api import KafkaDoor
 from ..zookeeper.paths import BrokerInfo
 from .admin import NativeDoor
 from .cluster import Cluster
@@ -108,7 +110,8 @@ class Coordinator:
             self._spawn,
             clock_ms,
         )
-        self._native = NativeDoor(self._cluster)
+        self._kafka = KafkaDoor(self._cluster, lambda: uuid4().hex)
+        self._native = NativeDoor(self._cluster, self._kafka.groups)
         self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
 
     async def serve(self) -> None:
@@ -127,6 +130,7 @@ class Coordinator:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._kafka.close()
             self._registry.close()
         if self._bug is not None:
             raise self._bug
@@ -250,6 +254,8 @@ class Coordinator:
 
     async def _answer(self, door: str, listener: str, peer: str, frame: bytes) -> bytes | None:
         try:
+            if door == "kafka":
+                return await self._kafka.answer(frame, listener, peer)
             return await self._native.answer(frame, listener)
         except ProtocolFault as error:
             log.info("%s door: closing the connection of %s: %s", door, peer, error)
