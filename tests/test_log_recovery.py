@@ -506,7 +506,7 @@ def test_a_crash_between_any_two_stores_of_beginning_never_trusts_too_much(path:
     point = RecoveryPoint(path)
     point.begin(BOOT, 400, 40, 7)
     point.set_end(900)  # shown, but gone with the reboot
-    point.cells = Watched(point.cells)  # type: ignore[assignment]
+    point.cells = Watched(point.cells)
     point.begin(new_boot, 500, 50, 8)
     assert RecoveryPoint(path).trusted(new_boot) == 500
 

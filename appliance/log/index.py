@@ -87,6 +87,11 @@ class Builder:
     def size(self) -> int:
         return (self._kept + len(self._new)) * 8
 
+    @property
+    def wrong_at(self) -> int | None:
+        """Position in the file from which on it is not what was built; None when it is."""
+        return 8 * self._kept if self._new or 8 * self._kept != self._old_bytes else None
+
     def batch(self, size: int, count: int, max_timestamp: int) -> None:
         """The next batch has ``size`` bytes and ``count`` records."""
         if self.offset >= self._look:
@@ -98,11 +103,15 @@ class Builder:
 
     def finish(self, sealed: bool) -> None:
         """There are no more batches."""
-        self._boundary(sealed)
+        if sealed or self.last < 0 or self._old[self._kept : self._kept + CELLS] == self._here():
+            self._boundary(True)
         del self._old[self._kept :]
 
+    def _here(self) -> array[int]:
+        return array("q", (self.offset, self.timestamp, self.records))
+
     def _boundary(self, required: bool) -> None:
-        here = array("q", (self.offset, self.timestamp, self.records))
+        here = self._here()
         old = self._old[self._kept : self._kept + CELLS]
         if old == here:
             self._kept += CELLS

@@ -48,12 +48,13 @@ import json
 import logging
 import mmap
 import os
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -76,24 +77,22 @@ CELL_MASK: Final = (1 << 64) - 1
 Boot = tuple[int, int]
 
 
+class Cells(Protocol):
+    def __getitem__(self, index: int, /) -> int: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
 def boot_id() -> Boot:
     """Identifies this run of the operating system's kernel."""
     number = int(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""), 16)
     return number >> 64, number & CELL_MASK
 
 
-class RecoveryPoint:
-    """The mapped cells; stored by the log's one writer, from both of its threads, each cell by itself."""
+class Point:
+    """What the cells of a recovery point say; a plain list of them will do."""
 
-    def __init__(self, directory: Path) -> None:
-        """Map the file, which is made if it is missing or too short to map."""
-        path = directory / POINT_NAME
-        file = File(path, os.O_RDWR | os.O_CREAT)
-        if os.fstat(file.fd).st_size != POINT_BYTES:
-            os.ftruncate(file.fd, 0)
-            files.write_at(file.fd, bytes(POINT_BYTES), 0)  # real blocks: a store must not meet a full disk
-        self._map = mmap.mmap(file.fd, POINT_BYTES)
-        self.cells = memoryview(self._map).cast("Q")
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
 
     @property
     def valid(self) -> bool:
@@ -121,6 +120,29 @@ class RecoveryPoint:
         """First offset that counts; None when that is not known."""
         start = self.cells[START]
         return start if self.valid and start ^ CELL_MASK == self.cells[START_CHECK] else None
+
+    @classmethod
+    def read(cls, directory: Path) -> Point:
+        """As it is now, without touching it."""
+        try:
+            data = (directory / POINT_NAME).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        return cls(array("Q", data if len(data) == POINT_BYTES else bytes(POINT_BYTES)))
+
+
+class RecoveryPoint(Point):
+    """The mapped cells; stored by the log's one writer, from both of its threads, each cell by itself."""
+
+    def __init__(self, directory: Path) -> None:
+        """Map the file, which is made if it is missing or of the wrong size."""
+        file = File(directory / POINT_NAME, os.O_RDWR | os.O_CREAT)
+        if os.fstat(file.fd).st_size != POINT_BYTES:
+            os.ftruncate(file.fd, 0)
+            files.write_at(file.fd, bytes(POINT_BYTES), 0)  # real blocks: a store must not meet a full disk
+        self._map = mmap.mmap(file.fd, POINT_BYTES)
+        self._view = memoryview(self._map).cast("Q")
+        super().__init__(self._view)
 
     def begin(self, boot: Boot, end: int, start: int, born_ms: int) -> None:
         """All up to ``end`` is good and on the disk.  A crash between two of these stores leaves too little trust."""
@@ -151,7 +173,7 @@ class RecoveryPoint:
         self._map.flush()
 
     def close(self) -> None:
-        self.cells.release()
+        self._view.release()
         self._map.close()
 
 
@@ -312,7 +334,7 @@ def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int) ->
             records = own[1].records
             continue
         logger.warning("%s: rebuilding the index", index_path(directory, base))
-        builder = Builder(_read(index_path(directory, base)), base, records, interval_bytes)
+        builder = Builder(read_index(directory, base), base, records, interval_bytes)
         for _, info in headers(File(log_path(directory, base)), base, 0, following - base):
             builder.batch(info.size, info.count, info.max_timestamp)
         builder.finish(sealed=True)
@@ -321,9 +343,9 @@ def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int) ->
     return records
 
 
-def _read(path: Path) -> bytes:
+def read_index(directory: Path, base: int) -> bytes:
     try:
-        return path.read_bytes()
+        return index_path(directory, base).read_bytes()
     except FileNotFoundError:
         return b""
 
@@ -345,7 +367,7 @@ class _Scanner:
         file = File(log_path(self._directory, base), os.O_RDWR)
         if self._faulted:  # what the disk refused is still in the page cache
             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        builder = self.builder = Builder(_read(index_path(self._directory, base)), base, records, self._interval_bytes)
+        builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
         try:
             for _, info, _ in scan(file, base, 0, size):

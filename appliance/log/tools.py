@@ -1,0 +1,394 @@
+"""Look at a log, verify all of it, repair it: for people, on the files alone.  Values come back; nothing is printed.
+
+:func:`dump` and :func:`verify` only read and work while the log is being written: what lies above the trusted point
+may then be in the middle of a write and is called *torn*, which is no fault.  :func:`repair` needs the log for itself.
+
+Repair mends what can be mended without guessing.  A batch tells a lot twice: where it stands gives its base offset,
+where the next one starts its length, its checksum the rest.  So a single flipped bit anywhere in it is found and put
+back (CRC32C tells all errors of one and of two bits apart).  What cannot be mended is cut off, and everything after
+it, since offsets are positions.  Each file is first kept as it was under ``<name>.broken``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from ..errors import ClientFault, CorruptLog, InvalidRequest
+from ..records.batch import (
+    ATTRIBUTES_AT,
+    COUNT_AT,
+    CRC_AT,
+    HEADER_BYTES,
+    LENGTH_AT,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_AT,
+    BatchInfo,
+    check,
+    place,
+)
+from . import files
+from .files import File, System, index_path, log_path
+from .index import ENTRY_BYTES, Builder, ends
+from .reader import FileCache, LogReader
+from .recovery import MARKER_NAME, Marker, Point, Recovered, RecoveryPoint, boot_id, read_index, recover
+from .segment import SIZE_MAX, Segment, find_valid, read_into, scan
+
+CORRUPT: Final = "corrupt"
+TORN: Final = "torn"
+INDEX: Final = "index"
+MEND_BYTES_MAX: Final = 4 << 20
+"""A flipped bit is looked for in batches up to this size: a second per MiB."""
+POLYNOMIAL: Final = 0x82F63B78
+"""Of CRC32C, reflected."""
+INTERVAL_BYTES: Final = 4096
+
+
+class Batch(NamedTuple):
+    """A valid batch: its place, and its bytes, which are good until the next one is asked for."""
+
+    path: Path
+    position: int
+    offset: int  # of its first record
+    info: BatchInfo
+    data: memoryview
+
+
+class Damage(NamedTuple):
+    """Bytes in [position, stop) that are no batches."""
+
+    path: Path
+    position: int
+    stop: int
+    reason: str
+
+
+class Problem(NamedTuple):
+    """``kind``: CORRUPT: the log cannot be served; TORN: cut at the next start; INDEX: rebuilt by repair."""
+
+    kind: str
+    path: Path
+    position: int
+    reason: str
+
+
+class Report(NamedTuple):
+    path: Path
+    segments: int
+    start: int
+    end: int  # of what is valid without a gap
+    batches: int
+    records: int  # that are there
+    problems: list[Problem]
+
+    @property
+    def sound(self) -> bool:
+        """Nothing for :func:`repair`: a torn tail is dealt with at the next start."""
+        return all(problem.kind == TORN for problem in self.problems)
+
+
+class Repaired(NamedTuple):
+    actions: list[str]
+    start: int
+    end: int
+
+
+def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Batch | Damage]:
+    """Every batch in [position, stop) of the segment at ``path``, going on behind damage where a valid one follows."""
+    file = File(path)
+    while position < stop:
+        try:
+            for at, info, data in scan(file, base, position, stop):
+                yield Batch(path, at, base + at + info.size - info.count, info, data)
+            return
+        except CorruptLog as error:
+            following = find_valid(file, base, error.position, stop)
+            yield Damage(path, error.position, stop if following is None else following, error.reason)
+            position = stop if following is None else following
+
+
+def dump(directory: Path, offset: int = 0) -> Iterator[Batch | Damage]:
+    """Every batch from the one that contains ``offset`` on."""
+    logs, _ = files.sizes(directory)
+    for base, size in logs.items():
+        if base + size > offset:
+            position = _batch_at(directory, base, base + size, offset) if offset > base else 0
+            yield from go_through(log_path(directory, base), base, position, size)
+
+
+def _batch_at(directory: Path, base: int, end: int, offset: int) -> int:
+    """Position of the batch that contains ``offset``; that of the segment when only a full walk can tell."""
+    try:
+        found = LogReader(directory, FileCache(2)).locate([base], end, offset, 1)
+    except CorruptLog:
+        return 0
+    return found.position if found is not None else 0
+
+
+# ---- verify
+
+
+def verify(directory: Path) -> Report:
+    """Check every byte of the log and of its index files.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+        StorageFault: the disk does not give the bytes.
+    """
+    bases = list(files.sizes(directory)[0])
+    trusted = _trusted(directory)
+    start = Point.read(directory).start
+    if start is None:
+        start = bases[0] if bases else 0
+    problems: list[Problem] = []
+    if bases[0] > start if bases else trusted:
+        problems.append(Problem(CORRUPT, log_path(directory, start), 0, "this segment is missing"))
+    end, whole = bases[0] if bases else 0, True
+    batches, records, before = 0, 0, 0
+    for base, following in zip_longest(bases, bases[1:]):
+        if not whole or base == bases[0]:
+            first = ends(index_path(directory, base))
+            before = first[0].records if base and first is not None and first[0].offset == base else before
+        seen = _verify_segment(directory, base, following, before, trusted)
+        problems += seen.problems
+        batches, records, before = batches + seen.batches, records + seen.records, before + seen.records
+        if whole:
+            end = seen.end
+        whole = whole and seen.end == following
+    if bases and trusted is not None and end < trusted and all(problem.kind != CORRUPT for problem in problems):
+        reason = f"the log ends at offset {end}, but {trusted} had been reached"
+        problems.append(Problem(CORRUPT, log_path(directory, bases[-1]), end - bases[-1], reason))
+    return Report(directory, len(bases), min(max([start, *bases[:1]]), end), end, batches, records, problems)
+
+
+def _trusted(directory: Path) -> int | None:
+    """Up to where the log must be good; None when that is not known."""
+    marker = Marker.load(directory)
+    return marker.state.end if marker is not None else Point.read(directory).trusted(boot_id())
+
+
+class _Seen(NamedTuple):
+    problems: list[Problem]
+    end: int  # offset up to where it is valid
+    batches: int
+    records: int
+
+
+def _verify_segment(directory: Path, base: int, following: int | None, before: int, trusted: int | None) -> _Seen:
+    """Check the segment at ``base``, of which ``before`` says how many records came before it."""
+    path = log_path(directory, base)
+    # The index first: what it says has been in the log before.  Only entries that are there are looked at.
+    builder = Builder(read_index(directory, base), base, before, 1 << 62)
+    size = path.stat().st_size
+    stop = size if following is None else min(size, following - base)
+    problems: list[Problem] = []
+    batches = records = 0
+    for found in go_through(path, base, 0, stop):
+        if isinstance(found, Batch):
+            batches += 1
+            records += found.info.count
+            builder.batch(found.info.size, found.info.count, found.info.max_timestamp)
+        else:
+            kind = TORN if _is_torn(found, base, stop, following, trusted) else CORRUPT
+            problems.append(Problem(kind, path, found.position, found.reason))
+    end = base + min([stop, *(problem.position for problem in problems)])
+    if not problems and (following is None or size >= stop):
+        builder.finish(sealed=following is not None)
+        if builder.wrong_at is not None:
+            reason = "missing, short, or not what the log says"
+            problems.append(Problem(INDEX, index_path(directory, base), builder.wrong_at, reason))
+    if following is not None and size != following - base:
+        reason = f"the file has {size} bytes, but the next segment starts at {following - base}"
+        torn = size == stop and trusted is not None and base + size >= trusted
+        problems.append(Problem(TORN if torn else CORRUPT, path, stop, reason))
+    return _Seen(problems, end, batches, records)
+
+
+def _is_torn(damage: Damage, base: int, stop: int, following: int | None, trusted: int | None) -> bool:
+    """Whether recovery takes it for a torn write and cuts it off."""
+    if trusted is not None:
+        return base + damage.position >= trusted
+    return following is None and damage.stop == stop
+
+
+# ---- repair
+
+
+def repair(directory: Path, now_ms: int, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
+    """Mend what can be mended, cut off what cannot, so that the log opens again.
+
+    ``interval_bytes`` is that of the index entries to be made.
+
+    Raises:
+        InvalidRequest: there is nothing to repair.
+        StorageFault: the disk fails.
+    """
+    report = verify(directory)
+    if report.sound:
+        raise InvalidRequest(f"{directory}: nothing to repair")
+    point, trusted = Point.read(directory), _trusted(directory)
+    actions: list[str] = []
+    (directory / MARKER_NAME).unlink(missing_ok=True)
+    bases = list(files.sizes(directory)[0])
+    if not bases:
+        bases = [max(report.start, trusted or 0)]
+        Segment.create(directory, bases[0], 0, now_ms, System())
+        actions.append(f"{log_path(directory, bases[0])}: made, empty: nothing was left")
+    start = max(point.start or 0, bases[0])
+    if bases[0] > (point.start or 0):
+        actions.append(f"{directory}: starts at offset {bases[0]} now")
+    for problem in report.problems:
+        if problem.kind == INDEX:
+            _shorten_index(problem.path)
+            actions.append(f"{problem.path}: rebuilt")
+    end = bases[0]
+    for number, base in enumerate(bases):
+        if base != end:
+            for later in bases[number:]:
+                actions.append(_set_aside(directory, later))
+            break
+        following = bases[number + 1] if number + 1 < len(bases) else None
+        end = _repair_segment(directory, base, following, trusted, actions)
+    found = _reopen(directory, min(start, end), end, now_ms, interval_bytes)
+    return Repaired(actions, found.start, found.state.end)
+
+
+def _reopen(directory: Path, start: int, end: int, now_ms: int, interval_bytes: int) -> Recovered:
+    """Make the next one that opens the log trust it up to ``end``, and let recovery do the rest right now."""
+    nowhere = (0, 0)
+    point = RecoveryPoint(directory)
+    point.begin(nowhere, end, start, now_ms)
+    found = recover(directory, point, nowhere, interval_bytes, now_ms)
+    for file in found.touched:
+        os.fdatasync(file.fd)
+    files.sync_directory(directory)
+    point.begin(nowhere, found.state.end, found.start, now_ms)
+    point.sync()
+    point.close()
+    return found
+
+
+def _repair_segment(directory: Path, base: int, following: int | None, trusted: int | None, actions: list[str]) -> int:
+    """Mend or cut the segment at ``base``; returns the offset up to which it is valid."""
+    path = log_path(directory, base)
+    size = path.stat().st_size
+    stop = size if following is None else min(size, following - base)
+    position, kept = 0, False
+    while (damage := _first_damage(path, base, position, stop)) is not None:
+        position = damage.position
+        if _is_torn(damage, base, stop, following, trusted):
+            return base + position
+        if not kept:
+            actions.append(f"{path}: kept as {_keep(path).name}")
+            kept = True
+        if not _mend(path, base, damage, stop):
+            actions.append(f"{path}: cut at {position}, {size - position} bytes less: {damage.reason}")
+            _shorten_index(index_path(directory, base))
+            os.truncate(path, position)
+            return base + position
+        actions.append(f"{path}: mended the batch at {position}: {damage.reason}")
+    if size > stop:
+        if not kept:
+            actions.append(f"{path}: kept as {_keep(path).name}")
+        actions.append(f"{path}: cut at {stop}, where the next segment starts")
+        os.truncate(path, stop)
+    return base + stop
+
+
+def _first_damage(path: Path, base: int, position: int, stop: int) -> Damage | None:
+    return next((found for found in go_through(path, base, position, stop) if isinstance(found, Damage)), None)
+
+
+def _mend(path: Path, base: int, damage: Damage, stop: int) -> bool:
+    """Put the damaged batch right if what else is known of it tells how."""
+    file = File(path, os.O_RDWR)
+    position = damage.position
+    header = os.pread(file.fd, HEADER_BYTES, position)
+    own_size = LENGTH_END + int.from_bytes(header[LENGTH_AT:LENGTH_END], "big", signed=True)
+    for size in dict.fromkeys((own_size, damage.stop - position)):
+        if not HEADER_BYTES <= size <= stop - position:
+            continue
+        data = memoryview(bytearray(size))
+        if read_into(file, data, position, stop) == size and mended(data, base + position):
+            files.write_at(file.fd, data, position)
+            os.fsync(file.fd)
+            return True
+    return False
+
+
+def mended(batch: memoryview, offset: int) -> bool:
+    """Make ``batch`` the valid one of its length at ``offset`` of its log, if it is at most one flipped bit away.
+
+    The base offset, the length and magic do not count: they are told from the place.
+    """
+    size = len(batch)
+    batch[LENGTH_AT:LENGTH_END] = (size - LENGTH_END).to_bytes(4, "big")
+    batch[MAGIC_AT] = MAGIC
+    actual = crc32c(batch[ATTRIBUTES_AT:])
+    difference = actual ^ int.from_bytes(batch[CRC_AT:ATTRIBUTES_AT], "big")
+    if difference.bit_count() == 1:  # in the checksum itself
+        batch[CRC_AT:ATTRIBUTES_AT] = actual.to_bytes(4, "big")
+    elif difference:
+        flipped = flipped_bit(difference, size - ATTRIBUTES_AT) if size <= MEND_BYTES_MAX else None
+        if flipped is None:
+            return False
+        batch[ATTRIBUTES_AT + flipped[0]] ^= 1 << flipped[1]
+    count = int.from_bytes(batch[COUNT_AT:HEADER_BYTES], "big")
+    if not 1 <= count <= size:
+        return False
+    place(batch, 0, offset, size, count)
+    try:
+        check(batch, 0, size, SIZE_MAX)
+    except ClientFault:
+        return False
+    return True
+
+
+def flipped_bit(difference: int, size: int) -> tuple[int, int] | None:
+    """Byte and bit which, flipped in ``size`` bytes, changes their CRC32C by ``difference``.
+
+    The checksum is linear: a flipped bit changes it by what a register that starts as 1 has become after one step for
+    each bit that follows.
+    """
+    register = 1
+    for steps in range(1, 8 * size + 1):
+        register = register >> 1 ^ POLYNOMIAL if register & 1 else register >> 1
+        if register == difference:
+            byte = size - (steps + 7) // 8
+            return byte, 8 * (size - byte) - steps
+    return None
+
+
+def _keep(path: Path) -> Path:
+    """Copy a file as it is to a name that is free."""
+    kept = _free_name(path)
+    shutil.copyfile(path, kept)
+    return kept
+
+
+def _set_aside(directory: Path, base: int) -> str:
+    path = log_path(directory, base)
+    kept = _free_name(path)
+    path.rename(kept)
+    index_path(directory, base).unlink(missing_ok=True)
+    return f"{path}: taken out, since what comes before it is gone; kept as {kept.name}"
+
+
+def _free_name(path: Path) -> Path:
+    name, number = path.with_name(path.name + ".broken"), 2
+    while name.exists():
+        name, number = path.with_name(f"{path.name}.broken-{number}"), number + 1
+    return name
+
+
+def _shorten_index(path: Path) -> None:
+    """Leave of an index what only it knows, the number of records before the segment: recovery builds the rest."""
+    if path.exists() and path.stat().st_size > ENTRY_BYTES:
+        os.truncate(path, ENTRY_BYTES)
