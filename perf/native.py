@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from _bench import PAYLOAD_BYTES, Appliance, appliance, digest, headline, row
 
@@ -38,26 +38,16 @@ def produce(address: str, topic: str, batch: int, acks: int | str, count: int) -
         producer.flush()
 
 
-def consume(address: str, topic: str, count: int) -> Iterator[bytes | None]:
+def consume(address: str, topic: str, count: int) -> Iterator[Sequence[bytes | None]]:
+    """``count`` messages, a batch at a time."""
     with Consumer(address) as consumer:
         consumer.assign({(topic, 0): EARLIEST})
         seen = 0
-        for values in consumer.fetch_batches():
-            yield from values.values
-            seen += len(values.values)
-            if seen >= count:
-                return
-
-
-def count_only(address: str, topic: str, count: int) -> None:
-    with Consumer(address) as consumer:
-        consumer.assign({(topic, 0): EARLIEST})
-        seen = 0
-        for values in consumer.fetch_batches():
-            seen += len(values.values)
-            if seen >= count:
-                assert seen == count
-                return
+        while seen < count:
+            for batch in consumer.fetch_batches():
+                seen += len(batch.values)
+                yield batch.values
+        assert seen == count
 
 
 def wait_for_end(admin: Admin, topic: str, count: int) -> None:
@@ -96,10 +86,11 @@ def read(server: Appliance, topic: str, count: int, batch: int, rounds: int) -> 
     rates, cpus = [], []
     for _ in range(rounds):
         cpu, start = server.cpu_s(), time.perf_counter()
-        count_only(server.native, topic, count)
+        for _ in consume(server.native, topic, count):
+            pass
         rates.append(count / (time.perf_counter() - start))
         cpus.append((server.cpu_s() - cpu) / count * 1e6)
-    arrived = digest(value or b"" for value in consume(server.native, topic, count))
+    arrived = digest(value or b"" for values in consume(server.native, topic, count) for value in values)
     assert arrived == digest(VALUE for _ in range(count)), "what arrived is not what was sent"
     row(f"consume, {batch} a batch", rate=statistics.median(rates), spread=f"{min(rates):,.0f}-{max(rates):,.0f}",
         cpu_s_per_million=statistics.median(cpus), hash=arrived)  # fmt: skip
