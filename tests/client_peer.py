@@ -22,6 +22,7 @@ from appliance.records.decode import decode_batch
 from appliance.wire.frames import cut
 from appliance.wire.native import ADMIN, METADATA, NativeCodec, decode_header, encode_frame
 from appliance.wire.requests import (
+    EARLIEST,
     LATEST,
     Cold,
     Fetch,
@@ -102,6 +103,11 @@ class Peer:
         self._thread.join()
         for sock in (self._listener, self._stop_r, self._stop_w, *(c[0] for c in self._connections.values())):
             sock.close()
+
+    def hang_up(self) -> None:
+        """Close all connections."""
+        for sock, _, _ in list(self._connections.values()):
+            sock.shutdown(socket.SHUT_RDWR)
 
     def log(self, topic: str, partition: int) -> Partition:
         return self.logs.setdefault((topic, partition), Partition())
@@ -203,13 +209,15 @@ class Peer:
         log = self.log(part.topic, part.partition)
         if part.offset >= 0:
             return OffsetsResult(0, part.offset, -1, sum(1 for _ in log.values()))
+        if part.timestamp == EARLIEST:
+            return OffsetsResult(0, log.start, -1, 0)
         if part.timestamp == LATEST:
             return OffsetsResult(0, len(log.data), -1, len(log.values()))
         for at in log.batches:
             for record in decode_batch(log.data, at):
                 if record.timestamp >= part.timestamp:
                     return OffsetsResult(0, record.offset, record.timestamp, 0)
-        return OffsetsResult(0, log.start if part.timestamp < 0 else -1, -1, 0)
+        return OffsetsResult(0, -1, -1, 0)
 
     def _cold(self, api: int, correlation: int, *rest: Any) -> bytes:
         if api == METADATA:

@@ -31,6 +31,7 @@ MessageTooLarge, UnknownPartition, BufferFull from ``send``; everything else arr
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import random
 import time
@@ -61,7 +62,7 @@ PLAIN_BYTES: Final = 24
 """More than what a plain record takes beside its value."""
 MESSAGE_BYTES_MAX_DEFAULT: Final = 1_048_588
 KEYS_CACHED_MAX: Final = 10_000
-ACKS: Final = {0: 0, 1: 1, -1: -1, "all": -1, "0": 0, "1": 1, "-1": -1}
+ACKS: Final[dict[int | str, int]] = {0: 0, 1: 1, -1: -1, "all": -1, "0": 0, "1": 1, "-1": -1}
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 CLOSE_AT_EXIT_S: Final = 10.0
 
@@ -114,16 +115,11 @@ class Producer:
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
     ) -> None:
-        acks_number = ACKS.get(acks)
-        _require(acks_number is not None, f"acks={acks!r}: give 0, 1 or 'all'")
         _require(codec in CODECS, f"codec={codec!r}: give one of {', '.join(CODECS)}")
-        _require(linger_ms >= 0 and block_ms_max >= 0, "linger_ms and block_ms_max must not be negative")
-        _require(batch_messages_max >= 1, "batch_messages_max must be at least 1")
-        _require(batch_bytes_max >= 1024, "batch_bytes_max must be at least 1024")
-        _require(buffer_bytes_max >= batch_bytes_max, "buffer_bytes_max must hold at least one batch_bytes_max")
-        _require(in_flight_max >= 1, "in_flight_max must be at least 1")
-        _require(not (idempotent and acks_number == 0), "idempotent=True needs acks=1 or 'all'")
-        assert acks_number is not None
+        _at_least(0, linger_ms=linger_ms, block_ms_max=block_ms_max)
+        _at_least(1, batch_messages_max=batch_messages_max, in_flight_max=in_flight_max)
+        _at_least(1024, batch_bytes_max=batch_bytes_max)
+        _at_least(batch_bytes_max, buffer_bytes_max=buffer_bytes_max)
         rng = rng or random.Random()
         self._codec = codec
         self._linger_s = linger_ms / 1000
@@ -139,19 +135,18 @@ class Producer:
         self._pid = os.getpid()
         self._closed = False
         self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
-        options = SenderOptions(
-            acks=acks_number,
-            codec=codec,
-            linger_s=self._linger_s,
-            in_flight_max=in_flight_max,
-            request_timeout_ms=request_timeout_ms,
-            backoff_s=retry_backoff_ms / 1000,
-            backoff_s_max=retry_backoff_ms_max / 1000,
-            idempotent=acks_number != 0 if idempotent is None else idempotent,
+        options = _sender_options(
+            acks,
+            idempotent,
+            codec,
+            linger_ms,
+            in_flight_max,
+            request_timeout_ms,
+            retry_backoff_ms,
+            retry_backoff_ms_max,
         )
-        self._sender = Sender(
-            self._cluster, options, clock=clock, jitter=lambda: rng.uniform(0.8, 1.2), seal_due=self._seal_due
-        )
+        jitter = functools.partial(rng.uniform, 0.8, 1.2)
+        self._sender = Sender(self._cluster, options, clock=clock, jitter=jitter, seal_due=self._seal_due)
         self._lock = self._sender.lock
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._topics: dict[str, _Topic] = {}
@@ -488,6 +483,37 @@ class Producer:
 def _require(condition: bool, text: str) -> None:
     if not condition:
         raise BadValue(text)
+
+
+def _at_least(least: float, **values: float) -> None:
+    for name, value in values.items():
+        _require(value >= least, f"{name}={value!r}: must be at least {least}")
+
+
+def _sender_options(
+    acks: int | str,
+    idempotent: bool | None,
+    codec: str,
+    linger_ms: float,
+    in_flight_max: int,
+    request_timeout_ms: int,
+    backoff_ms: float,
+    backoff_ms_max: float,
+) -> SenderOptions:
+    number = ACKS.get(acks)
+    if number is None:
+        raise BadValue(f"acks={acks!r}: give 0, 1 or 'all'")
+    _require(not (idempotent and number == 0), "idempotent=True needs acks=1 or 'all'")
+    return SenderOptions(
+        acks=number,
+        codec=codec,
+        linger_s=linger_ms / 1000,
+        in_flight_max=in_flight_max,
+        request_timeout_ms=request_timeout_ms,
+        backoff_s=backoff_ms / 1000,
+        backoff_s_max=backoff_ms_max / 1000,
+        idempotent=number != 0 if idempotent is None else idempotent,
+    )
 
 
 def _as_bytes(value: Any, what: str) -> bytes:

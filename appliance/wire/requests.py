@@ -31,7 +31,7 @@ class FileRange(NamedTuple):
 
     file: OpenFile
     position: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
 
 
 class ProducePart(NamedTuple):
