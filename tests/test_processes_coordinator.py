@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -320,6 +322,21 @@ def test_the_registration_names_doors_and_partitions_and_follows_the_coordinator
         rig.until(lambda: (node := ask_zookeeper(connect, ask([get("/brokers/ids/7")]))[0]) and node.owner != ids)
         assert rig.stop() == 0
         assert registration() is None
+
+
+def test_a_broker_that_lost_its_session_registers_again(tmp_path: Path, connect: str) -> None:
+    """Method: a coordinator that is stopped for longer than its session lives, as by a paused machine."""
+
+    def registered() -> bool:
+        return ask_zookeeper(connect, ask([get("/brokers/ids/0")]))[0] is not Refused.NO_NODE
+
+    with member(tmp_path, connect, 0, "zookeeper.session_timeout_ms=1000") as rig:
+        rig.until(registered)
+        os.kill(rig.pid, signal.SIGSTOP)
+        rig.until(lambda: not registered())
+        os.kill(rig.pid, signal.SIGCONT)
+        rig.until(registered)
+        rig.admin("create_topic", name="logs")
 
 
 def test_a_second_broker_with_the_same_id_keeps_its_hands_off(tmp_path: Path, connect: str) -> None:

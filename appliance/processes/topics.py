@@ -210,6 +210,8 @@ class Topics:
 
     def found_cluster(self) -> None:
         """Without ZooKeeper, this broker is a cluster of its own; it is given an id once."""
+        if self.catalog.topics and not self.catalog.hosted(self._broker_id):
+            log.error("%s has no partition of broker %d: was broker.id changed?", self.catalog.path, self._broker_id)
         if not self.catalog.cluster:
             self.catalog.cluster = uuid4().hex
             try:
