@@ -373,9 +373,12 @@ def test_headers_of_everything_from_an_offset_on(tmp_path: Path) -> None:
         end += len(raw)
         ends.append(end)
     for index, start in enumerate([0, *ends]):
-        seen = [(base, stop, info.count) for info, base, stop in log.headers(start)]
-        assert [stop for _, stop, _ in seen] == ends[index:]
-        assert all(base == stop - count for base, stop, count in seen)
+        for offset in (start, start + 1) if start < end else (end,):
+            seen = [(base, stop, info.count) for info, base, stop in log.headers(offset)]
+            assert [stop for _, stop, _ in seen] == ends[index:]
+            assert all(base == stop - count for base, stop, count in seen)
+    log.retire_before(log.bases[2] + 7)
+    assert [stop for _, _, stop in log.headers(0)] == [stop for stop in ends if stop > log.bases[0]]
 
 
 # ---- everything against a model

@@ -39,7 +39,7 @@ ENTRY_BYTES: Final = 24
 assert ENTRY.size == ENTRY_BYTES
 CELLS: Final = ENTRY_BYTES // 8
 
-BLOCK_ENTRIES: Final = 2048
+BLOCK_ENTRIES: Final = 1024
 """Entries that a reader keeps of each index: enough for a sequential consumer to look once every few MiB."""
 
 

@@ -33,6 +33,7 @@ from ..errors import DiskFull, StorageFault
 from ..records.batch import BatchInfo
 from . import files
 from .files import File, System, index_path, log_path
+from .reader import FileCache, LogReader
 from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
 from .segment import Batches, Segment, headers
 
@@ -373,19 +374,22 @@ class Log:
     # ---- reading back, closing
 
     def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
-        """Header, base offset and end of every batch from ``offset`` on, where one must start."""
-        for number, base in enumerate(self.bases):
-            stop = self.bases[number + 1] if number + 1 < len(self.bases) else self.written
-            if max(offset, base) < stop:
+        """Header, base offset and end of every batch from the one that contains ``offset`` on."""
+        offset = max(offset, self.bases[0])
+        found = LogReader(self.path, FileCache(2)).locate(self.bases, self.written, offset, 1)
+        first = 0 if found is None else found.position
+        for base, following in zip(self.bases, [*self.bases[1:], self.written], strict=True):
+            if following > offset:
                 file = File(log_path(self.path, base))
-                for position, info in headers(file, base, max(offset - base, 0), stop - base):
+                for position, info in headers(file, base, first if base <= offset else 0, following - base):
                     end = base + position + info.size
                     yield info, end - info.count, end
 
     def close(self, clean: bool = True) -> None:
         """Flush and leave a marker so that the next one need not recover; ``clean=False`` just lets go."""
         if clean and self.state != OFFLINE:
-            self.flush()
+            if self._unsynced or self.flushed < self.written or self._directory_synced < self._directory_changes:
+                self.flush()
             self.expose(self.written)
             if not self._marked:
                 self._store_marker()

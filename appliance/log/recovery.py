@@ -197,10 +197,14 @@ class Marker:
         fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
         body = json.dumps(fields | self.state._asdict(), separators=(",", ":")).encode()
         temporary = directory / (MARKER_NAME + ".tmp")
-        file = File(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        files.write_at(file.fd, body + b"\n%08x\n" % crc32c(body), 0)
-        os.fsync(file.fd)
-        temporary.replace(directory / MARKER_NAME)
+        try:
+            file = File(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            files.write_at(file.fd, body + b"\n%08x\n" % crc32c(body), 0)
+            os.fsync(file.fd)
+            temporary.replace(directory / MARKER_NAME)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         files.sync_directory(directory)
 
     @classmethod
