@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from appliance.errors import ZooKeeperAway
 from appliance.zookeeper.ensemble import Ensemble
@@ -27,7 +26,7 @@ from appliance.zookeeper.paths import CommittedOffset, TopicPartition
 from appliance.zookeeper.registry import OffsetRegistry
 from appliance.zookeeper.session import Session, State
 
-from .zookeeper_fixture import Sessions, fresh_connect, now_ms, sessions, standalone, wait_serving
+from .zookeeper_fixture import Sessions, end_on_server, fresh_connect, now_ms, sessions, standalone, wait_serving
 
 __all__ = ["standalone"]
 
@@ -40,14 +39,6 @@ def opened(standalone: Ensemble) -> Iterator[Sessions]:
 
 def asked(*requests: Request) -> Operation[list[Any]]:
     return (yield from ask(requests))
-
-
-def end_on_server(session: Session) -> None:
-    """Close a session behind its owner's back: ZooKeeper lets anybody do that who knows its password."""
-    twin = KazooClient(hosts=session._connect, client_id=session._client.client_id)
-    twin.start()
-    twin.stop()
-    twin.close()
 
 
 class Frozen:

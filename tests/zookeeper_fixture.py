@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from kazoo.client import KazooClient
 
 from appliance.config import ZooKeeper
 from appliance.zookeeper.ensemble import Ensemble, probe
@@ -117,6 +118,14 @@ def sessions(connect: str) -> Iterator[Sessions]:
         yield opened
     finally:
         opened.close()
+
+
+def end_on_server(session: Session) -> None:
+    """Close a session behind its owner's back: ZooKeeper lets anybody do that who knows its password."""
+    twin = KazooClient(hosts=session._connect, client_id=session._client.client_id)
+    twin.start()
+    twin.stop()
+    twin.close()
 
 
 class Tree:

@@ -1,0 +1,40 @@
+"""A group member in a process of its own, to be killed: ``python -m tests.zookeeper_member CONNECT GROUP NAME TOPIC``.
+
+Prints a line with the partitions that it reads, in order, whenever they change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from appliance.zookeeper.paths import Subscription, TopicPartition
+from appliance.zookeeper.rebalance import Claim, GroupMember
+from appliance.zookeeper.session import Session, boot_clock_ms
+
+
+class Printing:
+    def __init__(self) -> None:
+        self.parts: set[int] = set()
+
+    def stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self.parts -= {part.partition for part in parts}
+        print(*sorted(self.parts), flush=True)
+        return {}
+
+    def start(self, claims: Sequence[Claim]) -> None:
+        self.parts |= {claim.partition for claim in claims}
+        print(*sorted(self.parts), flush=True)
+
+
+def main(connect: str, group: str, name: str, topic: str) -> None:
+    session = Session(connect, 2_000, name=name)
+    session.start()
+    member = GroupMember(session, group, name, Subscription({topic: 1}), Printing(), clock_ms=boot_clock_ms)
+    member.join()
+    while True:
+        member.poll(1_000)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
