@@ -149,7 +149,7 @@ def test_verify_tells_a_torn_tail_from_corruption(path: Path) -> None:
     os.truncate(log_path(path, 0), log.written - 5)
     assert kinds(path) == [TORN] and verify(path).sound
     with pytest.raises(InvalidRequest, match="nothing to repair"):
-        repair(path, 0)
+        repair(path)
     os.truncate(log_path(path, 0), end - 5)
     assert kinds(path) == [CORRUPT]
     (path / POINT_NAME).unlink()
@@ -174,7 +174,7 @@ def test_verify_index_files(path: Path, where: str, number: int) -> None:
         return  # the active one has none that must be there
     problems = verify(path).problems
     assert problems[0][:2] == (INDEX, file) and all(problem.kind == INDEX for problem in problems)
-    repaired = repair(path, 0, SETTINGS.index_interval_bytes)
+    repaired = repair(path, SETTINGS.index_interval_bytes)
     assert verify(path).problems == [] and repaired.end == log.written
     if number != 0 or where != "first entry":
         assert {base: index_path(path, base).read_bytes() for base in log.bases} == before
@@ -210,7 +210,7 @@ def test_repair_mends_a_flipped_bit_anywhere(path: Path) -> None:
         log_path(path, 0).write_bytes(flipped)
         report = verify(path)
         assert [problem.kind for problem in report.problems] == [CORRUPT]
-        repaired = repair(path, 0)
+        repaired = repair(path)
         assert log_path(path, 0).read_bytes() == whole, position
         assert repaired.end == len(whole)
         kept = log_path(path, 0).with_name(log_path(path, 0).name + ".broken")
@@ -232,7 +232,7 @@ def test_repair_cuts_what_cannot_be_mended_and_keeps_it(path: Path) -> None:
     damaged[at + 64 : at + 90] = b"\xa5" * 26
     log_path(path, bases[1]).write_bytes(damaged)
     assert kinds(path) == [CORRUPT]
-    repaired = repair(path, 0)
+    repaired = repair(path)
     assert repaired.end == ends[index]
     assert log_path(path, bases[1]).read_bytes() == whole[:at]
     assert (path / f"{bases[1]:020d}.log.broken").read_bytes() == damaged
@@ -253,7 +253,7 @@ def test_repair_accepts_a_log_that_became_shorter(path: Path) -> None:
     assert [problem.reason for problem in verify(path).problems] == [
         f"the log ends at offset {end}, but {boundaries(RAWS)[3]} had been reached"
     ]
-    assert repair(path, 0).end == end
+    assert repair(path).end == end
     assert open_log(path).written == end
 
 
@@ -263,7 +263,7 @@ def test_repair_goes_on_without_a_missing_segment(path: Path, missing: int) -> N
     bases = list(log.bases)
     log.close(clean=False)
     log_path(path, bases[missing]).unlink()
-    repaired = repair(path, 0)
+    repaired = repair(path)
     expected = (bases[1], log.written) if missing == 0 else (0, bases[missing])
     assert (repaired.start, repaired.end) == expected
     log = open_log(path)
@@ -277,7 +277,7 @@ def test_repair_when_nothing_is_left_keeps_offsets_ascending(path: Path) -> None
     log.close(clean=False)
     for file in [*path.glob("*.log"), *path.glob("*.index")]:
         file.unlink()
-    repaired = repair(path, 0)
+    repaired = repair(path)
     assert (repaired.start, repaired.end) == (end, end)
     assert open_log(path).written == end
 
@@ -288,7 +288,7 @@ def test_repair_cuts_a_segment_that_runs_into_the_next(path: Path) -> None:
     with log_path(path, 0).open("ab") as file:
         file.write(b"more")
     assert kinds(path) == [CORRUPT]
-    repair(path, 0)
+    repair(path)
     assert verify(path).problems == [] and open_log(path).written == log.written
 
 
@@ -297,7 +297,7 @@ def test_repair_keeps_the_start_of_a_retired_log(path: Path) -> None:
     log.unlink(log.retire_before(log.bases[1] + 10))
     log.close(clean=False)
     overwrite(log_path(path, log.bases[0]), 90, b"\0\0\0\0\0\0")
-    repaired = repair(path, 0)
+    repaired = repair(path)
     assert repaired.start == repaired.end == log.bases[0]
 
 
@@ -305,7 +305,7 @@ def test_kept_copies_are_never_overwritten(path: Path) -> None:
     filled(path, RAWS[:2]).close(clean=False)
     for _ in range(3):
         overwrite(log_path(path, 0), 70, bytes([log_path(path, 0).read_bytes()[70] ^ 4]))
-        repair(path, 0)
+        repair(path)
     name = log_path(path, 0).name
     assert {file.name for file in path.glob("*.broken*")} == {f"{name}.broken", f"{name}.broken-2", f"{name}.broken-3"}
 

@@ -38,7 +38,7 @@ from . import files
 from .files import File, System, index_path, log_path
 from .index import ENTRY_BYTES, Builder, ends
 from .reader import FileCache, LogReader
-from .recovery import MARKER_NAME, Marker, Point, Recovered, RecoveryPoint, boot_id, read_index, recover
+from .recovery import BORN_MS, MARKER_NAME, Marker, Point, Recovered, RecoveryPoint, boot_id, read_index, recover
 from .segment import SIZE_MAX, Segment, find_valid, read_into, scan
 
 CORRUPT: Final = "corrupt"
@@ -221,7 +221,7 @@ def _is_torn(damage: Damage, base: int, stop: int, following: int | None, truste
 # ---- repair
 
 
-def repair(directory: Path, now_ms: int, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
+def repair(directory: Path, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
     """Mend what can be mended, cut off what cannot, so that the log opens again.
 
     ``interval_bytes`` is that of the index entries to be made.
@@ -234,12 +234,13 @@ def repair(directory: Path, now_ms: int, interval_bytes: int = INTERVAL_BYTES) -
     if report.sound:
         raise InvalidRequest(f"{directory}: nothing to repair")
     point, trusted = Point.read(directory), _trusted(directory)
+    born_ms = point.cells[BORN_MS] if point.valid else 0
     actions: list[str] = []
     (directory / MARKER_NAME).unlink(missing_ok=True)
     bases = list(files.sizes(directory)[0])
     if not bases:
         bases = [max(report.start, trusted or 0)]
-        Segment.create(directory, bases[0], 0, now_ms, System())
+        Segment.create(directory, bases[0], 0, born_ms, System())
         actions.append(f"{log_path(directory, bases[0])}: made, empty: nothing was left")
     start = max(point.start or 0, bases[0])
     if bases[0] > (point.start or 0):
@@ -256,20 +257,20 @@ def repair(directory: Path, now_ms: int, interval_bytes: int = INTERVAL_BYTES) -
             break
         following = bases[number + 1] if number + 1 < len(bases) else None
         end = _repair_segment(directory, base, following, trusted, actions)
-    found = _reopen(directory, min(start, end), end, now_ms, interval_bytes)
+    found = _reopen(directory, min(start, end), end, born_ms, interval_bytes)
     return Repaired(actions, found.start, found.state.end)
 
 
-def _reopen(directory: Path, start: int, end: int, now_ms: int, interval_bytes: int) -> Recovered:
+def _reopen(directory: Path, start: int, end: int, born_ms: int, interval_bytes: int) -> Recovered:
     """Make the next one that opens the log trust it up to ``end``, and let recovery do the rest right now."""
     nowhere = (0, 0)
     point = RecoveryPoint(directory)
-    point.begin(nowhere, end, start, now_ms)
-    found = recover(directory, point, nowhere, interval_bytes, now_ms)
+    point.begin(nowhere, end, start, born_ms)
+    found = recover(directory, point, nowhere, interval_bytes, born_ms)
     for file in found.touched:
         os.fdatasync(file.fd)
     files.sync_directory(directory)
-    point.begin(nowhere, found.state.end, found.start, now_ms)
+    point.begin(nowhere, found.state.end, found.start, born_ms)
     point.sync()
     point.close()
     return found
