@@ -18,7 +18,7 @@ from appliance.processes.partitions import Partitions
 from appliance.processes.producer_ids import ProducerIds
 from appliance.processes.topics import Topics
 from appliance.shared.table import ONLINE, ROWS, SegmentTable
-from appliance.zookeeper.operations import Operation, Request
+from appliance.zookeeper.operations import Operation, ask, create
 from appliance.zookeeper.paths import BrokerInfo, consumer, owner
 from appliance.zookeeper.paths import TopicPartition as Part
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
@@ -54,7 +54,7 @@ class DictionaryRegistry:
 
     def keep(self, path: str, value: bytes) -> None:
         self.tree.nodes.pop(path, None)
-        self.tree.answer(Request("create", path, value, ephemeral=True))
+        self.tree.run(ask([create(path, value, ephemeral=True)]))
 
     def unkeep(self, path: str) -> None:
         assert path in self.tree.nodes
