@@ -59,8 +59,7 @@ def test_groups_and_bytes_are_bounded() -> None:
     members.join(2, "two", a_join(), 0)
     assert first_error(members, a_join(), "three") is Code.GROUP_MAX_SIZE_REACHED
     assert (
-        first_error(members, a_join(protocols=(Metadata("range", bytes(140)),)), "two")
-        is Code.GROUP_MAX_SIZE_REACHED
+        first_error(members, a_join(protocols=(Metadata("range", bytes(140)),)), "two") is Code.GROUP_MAX_SIZE_REACHED
     )
     members.tick(LIMITS.initial_delay_ms)
     ((_, reply), _) = members.take_replies()
@@ -182,9 +181,7 @@ class AnyInterleaving(RuleBasedStateMachine):
     def sync(self, group: str, which: int) -> None:
         member_id, instance, generation = self.known[-1 - which % len(self.known)]
         assignments = [(known[0], b"a" * 10) for known in self.known[-3:]]
-        self.members.sync(
-            self.token(), group, member_id, instance, generation, None, None, assignments, self.now_ms
-        )
+        self.members.sync(self.token(), group, member_id, instance, generation, None, None, assignments, self.now_ms)
         self.collect()
 
     @rule(group=groups, which=st.integers(0, 10))
@@ -220,9 +217,7 @@ class AnyInterleaving(RuleBasedStateMachine):
             here = self.members.get(group)
             assert here is not None
             generation = here.generation
-            self.members.sync(
-                self.token(), group, member.id, member.instance, generation, None, None, [], self.now_ms
-            )
+            self.members.sync(self.token(), group, member.id, member.instance, generation, None, None, [], self.now_ms)
         self.collect()
 
     @rule(group=groups, which=st.integers(1, 7))

@@ -28,7 +28,7 @@ from .call import Answer, Call, Handler
 from .cluster import Broker, Cluster
 from .codes import Code
 from .group_api import GROUP_ID_CHARACTERS_MAX, coordinator_of
-from .metadata import CLUSTER_OPERATIONS, NO_OPERATIONS, MetadataEncoder
+from .metadata import CLUSTER_OPERATIONS, MetadataEncoder
 
 CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
@@ -142,7 +142,7 @@ class ClusterApi:
                 "error_message": "there are no controllers to describe: ask for brokers (endpoint type 1)",
                 "cluster_id": self._cluster.cluster_id,
             }
-        operations = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NO_OPERATIONS
+        operations = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None
         return {
             "cluster_id": self._cluster.cluster_id,
             "controller_id": self._cluster.broker_id,
@@ -150,7 +150,7 @@ class ClusterApi:
                 {"broker_id": broker.id, "host": broker.host, "port": broker.port}
                 for broker in self._cluster.brokers(call.listener)
             ],
-            "cluster_authorized_operations": operations,
+            "authorized_operations": operations,
         }
 
     async def _describe_log_dirs(self, call: Call) -> Answer:

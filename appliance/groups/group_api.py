@@ -25,7 +25,7 @@ from .call import Answer, Call, Handler, retriable
 from .cluster import Broker, Cluster, Commit, RegisteredGroup, RegisteredMember, TopicPartition
 from .codes import Code
 from .membership import Membership
-from .metadata import NO_OPERATIONS
+from .metadata import GROUP_OPERATIONS
 from .state import Group, Join, Joined, Limits, Metadata, Reply, State, Synced
 
 GROUP_ID_CHARACTERS_MAX = 255
@@ -35,7 +35,6 @@ METADATA_CHARACTERS_MAX = 4096
 ID_WANTED_FROM = 4
 """JoinGroup version from which a client can take its member id first and join with it."""
 
-GROUP_OPERATIONS = sum(1 << bit for bit in (3, 6, 8))
 CONSUMER = "consumer"
 
 
@@ -330,9 +329,7 @@ class GroupApi:
     # -- views ----------------------------------------------------------------------------------------
 
     async def _describe(self, call: Call) -> Answer:
-        operations = NO_OPERATIONS
-        if getattr(call.request, "include_authorized_operations", False):
-            operations = GROUP_OPERATIONS
+        operations = GROUP_OPERATIONS if call.request.include_authorized_operations else None
         return {
             "groups": [
                 {"authorized_operations": operations, "group_id": name} | await self._describe_one(name, call)

@@ -34,9 +34,10 @@ from .codes import Code
 FLEXIBLE_FROM = 9
 VERSION_MAX = 9
 NO_OPERATIONS = -(2**31)
-TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
-"""Kafka's AclOperation bits that make sense for the resource: everybody may do all, there are no ACLs."""
+TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
+CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
+GROUP_OPERATIONS = frozenset({3, 6, 8})
+"""Kafka's AclOperation numbers that make sense for the resource: everybody may do all, there are no ACLs."""
 
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
@@ -77,6 +78,10 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+def _bits(operations: frozenset[int] | None) -> bytes:
+    return _I32.pack(NO_OPERATIONS if operations is None else sum(1 << bit for bit in operations))
+
+
 class MetadataEncoder:
     """``leader``: who serves a partition now, NO_LEADER while none can."""
 
@@ -110,7 +115,7 @@ class MetadataEncoder:
             parts.append(_I32.pack(controller_id))
         parts.append(topics)
         if version >= 8:
-            parts.append(_I32.pack(CLUSTER_OPERATIONS if cluster_operations else NO_OPERATIONS))
+            parts.append(_bits(CLUSTER_OPERATIONS if cluster_operations else None))
         parts.append(p.tags)
         body = b"".join(parts)
         return _I32.pack(len(body)) + body
@@ -120,7 +125,7 @@ class MetadataEncoder:
         p = _Primitives(version >= FLEXIBLE_FROM)
         tail = p.tags
         if version >= 8:
-            tail = _I32.pack(TOPIC_OPERATIONS if operations else NO_OPERATIONS) + tail
+            tail = _bits(TOPIC_OPERATIONS if operations else None) + tail
         internal = b"\0" if version >= 1 else b""
         places: _Places = {}
         parts = [p.count(len(rows))]

@@ -1,0 +1,74 @@
+"""appliance.groups.api: every advertised API answers, whatever valid values a request holds."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from appliance.errors import DiskFull, ProtocolFault
+from appliance.groups.cluster import Extent
+from appliance.groups.codes import Code
+from appliance.wire.kafka.apis import APIS, HOT, METADATA
+
+from .groups_fixture import LISTENER, PEER, Client, FakeCluster, run
+from .kafka_messages import decode_response, message, random_values, request_frame
+
+COLD = [
+    (key, version)
+    for key, api in APIS.items()
+    if key not in HOT
+    for version in range(api.version_min, api.version_max + 1)
+]
+
+
+@pytest.mark.parametrize("key, version", COLD, ids=lambda value: str(value))
+def test_random_requests_are_answered_in_kind(key: int, version: int) -> None:
+    """Goal: no valid frame of any API goes without an answer that its client can read.
+
+    Method: random values in all fields; those that would wait (members of one group) have a short session, so
+    that each join or sync is answered by the clock at the latest.
+    """
+
+    async def scenario() -> None:
+        client = Client(FakeCluster(), session_ms_min=0, session_ms_max=0, rebalance_ms_max=1, id_wait_ms=1)
+        for seed in range(6):
+            values = random_values(message(key, "Request")._struct, version, random.Random(seed))
+            frame = await client.door.answer(request_frame(key, version, values, 5), LISTENER, PEER)
+            assert decode_response(key, version, frame).header.correlation_id == 5
+        client.door.close()
+
+    run(scenario())
+
+
+def test_a_version_that_is_not_advertised_is_refused_in_kind() -> None:
+    frame = struct.pack(">hhih", 12, 99, 5, -1)
+    reply = run(Client(FakeCluster()).door.answer(frame, LISTENER, PEER))
+    assert decode_response(12, APIS[12].version_max, reply).error_code == Code.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\0\3", struct.pack(">hhih", 999, 0, 5, -1), struct.pack(">hhih", 3, 9, 5, -1)]
+)
+def test_what_is_no_request_closes_the_connection(frame: bytes) -> None:
+    with pytest.raises(ProtocolFault):
+        run(Client(FakeCluster()).door.answer(frame, LISTENER, PEER))
+
+
+def test_a_picture_that_is_missing_is_an_error_code() -> None:
+    class Failing(FakeCluster):
+        def disk_space(self) -> tuple[int, int]:
+            raise DiskFull("cannot say")
+
+        def extent(self, topic: str, partition: int) -> Extent:
+            return Extent(0, 0)
+
+    assert run(Client(Failing()).ask("DescribeLogDirs", topics=None)).error_code == DiskFull.code
+
+
+def test_metadata_is_answered_from_its_own_encoder() -> None:
+    cluster = FakeCluster()
+    cluster.add("t")
+    frame = run(Client(cluster).frame("Metadata", topics=None))
+    assert [topic.name for topic in decode_response(METADATA, 9, frame).topics] == ["t"]

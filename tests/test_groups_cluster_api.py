@@ -1,0 +1,193 @@
+"""appliance.groups.cluster_api: metadata, coordinators, log directories, epochs, producer ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from appliance.errors import DiskFull, StorageFault
+from appliance.groups.cluster import Broker
+from appliance.groups.cluster_api import CREATIONS_MAX
+from appliance.groups.codes import Code
+from appliance.wire.kafka.apis import APIS
+
+from .groups_fixture import KEY, Client, FakeCluster, run
+
+
+def versions(name: str) -> range:
+    return range(APIS[KEY[name]].version_min, APIS[KEY[name]].version_max + 1)
+
+
+def names(*wanted: str) -> list[dict[str, Any]]:
+    return [{"name": name} for name in wanted]
+
+
+@pytest.mark.parametrize("version", versions("Metadata"))
+def test_metadata_in_every_version(version: int) -> None:
+    cluster = FakeCluster()
+    cluster.add("b", 2)
+    cluster.add("a")
+    cluster.all["a"].partitions[0] = [9]  # nobody that lives
+    everything: Any = [] if version == 0 else None
+    reply = run(Client(cluster).ask("Metadata", version, topics=everything))
+    assert [(broker.node_id, broker.host, broker.port) for broker in reply.brokers] == [(1, "here", 9092)]
+    a, b = reply.topics
+    assert (a.name, b.name) == ("a", "b")
+    (lost,) = a.partitions
+    assert (lost.error_code, lost.leader_id, lost.replica_nodes, lost.isr_nodes) == (5, -1, [9], [])
+    assert [(each.partition_index, each.leader_id, each.error_code) for each in b.partitions] == [(0, 1, 0), (1, 1, 0)]
+    assert version < 5 or (lost.offline_replicas, b.partitions[0].offline_replicas) == ([9], [])
+    assert version < 7 or b.partitions[0].leader_epoch == -1
+    assert version < 2 or reply.cluster_id == "cluster"
+    assert version < 1 or reply.controller_id == 1
+    if version >= 1:
+        assert not run(Client(cluster).ask("Metadata", version, topics=[])).topics
+
+
+@pytest.mark.parametrize("version", versions("Metadata"))
+def test_topics_are_made_as_configured(version: int) -> None:
+    cluster = FakeCluster()
+    cluster.add("known")
+    wanted = names("known", "new", "b/d", "known")
+    asked = Client(cluster).ask(
+        "Metadata", version, topics=wanted, **({"allow_auto_topic_creation": True} if version >= 4 else {})
+    )
+    reply = run(asked)
+    assert [(topic.name, topic.error_code) for topic in reply.topics] == [("known", 0), ("new", 0), ("b/d", 17)]
+    assert len(reply.topics[1].partitions) == 1, "it can be produced to at once"
+    if version >= 4:
+        held = run(Client(cluster).ask("Metadata", version, topics=names("no"), allow_auto_topic_creation=False))
+        assert held.topics[0].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
+    cluster.auto_create = False
+    assert run(Client(cluster).ask("Metadata", version, topics=names("no"))).topics[0].error_code == 3
+
+
+def test_a_topic_that_cannot_be_made_now_is_asked_for_again() -> None:
+    cluster = FakeCluster()
+    cluster.away = True
+    reply = run(Client(cluster).ask("Metadata", topics=names("new")))
+    assert reply.topics[0].error_code == Code.LEADER_NOT_AVAILABLE
+
+
+def test_one_request_makes_a_bounded_number_of_topics() -> None:
+    cluster = FakeCluster()
+    wanted = [f"n{number}" for number in range(CREATIONS_MAX + 5)]
+    reply = run(Client(cluster).ask("Metadata", topics=names(*wanted)))
+    assert len(cluster.all) == CREATIONS_MAX
+    assert [topic.error_code for topic in reply.topics[-5:]] == [Code.LEADER_NOT_AVAILABLE] * 5
+
+
+def test_operations_are_told_when_asked_for() -> None:
+    cluster = FakeCluster()
+    cluster.add("t")
+    client = Client(cluster)
+    plain = run(client.ask("Metadata", topics=None))
+    assert plain.topics[0].authorized_operations is None
+    more = {"include_topic_authorized_operations": True, "include_cluster_authorized_operations": True}
+    asked = run(client.ask("Metadata", topics=None, **more))
+    assert 3 in asked.topics[0].authorized_operations
+    assert 5 in asked.authorized_operations
+
+
+def test_metadata_of_all_topics_is_encoded_once() -> None:
+    cluster = FakeCluster()
+    cluster.add("t")
+    client = Client(cluster)
+    before = run(client.frame("Metadata", topics=None))
+    cluster.all["t"].partitions[1] = [1]  # behind the door's back
+    assert run(client.frame("Metadata", topics=None)) == before
+    cluster.revision += 1
+    assert len(run(client.ask("Metadata", topics=None)).topics[0].partitions) == 2
+
+
+@pytest.mark.parametrize("version", versions("FindCoordinator"))
+def test_find_coordinator_in_every_version(version: int) -> None:
+    client = Client(FakeCluster())
+
+    async def find(key: str, key_type: int = 0) -> Any:
+        if version >= 4:
+            (found,) = (await client.ask("FindCoordinator", coordinator_keys=[key], key_type=key_type)).coordinators
+            return found
+        more = {"key_type": key_type} if version >= 1 else {}
+        return await client.ask("FindCoordinator", version, key=key, **more)
+
+    found = run(find("g"))
+    assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "here", 9092)
+    assert run(find("")).error_code == Code.INVALID_GROUP_ID
+    if version >= 1:
+        refused = run(find("tx", 1))
+        assert refused.error_code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        assert "not supported" in refused.error_message
+        assert run(find("x", 2)).error_code == Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("version", versions("DescribeCluster"))
+def test_describe_cluster_in_every_version(version: int) -> None:
+    cluster = FakeCluster()
+    cluster.live = [Broker(0, "there", 1), Broker(1, "::1", 2)]
+    reply = run(Client(cluster).ask("DescribeCluster", version, include_cluster_authorized_operations=True))
+    assert (reply.error_code, reply.cluster_id, reply.controller_id) == (0, "cluster", 1)
+    assert [(each.broker_id, each.host, each.port) for each in reply.brokers] == [(0, "there", 1), (1, "::1", 2)]
+    if version >= 1:
+        assert run(Client(cluster).ask("DescribeCluster", endpoint_type=2)).error_code == 35
+
+
+@pytest.mark.parametrize("version", versions("DescribeLogDirs"))
+def test_log_directories_in_every_version(version: int) -> None:
+    cluster = FakeCluster()
+    cluster.add("t", 2)
+    cluster.extents["t", 1] = StorageFault("offline")
+    client = Client(cluster)
+    (directory,) = run(client.ask("DescribeLogDirs", version, topics=None)).results
+    (topic,) = directory.topics
+    assert (directory.log_dir, topic.name) == ("/data", "t")
+    assert [(each.partition_index, each.partition_size) for each in topic.partitions] == [(0, 900)]
+    assert version < 4 or (directory.total_bytes, directory.usable_bytes) == (1_000_000, 400_000)
+    some = [{"topic": "none", "partitions": [0]}]
+    assert not run(client.ask("DescribeLogDirs", version, topics=some)).results[0].topics
+
+
+@pytest.mark.parametrize("version", versions("OffsetForLeaderEpoch"))
+def test_epochs_end_where_the_log_ends(version: int) -> None:
+    """Records say 0 or -1, as their producer wrote them; both must lead to "nothing was truncated"."""
+    cluster = FakeCluster()
+    cluster.add("t", 3)
+    cluster.all["t"].partitions[1] = [9]
+    cluster.extents["t", 2] = StorageFault("offline")
+    asked = [(0, -1, 0), (0, 0, -1), (0, -1, 5), (0, 3, 0), (1, -1, 0), (2, -1, 0), (7, -1, 0)]
+    partitions = [
+        {"partition": number, "current_leader_epoch": current, "leader_epoch": epoch}
+        for number, current, epoch in asked
+    ]
+    reply = run(Client(cluster).ask("OffsetForLeaderEpoch", version, topics=[{"topic": "t", "partitions": partitions}]))
+    rows = [(each.error_code, each.leader_epoch, each.end_offset) for each in reply.topics[0].partitions]
+    assert rows == [
+        (0, 0, 1_000),
+        (0, -1, 1_000),
+        (0, -1, -1),
+        (Code.UNKNOWN_LEADER_EPOCH, -1, -1),
+        (6, -1, -1),
+        (56, -1, -1),
+        (3, -1, -1),
+    ]
+
+
+@pytest.mark.parametrize("version", versions("InitProducerId"))
+def test_producer_ids_in_every_version(version: int) -> None:
+    client = Client(FakeCluster())
+    ids = [run(client.ask("InitProducerId", version, transactional_id=None)) for _ in range(2)]
+    assert [(each.error_code, each.producer_id, each.producer_epoch) for each in ids] == [(0, 100, 0), (0, 101, 0)]
+    refused = run(client.ask("InitProducerId", version, transactional_id="tx"))
+    assert (refused.error_code, refused.producer_id) == (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+
+
+@pytest.mark.parametrize(
+    "error, code", [(DiskFull("full"), Code.COORDINATOR_LOAD_IN_PROGRESS), (StorageFault("broken"), 56)]
+)
+def test_no_producer_id_without_a_disk(error: Exception, code: int) -> None:
+    class Failing(FakeCluster):
+        def producer_id(self) -> int:
+            raise error
+
+    assert run(Client(Failing()).ask("InitProducerId", transactional_id=None)).error_code == code

@@ -1,0 +1,226 @@
+"""appliance.groups.topic_api: topics and settings; each resource of a request has its own answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from appliance.errors import StorageFault
+from appliance.groups.codes import Code
+from appliance.wire.kafka.apis import APIS
+
+from .groups_fixture import KEY, Client, FakeCluster, run
+
+BROKER, TOPIC, GROUP = 4, 2, 32
+
+
+def cluster_with(name: str = "t", partitions: int = 2, **settings: str) -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.add(name, partitions, **settings)
+    return cluster
+
+
+def topic(name: str = "new", partitions: int = 3, replicas: int = 1, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "num_partitions": partitions,
+        "replication_factor": replicas,
+        "assignments": [],
+        "configs": [],
+    } | more
+
+
+def versions(name: str) -> range:
+    return range(APIS[KEY[name]].version_min, APIS[KEY[name]].version_max + 1)
+
+
+@pytest.mark.parametrize("version", versions("CreateTopics"))
+def test_create_in_every_version(version: int) -> None:
+    cluster = cluster_with()
+    configs = [{"name": "retention.ms", "value": "3600000"}]
+    wanted = [topic(configs=configs), topic("t"), topic("b/d"), topic("twice"), topic("twice")]
+    reply = run(Client(cluster).ask("CreateTopics", version, topics=wanted))
+    codes = {each.name: each.error_code for each in reply.topics}
+    assert codes == {"new": 0, "t": 36, "b/d": 17, "twice": Code.INVALID_REQUEST}
+    assert len(cluster.all["new"].partitions) == 3
+    assert cluster.all["new"].settings == {"retention.ms": "3600000"}
+    if version >= 5:
+        new = reply.topics[0]
+        assert (new.num_partitions, new.replication_factor) == (3, 1)
+        assert {config.name: config.value for config in new.configs}["retention.ms"] == "3600000"
+
+
+@pytest.mark.parametrize(
+    "wanted, error",
+    [
+        (topic(partitions=-1, replicas=-1), 0),
+        (topic(replicas=3), Code.INVALID_REPLICATION_FACTOR),
+        (topic(partitions=0), Code.INVALID_PARTITIONS),
+        (topic(configs=[{"name": "no.such", "value": "1"}]), Code.INVALID_CONFIG),
+        (topic(configs=[{"name": "retention.ms", "value": None}]), Code.INVALID_CONFIG),
+        (topic(configs=[{"name": "retention.ms", "value": "1"}] * 2), Code.INVALID_REQUEST),
+        (topic(partitions=-1, replicas=-1, assignments=[{"partition_index": 0, "broker_ids": [1]}]), 0),
+        (topic(assignments=[{"partition_index": 0, "broker_ids": [1]}]), Code.INVALID_REQUEST),
+        (
+            topic(partitions=-1, replicas=-1, assignments=[{"partition_index": 1, "broker_ids": [1]}]),
+            Code.INVALID_REPLICA_ASSIGNMENT,
+        ),
+        (
+            topic(partitions=-1, replicas=-1, assignments=[{"partition_index": 0, "broker_ids": [1, 2]}]),
+            Code.INVALID_REPLICA_ASSIGNMENT,
+        ),
+    ],
+)
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_what_a_topic_may_be(wanted: dict[str, Any], error: int, validate_only: bool) -> None:
+    cluster = FakeCluster()
+    (row,) = run(Client(cluster).ask("CreateTopics", topics=[wanted], validate_only=validate_only)).topics
+    assert row.error_code == error and (error == 0) == (not row.error_message)
+    assert ("new" in cluster.all) == (error == 0 and not validate_only)
+
+
+@pytest.mark.parametrize("version", versions("DeleteTopics"))
+def test_delete_in_every_version(version: int) -> None:
+    cluster = cluster_with()
+    names = ["t", "none"]
+    given: dict[str, Any] = {"topic_names": names}
+    if version >= 6:
+        given = {"topics": [{"name": name} for name in [*names, None]]}
+    reply = run(Client(cluster).ask("DeleteTopics", version, **given))
+    expected = [0, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID]
+    assert [each.error_code for each in reply.responses] == expected[: len(reply.responses)]
+    assert "t" not in cluster.all
+
+
+@pytest.mark.parametrize("version", versions("CreatePartitions"))
+def test_grow_in_every_version(version: int) -> None:
+    cluster = cluster_with()
+    wanted: list[dict[str, Any]] = [
+        {"name": "t", "count": 4, "assignments": None},
+        {"name": "t", "count": 2, "assignments": None},
+        {"name": "t", "count": 3, "assignments": [{"broker_ids": [9]}]},
+        {"name": "none", "count": 4, "assignments": None},
+    ]
+    client = Client(cluster)
+    expected = [0, Code.INVALID_PARTITIONS, Code.INVALID_REPLICA_ASSIGNMENT, Code.UNKNOWN_TOPIC_OR_PARTITION]
+    checked = run(client.ask("CreatePartitions", version, topics=wanted, validate_only=True))
+    assert [each.error_code for each in checked.results] == expected and not cluster.calls
+    reply = run(client.ask("CreatePartitions", version, topics=wanted))
+    assert [each.error_code for each in reply.results] == expected
+    assert cluster.calls == [("add_partitions", "t", 4)]
+
+
+# Settings
+
+
+@pytest.mark.parametrize("version", versions("DescribeConfigs"))
+def test_describe_settings_in_every_version(version: int) -> None:
+    cluster = cluster_with(retention_ms="3600000")
+    resources = [
+        {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": None},
+        {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": ["segment.bytes"]},
+        {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None},
+        {"resource_type": BROKER, "resource_name": "2", "configuration_keys": None},
+        {"resource_type": TOPIC, "resource_name": "none", "configuration_keys": None},
+        {"resource_type": GROUP, "resource_name": "g", "configuration_keys": None},
+    ]
+    reply = run(Client(cluster).ask("DescribeConfigs", version, resources=resources, include_synonyms=True))
+    assert [each.error_code for each in reply.results] == [0, 0, 0, Code.INVALID_REQUEST, 3, Code.INVALID_REQUEST]
+    whole, part, broker, *_ = reply.results
+    rows = {config.name: config for config in whole.configs}
+    assert rows.keys() == cluster.default_settings().as_kafka().keys()
+    assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("3600000", 1)
+    assert [each.source for each in rows["retention.ms"].synonyms] == [1, 5]
+    assert rows["segment.bytes"].config_source == 5
+    assert [config.name for config in part.configs] == ["segment.bytes"]
+    assert {config.name: config.value for config in broker.configs}["log.dirs"] == "/data"
+    assert all(config.read_only for config in broker.configs)
+
+
+def test_settings_explain_themselves() -> None:
+    resource = {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": ["retention.ms"]}
+    reply = run(Client(cluster_with()).ask("DescribeConfigs", resources=[resource], include_documentation=True))
+    (config,) = reply.results[0].configs
+    assert "deleted" in config.documentation and config.config_type == 5
+
+
+def change(*configs: tuple[Any, ...], name: str = "t", resource_type: int = TOPIC) -> list[dict[str, Any]]:
+    rows = [dict(zip(("name", "value", "config_operation"), config, strict=False)) for config in configs]
+    return [{"resource_type": resource_type, "resource_name": name, "configs": rows}]
+
+
+@pytest.mark.parametrize("version", versions("AlterConfigs"))
+def test_alter_replaces_everything(version: int) -> None:
+    cluster = cluster_with(retention_ms="5", segment_ms="7")
+    reply = run(Client(cluster).ask("AlterConfigs", version, resources=change(("retention.ms", "9"))))
+    assert reply.responses[0].error_code == 0
+    assert cluster.all["t"].settings == {"retention.ms": "9"}
+
+
+@pytest.mark.parametrize("version", versions("IncrementalAlterConfigs"))
+def test_incremental_alter_leaves_the_rest(version: int) -> None:
+    cluster = cluster_with(retention_ms="5", segment_ms="7")
+    resources = change(("retention.ms", "9", 0), ("segment.ms", None, 1))
+    reply = run(Client(cluster).ask("IncrementalAlterConfigs", version, resources=resources))
+    assert reply.responses[0].error_code == 0
+    assert cluster.all["t"].settings == {"retention.ms": "9"}
+
+
+@pytest.mark.parametrize(
+    "resources, error",
+    [
+        (change(("no.such", "9", 0)), Code.INVALID_CONFIG),
+        (change(("retention.ms", "soon", 0)), Code.INVALID_CONFIG),
+        (change(("retention.ms", None, 0)), Code.INVALID_CONFIG),
+        (change(("cleanup.policy", "compact", 2)), Code.INVALID_CONFIG),
+        (change(("retention.ms", "9", 0), ("retention.ms", "8", 0)), Code.INVALID_REQUEST),
+        (change(("retention.ms", "9", 0), name="none"), Code.UNKNOWN_TOPIC_OR_PARTITION),
+        (change(("log.retention.ms", "9", 0), name="1", resource_type=BROKER), Code.INVALID_REQUEST),
+    ],
+)
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_changes_that_are_refused(resources: list[dict[str, Any]], error: int, validate_only: bool) -> None:
+    cluster = cluster_with(retention_ms="5")
+    reply = run(Client(cluster).ask("IncrementalAlterConfigs", resources=resources, validate_only=validate_only))
+    assert reply.responses[0].error_code == error and reply.responses[0].error_message
+    assert cluster.all["t"].settings == {"retention.ms": "5"}
+
+
+def test_validating_changes_nothing() -> None:
+    cluster = cluster_with()
+    resources = change(("retention.ms", "9", 0), ("segment.ms", None, 1))
+    reply = run(Client(cluster).ask("IncrementalAlterConfigs", resources=resources, validate_only=True))
+    assert reply.responses[0].error_code == 0 and cluster.all["t"].settings == {}
+
+
+# Records
+
+
+@pytest.mark.parametrize("version", versions("DeleteRecords"))
+def test_delete_records_in_every_version(version: int) -> None:
+    cluster = cluster_with(partitions=5)
+    cluster.extents["t", 3] = StorageFault("offline")
+    cluster.all["t"].partitions[4] = [9]
+    wanted = [(0, 500), (1, -1), (2, 1_001), (3, 500), (4, 500), (5, 500)]
+    partitions = [{"partition_index": number, "offset": offset} for number, offset in wanted]
+    reply = run(Client(cluster).ask("DeleteRecords", version, topics=[{"name": "t", "partitions": partitions}]))
+    rows = [(each.low_watermark, each.error_code) for each in reply.topics[0].partitions]
+    assert rows == [(490, 0), (990, 0), (-1, Code.OFFSET_OUT_OF_RANGE), (-1, 56), (-1, 6), (-1, 3)]
+    assert cluster.calls == [("delete_records", "t", 0, 500), ("delete_records", "t", 1, 1_000)]
+
+
+def test_an_offset_that_is_gone_already_is_no_error() -> None:
+    cluster = cluster_with()
+    topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 5}]}]
+    reply = run(Client(cluster).ask("DeleteRecords", topics=topics))
+    assert reply.topics[0].partitions[0].error_code == 0
+    assert cluster.calls == [("delete_records", "t", 0, 100)]
+
+
+def test_without_zookeeper_topics_cannot_change() -> None:
+    cluster = cluster_with()
+    cluster.away = True
+    client = Client(cluster)
+    assert run(client.ask("CreateTopics", topics=[topic()])).topics[0].error_code == 15
+    assert run(client.ask("DeleteTopics", topics=[{"name": "t"}])).responses[0].error_code == 15
