@@ -214,9 +214,9 @@ class Peer:
         if part.timestamp == LATEST:
             return OffsetsResult(0, len(log.data), -1, len(log.values()))
         for at in log.batches:
-            for record in decode_batch(log.data, at):
-                if record.timestamp >= part.timestamp:
-                    return OffsetsResult(0, record.offset, record.timestamp, 0)
+            records = decode_batch(log.data, at)
+            if max(record.timestamp for record in records) >= part.timestamp:
+                return OffsetsResult(0, records[0].offset, records[0].timestamp, 0)
         return OffsetsResult(0, -1, -1, 0)
 
     def _cold(self, api: int, correlation: int, *rest: Any) -> bytes:

@@ -154,6 +154,17 @@ def test_seeking_by_time_to_the_ends_and_back(peer: Peer, consumer: Consumer) ->
         consumer.seek_to_time(-7)
 
 
+def test_seeking_by_time_is_exact_within_a_batch(peer: Peer, consumer: Consumer) -> None:
+    times = [5, 7, 7, 3, 9]
+    peer.log("t", 0).append(encode_batch([(None, b"%d" % i, (), t) for i, t in enumerate(times)], codec="lz4"))
+    consumer.assign([("t", 0)])
+    for timestamp, first in [(0, b"0"), (5, b"0"), (6, b"1"), (8, b"4"), (9, b"4")]:
+        consumer.seek_to_time(timestamp)
+        assert consumer.poll(TIMEOUT_S)[0].value == first
+    consumer.seek_to_time(10)
+    assert consumer.poll(QUIET_S) == []
+
+
 def test_a_seek_drops_what_was_under_way(peer: Peer, consumer: Consumer) -> None:
     values = fill(peer.log("t", 0), [5, 5])
     consumer.assign([("t", 0)])

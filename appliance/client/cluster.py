@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ApplianceError, BrokerAway, NotLeader, RequestTimedOut, UnknownPartition, from_code
-from ..wire.native import ADMIN, METADATA, OFFSETS
+from ..errors import ApplianceError, BrokerAway, ClientFault, NotLeader, RequestTimedOut, UnknownPartition, from_code
+from ..records.decode import decode_batch
+from ..wire.native import ADMIN, FETCH, METADATA, OFFSETS
 from ..wire.requests import LATEST
 from .connection import Address, Connection, Reply, parse_bootstrap
 
@@ -152,11 +153,23 @@ class Cluster:
                 if error:
                     raise from_code(error, f"{place[0]}-{place[1]}: the appliance answers error {error}")
                 if offset >= 0:
-                    found[place] = offset
-                    del led[place]
+                    when = led.pop(place)
+                    found[place] = offset if when < 0 else self._first_since(leader, place, offset, when)
             # Nothing is that late: read on at the end.
             led = dict.fromkeys(led, LATEST)
         return found
+
+    def _first_since(self, leader: int, place: tuple[str, int], offset: int, timestamp: int) -> int:
+        """The first message of that time or later in the batch at ``offset``: the broker knows batches only."""
+        reply = self._ask(FETCH, 0, 1, 1, [[*place, offset, 1]], broker_id=leader)
+        ((error, _, _, size),) = reply.header[2]
+        if error or not size:
+            return offset
+        try:
+            records = decode_batch(reply.payload)
+        except ClientFault:  # whoever reads it will be told
+            return offset
+        return next((record.offset for record in records if record.timestamp >= timestamp), offset)
 
     def connect(self, address: Address) -> Connection:
         """A connection that has been answered."""

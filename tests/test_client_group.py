@@ -1,0 +1,264 @@
+"""appliance.client.group: real consumers, a real appliance, a real ZooKeeper; and admin.py on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from appliance.client import Admin, Blacklist, GroupConsumer, MessageStream, Producer, Whitelist
+from appliance.errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition, ZooKeeperAway
+
+from .server import Server, wait_for
+
+TIMEOUT_S = 30
+QUIET_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("groups") / "data", **{"zookeeper.nodes": 1}) as running:
+        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper is there")
+        yield running
+
+
+@pytest.fixture
+def admin(server: Server) -> Iterator[Admin]:
+    with Admin(server.native) as running:
+        yield running
+
+
+def fill(server: Server, topic: str, count: int, first: int = 0) -> list[bytes]:
+    """Numbered messages spread over the partitions by key."""
+    values = [b"%d" % i for i in range(first, first + count)]
+    with Producer(server.native) as producer:
+        for value in values:
+            producer.send(topic, value, key=value)
+    return values
+
+
+def join(server: Server, group: str, **options: Any) -> GroupConsumer:
+    options = {"session_timeout_ms": 2_000, "auto_commit_ms": 100} | options
+    return GroupConsumer(server.native, group, **options)
+
+
+class Reader:
+    """Threads that read streams into lists, until the consumer is closed."""
+
+    def __init__(self, *streams: MessageStream) -> None:
+        self.seen: list[tuple[int, int, bytes | None]] = []
+        self.threads = [threading.Thread(target=self._read, args=(stream,)) for stream in streams]
+        for thread in self.threads:
+            thread.start()
+
+    def _read(self, stream: MessageStream) -> None:
+        for message in stream:
+            self.seen.append((message.partition, message.offset, message.value))
+
+    def values(self) -> list[bytes | None]:
+        return [value for _, _, value in list(self.seen)]
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(TIMEOUT_S)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    return wait_for(condition, what, TIMEOUT_S)
+
+
+def test_two_members_share_a_topic_and_hand_over_without_loss_or_repeat(
+    server: Server, admin: Admin, topic: str
+) -> None:
+    """Paper, consumer groups: each message to one member; orderly changes of membership repeat nothing."""
+    admin.create_topic(topic, 4)
+    values = fill(server, topic, 500)
+    with join(server, topic) as one:
+        first = Reader(*one.create_message_streams({topic: 2})[topic])
+        until(lambda: len(first.seen) == 500, "the only member reads everything")
+        assert sorted(one.owned.values()) == [0, 0, 1, 1]
+        with join(server, topic) as two:
+            second = Reader(*two.create_message_streams({topic: 1})[topic])
+            until(lambda: len(two.owned) == 1 and len(one.owned) == 3, "range assignment: 3 streams, 4 partitions")
+            values += fill(server, topic, 500, 500)
+            until(lambda: len(first.seen) + len(second.seen) == 1000, "both read")
+            assert {p for p, _, _ in second.seen} == {place[1] for place in two.owned}
+        second.join()
+        until(lambda: len(one.owned) == 4, "the one that stays takes over")
+        values += fill(server, topic, 100, 1000)
+        until(lambda: len(first.seen) + len(second.seen) >= 1100, "it reads on")
+    first.join()
+    assert Counter(first.values() + second.values()) == Counter(values)
+    for reader in (first, second):
+        for partition in range(4):
+            offsets = [offset for p, offset, _ in reader.seen if p == partition]
+            assert offsets == sorted(offsets)
+
+
+def test_the_next_consumer_goes_on_where_the_last_one_stopped(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    values = fill(server, topic, 100)
+    with join(server, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        got = [message.value for message in itertools.islice(stream.messages(TIMEOUT_S), 40)]
+    assert admin.offsets(topic)[topic, 0] > 0
+    with join(server, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        got += [value for batch in stream.batches(QUIET_S) for value in batch.values]
+        report = admin.group(topic)
+    assert report["members"][0]["id"] == consumer.consumer_id
+    assert got[:40] == values[:40] and Counter(got) == Counter(values)
+    admin.delete_offsets(topic)
+    with pytest.raises(UnknownGroup):
+        admin.group(topic)
+
+
+def test_an_exception_leaves_its_message_to_be_delivered_again(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    fill(server, topic, 10)
+    with pytest.raises(ArithmeticError), join(server, topic) as consumer:
+        for message in consumer.create_message_streams({topic: 1})[topic][0]:
+            if message.value == b"5":
+                raise ArithmeticError("processing failed")
+    with join(server, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        assert next(stream.messages(TIMEOUT_S)).value == b"5"
+
+
+def test_manual_commit_is_all_that_counts(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    fill(server, topic, 10)
+    for expected in (b"0", b"4"):
+        with join(server, topic, auto_commit=False) as consumer:
+            messages = consumer.create_message_streams({topic: 1})[topic][0].messages(TIMEOUT_S)
+            assert next(messages).value == expected
+            if expected == b"0":
+                for _ in range(3):
+                    next(messages)
+                consumer.commit()
+                next(messages)
+    with join(server, topic, auto_commit=False) as consumer:
+        consumer.create_message_streams({topic: 1})
+        until(lambda: consumer.owned, "it joins")
+        consumer.commit({(topic, 0): 77})
+    assert admin.offsets(topic) == {(topic, 0): 77}
+
+
+def test_latest_and_time_decide_where_a_new_group_begins(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 1)
+    with Producer(server.native) as producer:
+        for second in range(10):
+            producer.send(topic, b"%d" % second, timestamp=1000 * second)
+    with join(server, f"{topic}-time", start=7000) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        assert next(stream.messages(TIMEOUT_S)).value == b"7"
+    with join(server, f"{topic}-latest", start="latest") as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        until(lambda: consumer.positions, "it knows where the end is")
+        fill(server, topic, 1, 10)
+        assert next(stream.messages(TIMEOUT_S)).value == b"10"
+
+
+def test_patterns_take_present_and_future_topics(server: Server, admin: Admin, topic: str) -> None:
+    admin.create_topic(f"{topic}-a", 1)
+    admin.create_topic(f"{topic}-x", 1)
+    fill(server, f"{topic}-a", 5)
+    with join(server, f"{topic}-white") as white, join(server, f"{topic}-black") as black:
+        (stream,) = white.create_message_streams_by_filter(Whitelist(f"{topic}-a,{topic}-b"))
+        others = black.create_message_streams_by_filter(Blacklist(rf"(?!{topic}-).*|{topic}-x"), 2)
+        reader, other = Reader(stream), Reader(*others)
+        until(lambda: len(reader.seen) == 5, "present topics")
+        admin.create_topic(f"{topic}-b", 2)
+        fill(server, f"{topic}-b", 5, 5)
+        fill(server, f"{topic}-x", 5, 10)
+        until(lambda: len(reader.seen) == 10 and len(other.seen) == 10, "future topics")
+        assert (
+            {place[0] for place in white.owned} == {place[0] for place in black.owned} == {f"{topic}-a", f"{topic}-b"}
+        )
+        assert {place[1] for place in black.owned if place[0] == f"{topic}-b"} == {0, 1}
+        assert sorted(black.owned[f"{topic}-b", p] for p in (0, 1)) == [0, 1], "sub-streams share a topic"
+    reader.join()
+    other.join()
+
+
+CHILD = """
+import sys
+from appliance.client import GroupConsumer
+address, group, topic = sys.argv[1:]
+with GroupConsumer(address, group, session_timeout_ms=2000, auto_commit_ms=50) as consumer:
+    for message in consumer.create_message_streams({topic: 1})[topic][0]:
+        print(message.partition, message.offset, message.value.decode(), flush=True)
+"""
+
+
+def test_a_killed_member_loses_nothing(server: Server, admin: Admin, topic: str) -> None:
+    """At least once: what the killed member had not committed is delivered again, to the others."""
+    admin.create_topic(topic, 2)
+    values = fill(server, topic, 300)
+    command = [sys.executable, "-c", CHILD, server.native, topic, topic]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."})
+    assert child.stdout is not None
+    assert select.select([child.stdout], [], [], TIMEOUT_S)[0]
+    with join(server, topic) as consumer:
+        reader = Reader(*consumer.create_message_streams({topic: 1})[topic])
+        until(lambda: len(consumer.owned) == 1, "they share")
+        values += fill(server, topic, 300, 300)
+        child.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        output = child.communicate()[0]
+        until(lambda: len(consumer.owned) == 2, "its partitions are taken over")
+        assert time.monotonic() - killed_at < 10
+        by_child = [line.split()[2] for line in output.splitlines() if len(line.split()) == 3]
+        until(lambda: {*by_child, *reader.values()} >= set(values), "everything was delivered")
+    reader.join()
+
+
+def test_wrong_use_is_named(server: Server, admin: Admin, topic: str, appliance: Server) -> None:
+    for start in ("middle", -5):
+        with pytest.raises(BadValue):
+            GroupConsumer(server.native, topic, start=start)
+    with join(server, topic) as consumer:
+        with pytest.raises(InvalidRequest, match="create"):
+            consumer.commit()
+        with pytest.raises(BadValue):
+            consumer.create_message_streams({topic: 0})
+        with pytest.raises(BadValue, match="regular"):
+            consumer.create_message_streams_by_filter("(")
+        consumer.create_message_streams({topic: 1})
+        with pytest.raises(InvalidRequest, match="once"):
+            consumer.create_message_streams({topic: 1})
+    with pytest.raises(InvalidRequest, match="closed"):
+        consumer.commit()
+    with GroupConsumer(appliance.native, topic) as alone, pytest.raises(ZooKeeperAway, match=r"zookeeper\.nodes"):
+        alone.create_message_streams({topic: 1})
+
+
+def test_admin_verbs(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, 2, {"retention.ms": "1d"})
+    with pytest.raises(TopicExists):
+        admin.create_topic(topic)
+    admin.alter_topic(topic, {"retention.ms": None}, partitions=3)
+    (found,) = admin.topics([topic])
+    assert found["name"] == topic and len(found["partitions"]) == 3 and found["own"] == {}
+    assert topic in {row["name"] for row in admin.topics()}
+    assert admin.ensure_topic(topic)["partitions"] == 3
+    assert admin.init_producer()["producer_id"] != admin.init_producer()["producer_id"]
+    admin.commit(topic, {(topic, 0): 5, (topic, 1): 6})
+    assert admin.offsets(topic) == {(topic, 0): 5, (topic, 1): 6}
+    assert topic in {row["group"] for row in admin.groups()}
+    assert admin.status()["state"] == "serving"
+    admin.delete_offsets(topic, [(topic, 0), (topic, 1)])
+    assert admin.offsets(topic) == {}
+    admin.delete_topic(topic)
+    with pytest.raises(UnknownPartition):
+        admin.topics([topic])
