@@ -21,7 +21,7 @@ class Door:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "appliance.cli", "start", "--data", str(self.data), *self._settings]
+        command = [sys.executable, "-m", "appliance", "start", "--data", str(self.data), *self._settings]
         command += ["--set", f"kafka.listen={self.kafka}", "--set", f"native.listen={self.native}"]
         self.log = (self.data.parent / f"{self.data.name}.log").open("a")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
