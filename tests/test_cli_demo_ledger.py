@@ -26,6 +26,7 @@ def test_all_lines_in_order() -> None:
         ledger.received(0, 1, offset * 100, line)
     account = ledger.accounts()[0, 1]
     assert (account.fault, account.lines, account.bytes, account.repeats) == ("", 5, 35, 0)
+    assert account.checksum_in == account.checksum_out
     assert ledger.lines_in == ledger.lines_out == 5
 
 

@@ -58,7 +58,7 @@ def test_lines_are_shipped_as_they_stand(tmp_path: Path) -> None:
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        plan([tmp_path / "none"])
+        plan([tmp_path / "none"], lines_min=1)
     (tmp_path / "empty").touch()
     with pytest.raises(BadParameter, match="not one line"):
-        plan([tmp_path / "empty"])
+        plan([tmp_path / "empty"], lines_min=1)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 import typer
 
 from ..errors import MessageTooLarge
+from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .positions import Position, parse_position, resolve
 from .target import Connect, Data, Json, address, cluster
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 64 << 20
 BATCH_MAX = 1000
+JOIN_S_MAX = 10.0
+"""How long --timeout waits for a group to hand out partitions at all."""
 PENDING_MAX = 4096
 """Deliveries not looked at yet; beyond, the oldest is waited for."""
 
@@ -211,6 +214,8 @@ def consume(
     door = address(data, connect)
     if group is None:
         _read(door, topic, partitions, position, Limits(count_max, timeout), printing)
+    elif position.offset is not None:
+        raise typer.BadParameter("--from: a group begins at a time, not at an offset; see groups reset-offsets")
     elif partitions:
         raise typer.BadParameter("--partition: a group divides the partitions itself; leave out --group or --partition")
     else:
@@ -282,10 +287,29 @@ def _read(
             left = None if left is None else left - len(messages)
 
 
+def _read_as_group(door: str, topic: str, group: str, position: Position, limits: Limits, printing: _Printing) -> None:
+    """Each message is printed and flushed before the next is asked for, so none is committed that was not."""
+    from ..client import GroupConsumer
+
+    with cluster(None, door) as asked:
+        asked.refresh([topic])
+        asked.topic(topic)  # a group would wait for a topic that does not exist
+    start = {EARLIEST: "earliest", LATEST: "latest"}.get(position.timestamp, position.timestamp)
+    left = limits.count_max
+    with GroupConsumer(door, group, start=start, client_name="appliance-consume") as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        joining_until = time.monotonic() + JOIN_S_MAX
+        patience = limits.timeout
+        while True:
+            for message in stream.messages(patience):
+                printing.print([message])
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+            if consumer.owned or time.monotonic() > joining_until:
+                return
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Messages")(produce)
     app.command(rich_help_panel="Messages")(consume)
-
-
-def _read_as_group(door: str, topic: str, group: str, position: Position, limits: Limits, printing: _Printing) -> None:
-    raise NotImplementedError

@@ -1,9 +1,10 @@
 """The demo: an appliance, a producer, a group of consumers of which one is killed, and the accounts at the end.
 
-The order of things is fixed, so that the death of a consumer always falls into the middle of the work: half of
-the lines are shipped, both consumers have read some of them, one is killed and a successor started, the rest is
-shipped.  What comes back is compared with what was sent by :mod:`.demo_ledger`; where all of it lives and how it
-is removed is :mod:`.demo_room`'s business.
+The order of things is fixed, so that the death of a consumer always falls into the middle of the work.  When two
+consumers share the partitions, half of the lines are shipped; when both have read some, one is killed and a successor
+started; most of the rest is shipped, and the last of it when the successor has got partitions.  What comes back is
+compared with what was sent by :mod:`.demo_ledger`; where all of it lives and how it is removed is :mod:`.demo_room`'s
+business.
 
 Every wait has a limit that counts from the last progress, so a demo that hangs fails and says what it waited for.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -21,12 +22,12 @@ from typing import Any, NoReturn
 
 from ..client import Producer
 from ..client.cluster import Cluster
-from ..errors import RequestTimedOut, Unavailable
+from ..errors import RequestTimedOut, Unavailable, UnknownGroup
 from ..status import collect
 from . import output
 from .demo_ledger import Ledger, Spool, line_bytes
-from .demo_logs import Plan, plan, shipped
-from .demo_report import Report, show
+from .demo_logs import Plan, Source, plan, shipped
+from .demo_report import Move, Report, show
 from .demo_room import Room, clear_abandoned
 from .demo_view import View
 
@@ -35,14 +36,16 @@ PARTITIONS = 4
 STALL_S = 40.0
 SESSION_MS = 4000
 PIECE_LINES = 1000
+BLOCK_LINES_MAX = 1000
+BLOCKS_MIN = 1000
 POLL_S = 0.05
 
 
-def run(files: list[Path], as_json: bool) -> int:
+def run(files: list[Path], lines_min: int, as_json: bool) -> int:
     """The whole demo; the exit status."""
     for left in clear_abandoned():
         output.remark(f"removed what a killed demo left behind: {left}")
-    work = plan(files)
+    work = plan(files, lines_min)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     room = Room()
     try:
@@ -73,15 +76,16 @@ class Demo:
         self._first_read_s: dict[str, float] = {}
         self._view = View(work.lines)
         self._bootstrap = ""
+        self._shipping_s = 0.0
 
     def run(self) -> Report:
         begun = time.monotonic()
         with self._view:
-            state = self._start_appliance()
+            self._start_appliance()
             self._view.say(f"appliance serves at {self._bootstrap} after {time.monotonic() - begun:.1f} s")
             names = ", ".join(f"{topic} with {PARTITIONS} partitions" for topic in self._topics)
             self._view.say(f"topics {names}")
-            moved, killed_after = self._move()
+            move = self._move()
             groups = self._wait_for_lag()
             for name in self._consumers:
                 self._end(name)
@@ -92,15 +96,13 @@ class Demo:
             accounts=self._ledger.accounts(),
             shares={name: spool.count for name, spool in self._spools.items()},
             lag=sum(row["lag_messages"] or 0 for row in groups),
-            seconds=moved,
-            kill=killed_after,
-            doors=state,
+            move=move,
             exit_status=status,
         )
 
     # ---- the appliance
 
-    def _start_appliance(self) -> dict[str, str]:
+    def _start_appliance(self) -> None:
         room = self._room
         settings = ["native.listen=127.0.0.1:0", "kafka.listen=127.0.0.1:0"]
         words = [word for setting in settings for word in ("--set", setting)]
@@ -113,7 +115,6 @@ class Demo:
         with self._asking() as cluster:
             for topic in self._topics:
                 cluster.admin("create_topic", {"name": topic, "partitions": PARTITIONS})
-        return doors
 
     @contextmanager
     def _asking(self) -> Iterator[Cluster]:
@@ -138,37 +139,57 @@ class Demo:
 
     # ---- the work
 
-    def _move(self) -> tuple[float, str]:
-        """Ship everything, kill and replace a consumer half-way; seconds, and what is to be said of the kill."""
+    def _move(self) -> Move:
+        """Ship everything, with a death half-way, and wait until all of it has come back."""
         self._start_consumer("first")
         self._start_consumer("second")
         lines = shipped(self._plan.sources)
-        begun = time.monotonic()
-        with Producer(self._bootstrap, client_name="demo") as producer:
+        with Producer(self._bootstrap, client_name="demo") as producer, self._asking() as cluster:
+            self._until(lambda: len(self._owners(cluster)) == len(self._consumers), "both consumers to join")
+            begun = time.monotonic()
             self._ship(producer, islice(lines, self._plan.lines // 2))
-            producer.flush()
-            both = lambda: all(self._spools[name].count for name in ("first", "second"))  # noqa: E731
-            self._until(both, "both consumers to read")
+            self._until(lambda: self._has_read("first") and self._has_read("second"), "both consumers to read")
+            before = self._owners(cluster)
             self._consumers.pop("first").kill()
-            self._start_consumer("successor")
             killed = time.monotonic()
-            self._view.say(f"killed the first consumer after {self._spools['first'].count:,} lines: SIGKILL")
+            self._start_consumer("successor")
+            self._view.say(f"killed the first consumer after {self._spools['first'].count:,} lines (SIGKILL)")
+            self._ship(producer, islice(lines, self._plan.lines * 4 // 10))
+            # The last tenth comes when the successor has partitions, so that it has something to read for sure.
+            self._until(lambda: bool(self._owners(cluster) - before), "the successor to get partitions")
             self._ship(producer, lines)
-            producer.flush()
-        self._until(lambda: self._spools["successor"].count > 0, "the successor to take over")
-        took_over = f"its successor read its first line {self._first_read_s['successor'] - killed:.1f} s later"
+        self._until(lambda: self._has_read("successor"), "the successor to read")
         self._until(lambda: self._ledger.lines_out >= self._ledger.lines_in, "all lines to come back")
-        return time.monotonic() - begun, took_over
+        return Move(
+            seconds=time.monotonic() - begun,
+            shipping_s=self._shipping_s,
+            takeover_s=self._first_read_s["successor"] - killed,
+        )
 
-    def _ship(self, producer: Producer, lines: Any) -> None:
-        keys: dict[str, bytes] = {}
+    def _has_read(self, name: str) -> bool:
+        return self._spools[name].count > 0
+
+    def _owners(self, cluster: Cluster) -> set[str]:
+        """The members of the group that own partitions, as the appliance sees them."""
+        try:
+            members = cluster.admin("group", {"group": GROUP})["members"]
+        except UnknownGroup:  # until the first has joined
+            return set()
+        return {member["id"] for member in members if member["partitions"]}
+
+    def _ship(self, producer: Producer, lines: Iterable[tuple[Source, int, bytes]]) -> None:
+        """Send lines; those of one block of a file have one key, so they stay together and in order."""
+        begun = time.monotonic()
+        block_lines = max(1, min(BLOCK_LINES_MAX, self._plan.lines // BLOCKS_MIN))
         for count, (source, number, text) in enumerate(lines, 1):
-            key = keys.setdefault(source.name, source.name.encode())
+            key = f"{source.name}:{number // block_lines}".encode()
             delivery = producer.send(source.topic, text, key=key, headers=[("line", b"%d" % number)])
             place = (self._topics.index(source.topic), delivery.partition)
             self._ledger.sent(place, line_bytes(key, number, text), len(text))
             if count % PIECE_LINES == 0:
                 self._look()
+        producer.flush()
+        self._shipping_s += time.monotonic() - begun
 
     def _look(self) -> None:
         """Take in what the consumers have written down, and show how far things are."""

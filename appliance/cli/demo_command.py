@@ -14,6 +14,9 @@ def demo(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILE]...", help="Text files; the logs in /var/log if none.")
     ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", min=1, help="Ship files that have fewer lines several times over.")
+    ] = 300_000,
     as_json: Json = False,
 ) -> None:
     """Ship log files through an appliance and account for every line; leaves nothing behind.
@@ -31,7 +34,7 @@ def demo(
     """
     from .demo import run
 
-    raise typer.Exit(run(files or [], as_json))
+    raise typer.Exit(run(files or [], lines, as_json))
 
 
 def register(app: typer.Typer) -> None:

@@ -35,7 +35,8 @@ class Account(NamedTuple):
     lines: int
     bytes: int
     repeats: int
-    checksum: str
+    checksum_in: str
+    checksum_out: str
     fault: str
 
 
@@ -101,9 +102,14 @@ class Ledger:
             lines=len(sent) // LINE.size,
             bytes=self._bytes.get(place, 0),
             repeats=self._repeats.get(place, 0),
-            checksum=hashlib.blake2b(came, digest_size=6).hexdigest(),
+            checksum_in=_checksum(sent),
+            checksum_out=_checksum(came),
             fault=fault,
         )
+
+
+def _checksum(lines: bytes) -> str:
+    return hashlib.blake2b(lines, digest_size=6).hexdigest()
 
 
 def _difference(sent: bytes, came: bytes) -> str:

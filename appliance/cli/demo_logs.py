@@ -17,7 +17,6 @@ from typer import BadParameter
 
 LOG_DIR = Path("/var/log")
 FILES_MAX = 200
-LINES_MIN = 300_000
 LINES_MAX = 1_500_000
 BYTES_MAX = 192 * 1024 * 1024
 LINE_BYTES_MAX = 256 * 1024
@@ -26,7 +25,7 @@ TURN_LINES = 500
 
 
 class Source(NamedTuple):
-    """One file in one round; ``name`` is the key of its messages, so they stay in one partition, in order."""
+    """One file in one round; ``name`` tells the rounds apart."""
 
     name: str
     path: Path
@@ -71,7 +70,7 @@ def _decodes(head: bytes) -> bool:
     return True
 
 
-def plan(files: Sequence[Path], lines_min: int = LINES_MIN) -> Plan:
+def plan(files: Sequence[Path], lines_min: int) -> Plan:
     """What to ship: ``files``, or the logs of this host when there are none.
 
     Raises:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import output
 from .demo_ledger import Account, Partition
 from .demo_logs import Plan
+
+
+class Move(NamedTuple):
+    """``seconds``: from the first line shipped to the last one back; ``takeover_s``: death to a new first line."""
+
+    seconds: float
+    shipping_s: float
+    takeover_s: float
 
 
 @dataclass(slots=True)
@@ -19,9 +27,7 @@ class Report:
     accounts: dict[Partition, Account]
     shares: dict[str, int]
     lag: int
-    seconds: float
-    kill: str
-    doors: dict[str, str]
+    move: Move
     exit_status: int
     leftovers: list[str] = field(default_factory=list)
 
@@ -57,25 +63,26 @@ class Report:
                 "messages": account.lines,
                 "bytes": account.bytes,
                 "repeats": account.repeats,
-                "checksum": account.checksum,
-                "in = out": account.fault or "yes",
+                "checksum_in": account.checksum_in,
+                "checksum_out": account.checksum_out,
+                "fault": account.fault,
             }
             for (topic, number), account in self.accounts.items()
         ]
 
     def consumers(self) -> list[dict[str, Any]]:
         total = max(1, sum(self.shares.values()))
-        return [
-            {"consumer": name, "messages": count, "share": f"{count / total:.0%}"}
-            for name, count in self.shares.items()
-        ]
+        rows = self.shares.items()
+        return [{"consumer": name, "messages": count, "share": count / total} for name, count in rows]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "lines": self.lines,
             "bytes": self.size,
-            "seconds": round(self.seconds, 3),
-            "messages_per_second": round(self.lines / self.seconds),
+            "seconds": round(self.move.seconds, 3),
+            "messages_per_second": round(self.lines / self.move.seconds),
+            "shipped_per_second": round(self.lines / self.move.shipping_s),
+            "takeover_seconds": round(self.move.takeover_s, 3),
             "lag": self.lag,
             "files": sorted({str(source.path) for source in self.plan.sources}),
             "remark": self.plan.remark,
@@ -90,12 +97,17 @@ def show(report: Report, as_json: bool) -> None:
         output.print_json(report.as_json())
         return
     files = {source.path for source in report.plan.sources}
-    columns = ["topic", "partition", "messages", "bytes", "repeats", "checksum", "in = out"]
+    columns = ["topic", "partition", "messages", "bytes", "repeats", "checksum_in", "checksum_out"]
     output.print_rows(report.partitions(), columns, title="Every line, per partition")
-    output.print_rows(report.consumers(), ["consumer", "messages", "share"], title="Read by")
+    shares = [{**row, "share": f"{row['share']:.0%}"} for row in report.consumers()]
+    output.print_rows(shares, ["consumer", "messages", "share"], title="Read by, repeats included")
     print(f"{len(files)} files, {report.lines:,} lines, {output.size(report.size)}" + _aside(report.plan.remark))
-    print(f"{report.seconds:.1f} s in and out with a death in between: {report.lines / report.seconds:,.0f} messages/s")
-    print(f"first consumer killed; {report.kill}")
+    move = report.move
+    print(
+        f"{move.seconds:.1f} s in and out, a death and its discovery included: "
+        f"{report.lines / move.seconds:,.0f} messages/s, shipped at {report.lines / move.shipping_s:,.0f} messages/s"
+    )
+    print(f"first consumer killed: its successor read its first line {move.takeover_s:.1f} s later")
     print(f"lag of the group: {report.lag}")
     for fault in report.faults:
         output.remark(f"FAULT: {fault}")

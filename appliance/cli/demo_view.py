@@ -22,6 +22,7 @@ class View:
         self._bars: Progress | None = None
         self._tasks: list[TaskID] = []
         self._said_s = time.monotonic()
+        self._said = (0, 0)
 
     def __enter__(self) -> View:
         if sys.stderr.isatty():
@@ -49,6 +50,6 @@ class View:
         if self._bars is not None:
             for task, count in zip(self._tasks, (shipped, consumed), strict=True):
                 self._bars.update(task, completed=count)
-        elif shipped and time.monotonic() - self._said_s > LOG_EVERY_S:
-            self._said_s = time.monotonic()
+        elif (shipped, consumed) != self._said and time.monotonic() - self._said_s > LOG_EVERY_S:
+            self._said_s, self._said = time.monotonic(), (shipped, consumed)
             output.remark(f"{shipped:,} of about {self._lines:,} lines shipped, {consumed:,} consumed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -197,7 +198,7 @@ def repair(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         with exclusive(directory.parent):
             if tools.verify(directory).sound:
                 continue
-            repaired = tools.repair(directory)
+            repaired = tools.repair(directory, time.time_ns() // 1_000_000)
         rows.append({"partition": directory.name, **repaired._asdict()})
     if as_json:
         output.print_json(rows)

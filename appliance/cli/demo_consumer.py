@@ -1,0 +1,52 @@
+"""One consumer of the demo's group, as a process that may be killed: ``python -m appliance.cli.demo_consumer``.
+
+Arguments: address, group, spool file, session timeout in ms, topics.  Every message is written down in the spool
+(see :mod:`.demo_ledger`) before the next one is asked for, and positions are committed only of messages whose
+successor has been asked for: what is committed has been written down, at whatever instruction this process dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from ..client import GroupConsumer, Message
+from .demo_ledger import ENTRY, line_bytes
+
+COMMIT_MS = 500
+PATIENCE_S = 0.2
+
+
+def entry(topics: list[str], message: Message) -> bytes:
+    """What is written down about a message."""
+    number = next(int(value or 0) for name, value in message.headers if name == "line")
+    line = line_bytes(message.key or b"", number, message.value or b"")
+    return ENTRY.pack(topics.index(message.topic), message.partition, message.offset, line)
+
+
+def main(bootstrap: str, group: str, spool: str, session_ms: str, *topics: str) -> None:
+    """Consume until SIGTERM, then leave the group in order."""
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
+    names = list(topics)
+    file = os.open(spool, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    consumer = GroupConsumer(
+        bootstrap,
+        group,
+        auto_commit_ms=COMMIT_MS,
+        session_timeout_ms=int(session_ms),
+        client_name="demo",
+    )
+    with consumer:
+        (stream,) = consumer.create_message_streams_by_filter(",".join(names))
+        while not stopping:
+            for message in stream.messages(PATIENCE_S):
+                os.write(file, entry(names, message))
+                if stopping:
+                    break
+    os.close(file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
