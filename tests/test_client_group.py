@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from appliance.client import Admin, Blacklist, GroupConsumer, MessageStream, Producer, Whitelist
+from appliance.client import Admin, Blacklist, Consumer, GroupConsumer, MessageStream, Producer, Whitelist
 from appliance.errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition, ZooKeeperAway
 
 from .server import Server, wait_for
@@ -262,3 +262,29 @@ def test_admin_verbs(admin: Admin, topic: str) -> None:
     admin.delete_topic(topic)
     with pytest.raises(UnknownPartition):
         admin.topics([topic])
+
+
+def test_several_appliances_share_one_ensemble(
+    server: Server, admin: Admin, topic: str, make_appliance: Callable[..., Server]
+) -> None:
+    """A topic's partitions are spread over them; producer, consumer and group find each where it is."""
+    connect = server.state["zookeeper"]["connect"]
+    other = make_appliance(**{"zookeeper.nodes": 0, "zookeeper.connect": connect, "broker.id": 7})
+    with Admin(other.native) as there:
+        until(lambda: {row["name"] for row in there.topics()} >= {row["name"] for row in admin.topics()}, "it joined")
+        there.create_topic(topic, 4)
+        (found,) = there.topics([topic])
+        assert {row["leader"] for row in found["partitions"]} == {0, 7}
+    until(lambda: topic in {row["name"] for row in admin.topics()}, "the other knows it, too")
+    values = [b"%d" % i for i in range(400)]
+    with Producer(server.native) as producer:
+        for i, value in enumerate(values):
+            producer.send(topic, value, partition=i % 4)
+    with Consumer(other.native) as consumer:
+        consumer.assign_topic(topic)
+        assert Counter(message.value for message in consumer.messages(QUIET_S)) == Counter(values)
+    with join(other, topic) as member:
+        reader = Reader(*member.create_message_streams({topic: 1})[topic])
+        until(lambda: len(reader.seen) == len(values), "a group reads from both")
+    reader.join()
+    assert Counter(reader.values()) == Counter(values)
