@@ -1,0 +1,69 @@
+"""appliance.cli.groups and ``consume --group``, against a real appliance with a ZooKeeper of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from .command_line import run, succeeding
+from .server import Server, wait_for
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("grouped") / "data", **{"zookeeper.nodes": 1}) as server:
+        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        yield server
+
+
+def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    succeeding("produce", topic, "--partition", "0", *at, stdin=b"a\nb\nc\n")
+    reading = ("consume", topic, "--group", topic, *at)
+    first = succeeding(*reading, "--max", "2").out
+    rest = succeeding(*reading, "--timeout", "1").out
+    assert first + rest == "a\nb\nc\n"
+    succeeding("produce", topic, "--partition", "1", *at, stdin=b"d\n")
+    assert json.loads(succeeding(*reading, "--max", "1", "--json").out)["value"] == "d"
+
+    rows = {row["group"]: row for row in succeeding("groups", "list", "--json", *at).json}
+    assert (rows[topic]["state"], rows[topic]["members"]) == ("empty", 0)
+    described = succeeding("groups", "describe", topic, "--json", *at).json
+    lag = [(row["partition"], row["lag_messages"], row["lag_bytes"]) for row in described["partitions"]]
+    assert lag == [(0, 0, 0), (1, 0, 0)]
+    assert topic in succeeding("groups", "describe", topic, *at).out
+
+    moved = succeeding("groups", "reset-offsets", topic, "--topic", topic, "--to", "earliest", *at)
+    assert moved.out.splitlines()[1:] == [f"{topic}\t0\t0", f"{topic}\t1\t0"]
+    described = succeeding("groups", "describe", topic, "--json", *at).json
+    assert [row["lag_messages"] for row in described["partitions"]] == [3, 1]
+    assert sorted(succeeding(*reading, "--timeout", "1").out.split()) == ["a", "b", "c", "d"]
+
+
+def test_what_is_refused(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    reset = ("groups", "reset-offsets", "g", "--topic")
+    for words, status, says in [
+        (("groups", "describe", "nobody"), 66, "groups list"),
+        (("consume", "no-such-topic", "--group", "g", "--timeout", "0.1"), 66, "topics list"),
+        (("consume", topic, "--group", "g", "--from", "5"), 2, "reset-offsets"),
+        ((*reset, topic, "--to", "5"), 2, "--partition"),
+        ((*reset, topic, "--to", "whenever"), 2, "earliest, latest"),
+        ((*reset, "no-such-topic", "--to", "latest"), 66, "topics list"),
+    ]:
+        said = run(*words, *at)
+        assert (said.status, said.out) == (status, ""), said
+        assert says in said.err, said
+
+
+def test_without_zookeeper_groups_are_not_possible_for_now(appliance: Server, topic: str) -> None:
+    at = ("--data", str(appliance.data_dir))
+    succeeding("topics", "create", topic, *at)
+    said = run("consume", topic, "--group", "g", "--timeout", "0.1", *at)
+    assert said.status == 75 and "zookeeper.nodes" in said.err
+    said = run("groups", "list", *at)
+    assert said.status == 65 and "zookeeper.nodes" in said.err
