@@ -41,7 +41,16 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from ..errors import BadValue, CorruptBatch
 from .access import Access, Home
@@ -51,10 +60,18 @@ from .options import EARLIEST, LATEST, Bound, Key, SourceOptions, sink_options, 
 from .sink import BatchWriter, StreamWriter
 
 HEADS_AGE_S_MAX: Final = 0.1
-SCHEMA: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+COLUMNS: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
 )
-HEADERS: Final = ", headers array<struct<key: string, value: binary>>"
+HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 logger = logging.getLogger(__name__)
 
 
@@ -338,15 +355,27 @@ class ApplianceSource(DataSource):
     def name(cls) -> str:
         return "appliance"
 
-    def schema(self) -> str:
-        return SCHEMA + (HEADERS if self.options.get("includeHeaders", "").lower() == "true" else "")
+    def schema(self) -> StructType:
+        wanted = self.options.get("includeHeaders", "").lower() == "true"
+        return StructType([*COLUMNS.fields, StructField("headers", HEADERS)]) if wanted else COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        self._check(schema)
         options = source_options(self.options, streaming=False)
         return FilteringReader(options) if options.push_filters else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        self._check(schema)
         return StreamReader(source_options(self.options, streaming=True))
+
+    def _check(self, schema: StructType) -> None:
+        """A schema of the user's must be ours: there is nothing that could turn bytes into other columns."""
+        wanted = self.schema()
+        if schema.simpleString() != wanted.simpleString():
+            raise BadValue(
+                f"the columns are {wanted.simpleString()}, not {schema.simpleString()}: "
+                "load without a schema and convert with select and cast"
+            )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         _only_append(overwrite)

@@ -1,0 +1,95 @@
+"""One Spark session for the whole run, and topics filled with batches of our choice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from appliance.client.cluster import Cluster
+from appliance.errors import from_code
+from appliance.wire.native import ProduceHead
+
+from ..server import Server
+
+pyspark_sql = pytest.importorskip("pyspark.sql")
+ROOT = Path(__file__).parents[2]
+
+
+def prepare_environment() -> None:
+    """Workers must find our Python and our package; the first of two compilers is enough for a test."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.SparkSession]:
+    if shutil.which("java") is None:
+        pytest.skip("no Java on PATH")
+    prepare_environment()
+    manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    session = (
+        pyspark_sql.SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.checkpointFileManagerClass", manager)
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    from appliance.spark import register
+
+    yield register(session)
+    session.stop()
+
+
+class Topics:
+    """Creates and fills topics of one appliance with batches as they are."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.cluster = Cluster(server.native, client_name="test")
+
+    def create(self, name: str, partitions: int = 1, **settings: object) -> str:
+        named = {key.replace("_", "."): value for key, value in settings.items()}
+        self.cluster.admin("create_topic", {"name": name, "partitions": partitions, "settings": named})
+        return name
+
+    def write(self, topic: str, batches: Sequence[bytes], partition: int = 0) -> None:
+        self.cluster.refresh([topic])
+        leader = self.cluster.leader(topic, partition)
+        connection = self.cluster.connect(self.cluster.address(leader))
+        try:
+            for batch in batches:
+                connection.post_batch(ProduceHead(topic, partition, -1, 10_000), batch, expects_reply=True)
+                replies: list[object] = []
+                while not replies:
+                    connection.flush()
+                    connection.wait(10)
+                    for reply in connection.receive():
+                        replies.append(reply)
+                        if reply.header[1]:
+                            raise from_code(reply.header[1], reply.header[5])
+        finally:
+            connection.close()
+
+    def options(self, topic: str, **options: object) -> dict[str, str]:
+        """Of a reader of this topic."""
+        own = {key: str(value) for key, value in options.items()}
+        return {"bootstrap.servers": self.server.native, "subscribe": topic} | own
+
+
+@pytest.fixture
+def topics(appliance: Server) -> Iterator[Topics]:
+    made = Topics(appliance)
+    yield made
+    made.cluster.close()
