@@ -395,6 +395,9 @@ class Writer:
             self._expose(log.written, log.records)
         if log.written - self._snapshot_end > SNAPSHOT_BYTES:
             self._store_sequences()
+            if not self._settings.flush_messages:  # nobody waits for it, but recovery after a power loss starts there
+                with self._flusher.lock:
+                    self._hand_over()
 
     def _show_segments(self) -> None:
         bases = self._log.bases
@@ -464,7 +467,8 @@ class Writer:
         """In the flusher's thread: everything below the ticket's end is on the disk."""
         self._log.flush_done(handed.ticket)
         self._table.count(COUNT_FLUSHES, 1)
-        self._expose(handed.ticket.end, handed.records)
+        if handed.ticket.end > self._log.exposed:
+            self._expose(handed.ticket.end, handed.records)
         ready: dict[_Link, list[list[Any]]] = {}
         for link, _, reply in waiting:
             ready.setdefault(link, []).append(reply)

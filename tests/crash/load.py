@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from appliance.client import Producer
 from appliance.records.decode import Record, decode_batch
+from appliance.records.encode import encode_values
 
 from ..native_peer import Peer
 
@@ -65,10 +66,15 @@ class Load:
 
 
 def read_all(address: str, topic: str, partition: int) -> list[Record]:
-    """Every record of a partition, read through the native door and checked."""
+    """Every record of a partition, read through the native door and checked.
+
+    What was acknowledged with acks=1 is readable once it is flushed: so is everything before a last message that is
+    acknowledged with acks=all.
+    """
     records: list[Record] = []
     with Peer(address) as peer:
-        end = peer.end(topic, partition)
+        error, _, end, message = peer.produce(topic, encode_values([b"last"], 1_000), partition, acks=-1)
+        assert error == 0, message
         offset = 0
         while offset < end:
             part, data = peer.fetch(topic, offset, partition, bytes_max=1 << 22)
@@ -79,6 +85,7 @@ def read_all(address: str, topic: str, partition: int) -> list[Record]:
                 at += 12 + int.from_bytes(view[at + 8 : at + 12], "big")
                 records += batch
             offset += len(data)
+    assert records.pop().value == b"last"
     return records
 
 
