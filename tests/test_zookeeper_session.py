@@ -99,6 +99,11 @@ def test_without_zookeeper_every_wait_ends() -> None:
         assert all(isinstance(answer, ZooKeeperAway) for answer in answers)
         assert now_ms() - started < 2_000
         assert not session._client._queue, "nothing may pile up inside kazoo"
+        session.submit(asked(get("/a")), answers.append, timeout_ms=50).cancel()
+        session.watch_value("/a", answers.append).cancel()
+        session.poll()
+        assert not session._tasks and not session._held_back and session.wait_ms() == 60_000
+        assert len(answers) == 3
         assert session.state is State.CONNECTING and session.lease_left_ms == 0
 
 
@@ -135,8 +140,9 @@ def test_after_a_lost_session_ephemeral_nodes_and_watches_are_back(opened: Sessi
     before = session.session_id
     end_on_server(session)
     other.call(asked(create("/value", b"1")))
-    took_ms = opened.until(lambda: session.holds("/ids/1") and session.session_id != before, "registered again")
+    took_ms = opened.until(lambda: session.session_id != before and session.holds("/ids/1"), "registered again")
     assert took_ms < 5_000
+    opened.until(lambda: State.CONNECTED in states, "connected")
     assert State.LOST in states and states.index(State.LOST) < states.index(State.CONNECTED)
     (node,) = other.call(asked(get("/ids/1")))
     assert node.owner == session.session_id and node.value == b"me"

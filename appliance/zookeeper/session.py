@@ -72,9 +72,7 @@ class State(enum.Enum):
 
 
 class Task:
-    """An operation on its way.  ``cancel`` makes it as if it had never been told of; its requests may still
-    land.
-    """
+    """An operation on its way.  ``cancel``: its result is not told any more, though its requests may still land."""
 
     def __init__(
         self, operation: Operation[Any], done: Callable[[Any], None], deadline_ms: int, session_id: int | None
@@ -86,12 +84,13 @@ class Task:
         self.requests: list[Request] = []
         self.replies: list[Any] = []
         self.waiting: set[int] = set()  # indexes of requests without a reply
-        self.sent_ms = 0
         self.over = False
+        self.forget: Callable[[Task], None] = lambda _: None
 
     def cancel(self) -> None:
         if not self.over:
             self.over = True
+            self.forget(self)
             self.operation.close()
 
 
@@ -105,19 +104,22 @@ class Watch:
         self.path, self._want_children, self._callback = path, want_children, callback
         self._session = session
         self._answer: object = self  # nothing was answered yet
-        self._asking = self._again = self._cancelled = False
+        self._question_asked: Task | None = None
+        self._again = self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
         self._session.forget(self)
+        if self._question_asked is not None:
+            self._question_asked.cancel()
 
     def ask(self) -> None:
         """Ask (again); several reasons to ask while a question is open become one more question."""
-        if self._cancelled or self._asking:
+        if self._cancelled or self._question_asked is not None:
             self._again = True
             return
-        self._asking, self._again = True, False
-        self._session.submit_unbounded(self._question(), self._answered)
+        self._again = False
+        self._question_asked = self._session.submit_unbounded(self._question(), self._answered)
 
     def fired(self, event: object) -> None:  # in kazoo's thread
         self._session.deliver(self.ask)
@@ -135,9 +137,7 @@ class Watch:
                 return None
 
     def _answered(self, answer: object) -> None:
-        self._asking = False
-        if self._cancelled:
-            return
+        self._question_asked = None
         if self._again:
             self.ask()
         if not isinstance(answer, ApplianceError) and answer != self._answer:
@@ -182,7 +182,7 @@ class Session:
         self._inbox: deque[Callable[[], None]] = deque()
         self._event_fd = -1
         self._tasks: dict[Task, None] = {}
-        self._held_back: list[Task] = []
+        self._held_back: dict[Task, None] = {}  # tasks whose requests wait for a connection
         self._watches: dict[Watch, None] = {}
         self._kept: dict[str, _Kept] = {}
         self._listeners: list[Callable[[State], None]] = []
@@ -316,19 +316,13 @@ class Session:
         if len(self._tasks) >= self._operations_max:
             operation.close()
             raise ZooKeeperAway(f"{len(self._tasks)} operations wait for ZooKeeper already")
-        task = Task(operation, done, self._clock_ms() + timeout_ms, session_id)
-        self._tasks[task] = None
-        self.deliver(lambda: self._advance(task))
-        return task
+        return self._begin(Task(operation, done, self._clock_ms() + timeout_ms, session_id))
 
     def submit_unbounded(self, operation: Operation[T], done: Callable[[T | ApplianceError], None]) -> Task:
         """As ``submit``, waiting for ever and outside the limit: for watches, of which there is a fixed
         number.
         """
-        task = Task(operation, done, 0, None)
-        self._tasks[task] = None
-        self.deliver(lambda: self._advance(task))
-        return task
+        return self._begin(Task(operation, done, 0, None))
 
     def call(
         self,
@@ -380,7 +374,6 @@ class Session:
         """Forget a kept node; deleting it is the caller's, or the session's end."""
         kept = self._kept.pop(path, None)
         if kept is not None and kept.task is not None:
-            self._tasks.pop(kept.task, None)
             kept.task.cancel()
 
     def holds(self, path: str) -> bool:
@@ -409,7 +402,7 @@ class Session:
                 kept.held = False
                 self._establish(kept)
         self._send_beat(self._clock_ms())  # CONNECTED is told when it is answered: from then on there is a lease
-        waiting, self._held_back = self._held_back, []
+        waiting, self._held_back = self._held_back, {}
         for task in waiting:
             self._send(task, sorted(task.waiting))
         for watch in list(self._watches):
@@ -432,7 +425,6 @@ class Session:
 
     def _send_beat(self, now: int) -> None:
         if self._beat is not None:
-            self._tasks.pop(self._beat, None)
             self._beat.cancel()
 
         def beat() -> Operation[None]:
@@ -447,10 +439,7 @@ class Session:
             if not isinstance(result, ApplianceError) and alive and self.state is not State.CONNECTED:
                 self._enter(State.CONNECTED)
 
-        task = Task(beat(), answered, now + self._timeout_ms, session_id)
-        self._beat = task
-        self._tasks[task] = None
-        self._advance(task)
+        self._beat = self._begin(Task(beat(), answered, now + self._timeout_ms, session_id))
 
     def _extend_lease(self, sent_ms: int, session_id: int) -> None:
         if session_id == self._live_id and sent_ms + self._timeout_ms > self._lease_end_ms:
@@ -463,7 +452,6 @@ class Session:
         if self.session_id == 0:
             return  # _connected will
         if kept.task is not None:
-            self._tasks.pop(kept.task, None)
             kept.task.cancel()
 
         def done(result: bool | ApplianceError) -> None:
@@ -476,10 +464,7 @@ class Session:
                 kept.complained = result is False
 
         operation = hold_ephemeral(kept.path, kept.value, self.session_id, kept.ours)
-        kept.task = Task(operation, done, self._clock_ms() + OPERATION_TIMEOUT_MS, self.session_id)
-        task = kept.task
-        self._tasks[task] = None
-        self.deliver(lambda: self._advance(task))
+        kept.task = self._begin(Task(operation, done, self._clock_ms() + OPERATION_TIMEOUT_MS, self.session_id))
 
     def _watch(self, watch: Watch) -> Watch:
         self._watches[watch] = None
@@ -487,6 +472,17 @@ class Session:
         return watch
 
     # --- running operations
+
+    def _begin(self, task: Task) -> Task:
+        """Take a task on.  It starts in the next ``poll``, so nothing is told before its owner knows the task."""
+        self._tasks[task] = None
+        task.forget = self._forget_task
+        self.deliver(lambda: self._advance(task))
+        return task
+
+    def _forget_task(self, task: Task) -> None:
+        self._tasks.pop(task, None)
+        self._held_back.pop(task, None)
 
     def _advance(self, task: Task) -> None:
         """Send the replies into the operation, and what it asks next to ZooKeeper."""
@@ -509,8 +505,7 @@ class Session:
         if task.over:
             return
         if not self._live.is_set():
-            self._held_back = [other for other in self._held_back if not other.over and other is not task]
-            self._held_back.append(task)
+            self._held_back[task] = None
             return
         if task.session_id not in (None, self._live_id):
             self._finish(task, ZooKeeperAway("the ZooKeeper session was lost"))
@@ -546,7 +541,6 @@ class Session:
     def _finish(self, task: Task, result: Any) -> None:
         if not task.over:
             task.cancel()
-            self._tasks.pop(task, None)
             task.done(result)
 
     def _ask_and_wait(self, task: Task, requests: list[Request]) -> list[Any]:
