@@ -223,6 +223,28 @@ def test_a_killed_member_loses_nothing(server: Server, admin: Admin, topic: str)
     reader.join()
 
 
+def test_a_member_that_slept_through_its_session_comes_back(server: Server, admin: Admin, topic: str) -> None:
+    """Stopped for longer than its lease it owns nothing when it wakes; it registers anew and gets its share."""
+    admin.create_topic(topic, 2)
+    command = [sys.executable, "-c", CHILD, server.native, topic, topic]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."})
+    try:
+        with join(server, topic) as consumer:
+            reader = Reader(*consumer.create_message_streams({topic: 1})[topic])
+            until(lambda: len(consumer.owned) == 1, "they share")
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: len(consumer.owned) == 2, "its partition is taken over")
+            values = fill(server, topic, 200)
+            until(lambda: len(reader.seen) == 200, "by us")
+            child.send_signal(signal.SIGCONT)
+            until(lambda: len(consumer.owned) == 1, "it is back")
+        reader.join()
+        assert Counter(reader.values()) == Counter(values)
+    finally:
+        child.kill()
+        assert child.communicate()[0].strip() == b"", "what others have read and committed is not repeated"
+
+
 def test_wrong_use_is_named(server: Server, admin: Admin, topic: str, appliance: Server) -> None:
     for start in ("middle", -5):
         with pytest.raises(BadValue):

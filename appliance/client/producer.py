@@ -133,6 +133,7 @@ class Producer:
         self._clock_ms = clock_ms
         self._choice = rng.choice
         self._pid = os.getpid()
+        self.foreign = False  # inherited through a fork
         self._closed = False
         self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
         options = _sender_options(
@@ -152,7 +153,7 @@ class Producer:
         self._topics: dict[str, _Topic] = {}
         self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
         self._sticky: dict[str, Batch] = {}  # where plain values go
-        atexit.register(_close_at_exit, weakref.ref(self))
+        _registry.add(self)
 
     def __enter__(self) -> Producer:
         return self
@@ -361,7 +362,7 @@ class Producer:
         known = self._topics.get(topic)
         if known is None or self._cluster.view.topics.get(topic) is not known.view:
             return None
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self.foreign:
             return None
         if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
             return None
@@ -476,7 +477,7 @@ class Producer:
     def _check_usable(self, *, closed_ok: bool = False) -> None:
         if self._closed and not closed_ok:
             raise InvalidRequest("this producer is closed")
-        if os.getpid() != self._pid:
+        if self.foreign:
             raise InvalidRequest(f"this producer belongs to process {self._pid}: make one after forking")
 
 
@@ -541,8 +542,30 @@ def _add_callback(batch: Batch, index: int, callback: OnDelivery) -> None:
         batch.callbacks = [(index, callback)]
 
 
-def _close_at_exit(reference: weakref.ref[Producer]) -> None:
-    """A program that forgot to close its producer still delivers."""
-    producer = reference()
-    if producer is not None and producer._pid == os.getpid():
-        producer.close(CLOSE_AT_EXIT_S)
+class _Registry:
+    """All producers of this process: closed at exit, so that a program that forgot to still delivers, and
+    disowned in a forked child.
+    """
+
+    def __init__(self) -> None:
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._hooked = False
+
+    def add(self, producer: Producer) -> None:
+        if not self._hooked:
+            self._hooked = True
+            atexit.register(self._close_all)
+            os.register_at_fork(after_in_child=self._disown_all)
+        self._producers.add(producer)
+
+    def _close_all(self) -> None:
+        for producer in list(self._producers):
+            if not producer.foreign:
+                producer.close(CLOSE_AT_EXIT_S)
+
+    def _disown_all(self) -> None:
+        for producer in list(self._producers):
+            producer.foreign = True
+
+
+_registry = _Registry()
