@@ -86,9 +86,20 @@ class _Tails(dict[int, bytes]):
         return tail
 
 
+class _Lone(dict[int, bytes]):
+    """By the length of the value: what precedes it in a plain record that is alone in its batch."""
+
+    def __missing__(self, length: int) -> bytes:
+        if len(self) >= _LENGTHS_MAX:
+            self.clear()
+        prefix = self[length] = (_heads[0][length] + varint(0) + _tails[length])[1:]
+        return prefix
+
+
 _heads = tuple(_Heads(delta_bytes) for delta_bytes in range(1, len(DELTA_STEPS)))
 _STEPS = tuple(zip(_heads, DELTA_STEPS[:-1], DELTA_STEPS[1:], strict=True))
 _tails = _Tails()
+_lone = _Lone()
 _prefixes: dict[int, list[bytes]] = {}
 _deltas: list[bytes] = []
 
@@ -129,6 +140,8 @@ def equal_prefixes(length: int, count: int) -> list[bytes] | None:
 def join_plain(values: Sequence[bytes]) -> bytes:
     """The records, without keys and headers and with the timestamp of their batch."""
     count = len(values)
+    if count == 1:
+        return b"".join((_lone[len(values[0])], values[0], b"\0"))
     lengths = list(map(len, values))
     prefixes = equal_prefixes(lengths[0], count) if lengths.count(lengths[0]) == count else None
     if prefixes is not None:
