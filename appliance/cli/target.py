@@ -16,7 +16,6 @@ import typer
 
 from ..config import KEYS, parse_addresses
 from ..errors import BrokerAway
-from ..status import read_state
 
 if TYPE_CHECKING:
     from ..client.cluster import Cluster
@@ -73,6 +72,8 @@ def address(data: Path | None, connect: str | None) -> str:
         return connect
     if data is None:
         return str(KEYS["native.listen"].default)
+    from ..status import read_state
+
     state = read_state(data)
     if state is None:
         raise BrokerAway(f"no appliance serves {data}")
