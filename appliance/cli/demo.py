@@ -153,7 +153,10 @@ class Demo:
             self._consumers.pop("first").kill()
             killed = time.monotonic()
             self._start_consumer("successor")
-            self._view.say(f"killed the first consumer after {self._spools['first'].count:,} lines (SIGKILL)")
+            self._view.say(
+                f"killed the first consumer after {self._spools['first'].count:,} lines (SIGKILL); "
+                f"its partitions are free when its ZooKeeper session is over, within {SESSION_MS / 1000:.0f} s"
+            )
             self._ship(producer, islice(lines, self._plan.lines * 4 // 10))
             # The last tenth comes when the successor has partitions, so that it has something to read for sure.
             self._until(lambda: bool(self._owners(cluster) - before), "the successor to get partitions")

@@ -75,7 +75,7 @@ def human(column: str, value: object) -> str:
         return field(value)
     if column in ("bytes", "lag_bytes"):
         return size(int(value))
-    if column in ("offset", "end", "start", "messages", "lag_messages"):
+    if column in ("offset", "end", "start", "messages", "repeats", "lag_messages"):
         return f"{value:,}"
     return str(value)
 
