@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import subprocess
 import sys
@@ -149,14 +149,10 @@ while True:
 
 def test_a_killed_member_is_replaced_after_its_session(door: Door, topic: str) -> None:
     """It never committed: all that it had comes to the one that is left."""
-    import json
-
     with members(door, topic, "range") as group:
-        environment = {**os.environ}
         victim = subprocess.Popen(
             [sys.executable, "-c", MEMBER, json.dumps(settings(door, group.group, "range")), topic],
             stdout=subprocess.PIPE,
-            env=environment,
         )
         assert victim.stdout is not None and victim.stdout.readline() == b"got\n"
         victim.send_signal(signal.SIGKILL)
@@ -204,11 +200,8 @@ def test_the_coordinator_may_die(door: Door, topic: str) -> None:
 
 
 def kill_coordinator(door: Door) -> None:
-    import json
-
-    state = json.loads((door.data / "state.json").read_text())
-    (pid,) = [process["pid"] for process in state["processes"] if process["role"] == "coordinator"]
-    os.kill(pid, signal.SIGKILL)
+    (pid,) = door.pids("coordinator")
+    door.kill(pid)
 
 
 def test_committed_positions_outlive_a_restart(door: Door, topic: str) -> None:

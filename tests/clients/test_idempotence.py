@@ -18,13 +18,14 @@ MESSAGES = int(os.environ.get("IDEMPOTENCE_MESSAGES", "100000"))
 @pytest.fixture(scope="module")
 def cut_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, CuttingProxy]]:
     """An appliance whose only advertised address is that of the proxy."""
-    with CuttingProxy(bytes_mean=300_000, seed=23) as proxy:
-        settings = ("zookeeper.nodes=0", f"kafka.advertised={proxy.address}")
-        door = Door(tmp_path_factory.mktemp("cut") / "data", *settings)
+    data = tmp_path_factory.mktemp("cut") / "data"
+    with (
+        CuttingProxy(bytes_mean=300_000, seed=23) as proxy,
+        Door(data, **{"kafka.advertised": proxy.address}) as door,
+    ):
         host, port = door.kafka.rsplit(":", 1)
         proxy.target = host, int(port)
         yield door, proxy
-        assert door.stop() == 0
 
 
 def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy]) -> None:

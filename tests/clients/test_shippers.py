@@ -41,11 +41,10 @@ ruleset(name="ship") {{
 """
 
 SYSLOG_NG_CONF = """@version: 3.38
-@define module-path "{modules}"
 source in {{ file("{work}/in.log" flags(no-parse) follow-freq(0.2)); }};
 destination kafka {{
-  kafka-c(bootstrap-servers("{door}") topic("{topic}") message("$MSG") sync-send(yes)
-    config("enable.idempotence"("true") "message.timeout.ms"("300000"))
+  kafka-c(bootstrap-servers("{door}") topic("{topic}") message("$MSG") sync-send(no)
+    config("enable.idempotence"("true"))
     disk-buffer(reliable(yes) disk-buf-size(50000000) dir("{work}")));
 }};
 log {{ source(in); destination(kafka); flags(flow-control); }};
@@ -81,8 +80,8 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
         pytest.skip("no syslog-ng: install syslog-ng-core and syslog-ng-mod-rdkafka, or set SYSLOG_NG")
     modules = next((SYSLOG_NG / "usr/lib/syslog-ng").glob("*.*"))
     conf = work / "syslog-ng.conf"
-    conf.write_text(SYSLOG_NG_CONF.format(work=work, door=door.kafka, topic=topic, modules=modules))
-    command = [str(binary), "--foreground", "--no-caps", "--cfgfile", str(conf)]
+    conf.write_text(SYSLOG_NG_CONF.format(work=work, door=door.kafka, topic=topic))
+    command = [str(binary), "--foreground", "--no-caps", f"--module-path={modules}", "--cfgfile", str(conf)]
     for option, name in (("control", "ctl"), ("persist-file", "persist"), ("pidfile", "pid")):
         command.append(f"--{option}={work / name}")
     paths = f"{libraries}:{SYSLOG_NG / 'lib/x86_64-linux-gnu'}:{SYSLOG_NG / 'usr/lib/syslog-ng'}:{modules}"

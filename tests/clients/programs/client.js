@@ -22,6 +22,7 @@ async function produce() {
 
 async function consume(groupId, count, from) {
   const consumer = kafka.consumer({ groupId, sessionTimeout: 10000, maxWaitTimeInMs: 200 });
+  consumer.on(consumer.events.CRASH, ({ payload }) => { console.error(payload.error); process.exit(1); });
   await consumer.connect();
   await consumer.subscribe({ topic, fromBeginning: true });
   let got = 0, finish;
