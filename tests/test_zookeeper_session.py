@@ -194,6 +194,18 @@ def test_watches_follow_and_end(opened: Sessions) -> None:
     assert len(children) == told
 
 
+def test_what_changed_and_changed_back_is_told(opened: Sessions) -> None:
+    """Goal: who left and came back between two looks has left.  Method: both before the watcher looks again."""
+    session, other = opened.open(), opened.open()
+    other.call(asked(create("/ids/1"), create("/ids/2")))
+    seen: list[Any] = []
+    session.watch_children("/ids", seen.append)
+    opened.until(lambda: seen == [["1", "2"]], "watching")
+    other.call(asked(delete("/ids/1")))
+    other.call(asked(create("/ids/1")))
+    opened.until(lambda: seen == [["1", "2"], ["1", "2"]], "told")
+
+
 def test_the_lease_runs_out_before_zookeeper_can_expire_the_session(standalone: Ensemble, opened: Sessions) -> None:
     """Goal: LOST is told in time although kazoo still believes in its connection.  Method: freeze ZooKeeper."""
     session = opened.open(timeout_ms=1_500)

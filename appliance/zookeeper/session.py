@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 from kazoo import exceptions as refusals
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import EventType, WatchedEvent
 from kazoo.retry import KazooRetry
 
 from ..errors import ApplianceError, ConfigFault, ZooKeeperAway
@@ -95,9 +96,10 @@ class Task:
 
 
 class Watch:
-    """A standing question.  ``callback`` gets the answer once, and again each time it has changed.
+    """A standing question.  ``callback`` gets the answer once, and again each time something has changed.
 
-    The answer is a sorted list of names (children) or bytes (a value); None while there is no such node.
+    The answer is a sorted list of names (children) or bytes (a value); None while there is no such node.  It may be
+    the same as before: a member that left and came back has left, and others may have acted on that.
     """
 
     def __init__(self, session: Session, path: str, want_children: bool, callback: Callable[[Any], None]) -> None:
@@ -105,7 +107,7 @@ class Watch:
         self._session = session
         self._answer: object = self  # nothing was answered yet
         self._question_asked: Task | None = None
-        self._again = self._cancelled = False
+        self._again = self._changed = self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -121,8 +123,13 @@ class Watch:
         self._again = False
         self._question_asked = self._session.submit_unbounded(self._question(), self._answered)
 
-    def fired(self, event: object) -> None:  # in kazoo's thread
-        self._session.deliver(self.ask)
+    def fired(self, event: WatchedEvent) -> None:  # in kazoo's thread
+        if event.type != EventType.NONE:  # NONE: the connection is gone; the next one asks
+            self._session.deliver(self._ask_changed)
+
+    def _ask_changed(self) -> None:
+        self._changed = True
+        self.ask()
 
     def _question(self) -> Operation[Any]:
         while True:
@@ -140,8 +147,9 @@ class Watch:
         self._question_asked = None
         if self._again:
             self.ask()
-        if not isinstance(answer, ApplianceError) and answer != self._answer:
+        if not isinstance(answer, ApplianceError) and (self._changed or answer != self._answer):
             self._answer = answer
+            self._changed = False
             self._callback(answer)
 
 
