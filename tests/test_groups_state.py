@@ -401,7 +401,12 @@ def test_who_may_commit() -> None:
     table.join("b")
     assert table.group.may_commit(only, None, 1, table.now_ms) is Code.NONE, "before it rejoins"
     table.join("a2", only)
-    assert table.group.may_commit(only, None, 2, table.now_ms) is Code.REBALANCE_IN_PROGRESS
+    assert table.group.state is State.COMPLETING
+    codes = [table.group.may_commit(only, None, generation, table.now_ms) for generation in (0, 1, 2)]
+    assert codes == [Code.ILLEGAL_GENERATION, Code.NONE, Code.NONE], "nobody else has its partitions yet"
+    table.sync("s2", only)
+    codes = [table.group.may_commit(only, None, generation, table.now_ms) for generation in (1, 2)]
+    assert codes == [Code.ILLEGAL_GENERATION, Code.NONE]
 
 
 def test_dissolving_answers_everybody() -> None:

@@ -21,9 +21,10 @@ most ``id_wait_ms``.
 Invariants: one leader and one generation for all; every token is answered once, before its deadline; all
 members share a protocol; a member is never answered a generation that it was not part of.
 
-Rules and error codes are those of Kafka's classic group coordinator (checked against Kafka 3.x's
-GroupCoordinator and franz-go's kfake).  One difference: a member that rejoins alone may change its
-protocols at will.
+Rules and error codes are those of Kafka's classic group coordinator (checked against Kafka 3.x's GroupCoordinator and
+franz-go's kfake).  Two differences, both more lenient: a member that rejoins alone may change its protocols at will,
+and commits are taken in COMPLETING (Kafka answers REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION, which applications
+that commit while a cooperative group rebalances get to see).
 """
 
 from __future__ import annotations
@@ -280,17 +281,22 @@ class Group:
         return error
 
     def may_commit(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
-        """Positions may come from a member of this generation, or from anybody while there are no members."""
+        """Positions may come from a member of this generation, or from anybody while there are no members.
+
+        Before the leader has assigned, nothing has a new owner yet, so what a member read in the generation before is
+        its own still, and so is a commit that was under way when this generation began.
+        """
         if generation < 0 and not self.members:
             return Code.NONE
         if generation < 0 and not member_id and instance is None:
             return Code.UNKNOWN_MEMBER_ID
-        error = self.check(member_id, instance) or self._check_generation(generation)
-        if error:
-            return error
-        member = self.members[member_id]
-        member.expires_ms = now_ms + member.session_ms
-        return Code.REBALANCE_IN_PROGRESS if self.state is State.COMPLETING else Code.NONE
+        error = self.check(member_id, instance)
+        if not error and not (self.state is State.COMPLETING and generation == self.generation - 1):
+            error = self._check_generation(generation)
+        if not error:
+            member = self.members[member_id]
+            member.expires_ms = now_ms + member.session_ms
+        return error
 
     def tick(self, now_ms: int) -> None:
         """Act on every deadline that is over."""
