@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
     GreaterThanOrEqual,
     In,
     InputPartition,
+    IsNotNull,
     LessThan,
     LessThanOrEqual,
 )
@@ -166,7 +167,10 @@ class BatchReader(DataSourceReader):
         self._planner = Planner(options)
 
     def partitions(self) -> Sequence[LogPartition]:
-        return self._planner.tasks(self._ranges())
+        try:
+            return self._planner.tasks(self._ranges())
+        finally:
+            self._planner.access.close()
 
     def _ranges(self) -> list[Range]:
         planner = self._planner
@@ -232,6 +236,8 @@ class FilteringReader(BatchReader):
                 # some that are not, so Spark looks again.
                 self._since_ms = max(self._since_ms or 0, int(_utc(value).timestamp() * 1000))
                 return False
+            case IsNotNull(("topic" | "partition" | "offset" | "timestamp",)):
+                pass  # they never are
             case _:
                 return False
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -89,7 +89,19 @@ class Topics:
 
 
 @pytest.fixture
-def topics(appliance: Server) -> Iterator[Topics]:
-    made = Topics(appliance)
-    yield made
-    made.cluster.close()
+def topics_of() -> Iterator[Callable[[Server], Topics]]:
+    """Of an appliance of the test's own."""
+    made: list[Topics] = []
+
+    def make(server: Server) -> Topics:
+        made.append(Topics(server))
+        return made[-1]
+
+    yield make
+    for topics in made:
+        topics.cluster.close()
+
+
+@pytest.fixture
+def topics(appliance: Server, topics_of: Callable[[Server], Topics]) -> Topics:
+    return topics_of(appliance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ fields = st.tuples(small, small, headers, st.integers(0, 1 << 41))
 batch = st.tuples(st.lists(fields, min_size=1, max_size=20), st.sampled_from(CODECS))
 batches = st.lists(batch, min_size=1, max_size=9)
 HEALTHY = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+Replan = Callable[..., StreamReader]
+TopicsOf = Callable[[Server], Topics]
 Row = tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...] | None]
 
 
@@ -172,14 +174,13 @@ def test_another_schema_is_refused(spark: SparkSession, topics: Topics, topic: s
 
 
 def test_a_corrupt_batch_fails_or_is_skipped(
-    spark: SparkSession, make_appliance: Callable[..., Server], topic: str
+    spark: SparkSession, make_appliance: Callable[..., Server], topics_of: TopicsOf, topic: str
 ) -> None:
     """The file is altered behind the back of the appliance, as a bad disk would."""
     server = make_appliance()
-    topics = Topics(server)
+    topics = topics_of(server)
     topics.create(topic)
     lines = fill(topics, topic, 0, 150)
-    topics.cluster.close()
     log = next((server.data_dir / f"{topic}-0").glob("*.log"))
     with log.open("r+b") as file:
         data = file.read()
@@ -268,10 +269,15 @@ def test_new_partitions_and_topics_join_a_stream(
 
 
 def test_a_restarted_appliance_is_waited_for(
-    spark: SparkSession, make_appliance: Callable[..., Server], free_port: int, topic: str, tmp_path: Path
+    spark: SparkSession,
+    make_appliance: Callable[..., Server],
+    topics_of: TopicsOf,
+    free_port: int,
+    topic: str,
+    tmp_path: Path,
 ) -> None:
     server = make_appliance(**{"native.listen": f"127.0.0.1:{free_port}"})
-    topics = Topics(server)
+    topics = topics_of(server)
     topics.create(topic)
     first = fill(topics, topic, 0, 200)
     options = topics.options(topic, shortCircuit="false") | {"startingOffsets": "earliest"}
@@ -304,14 +310,13 @@ def free_port() -> int:
 
 
 def test_data_lost_to_retention_between_two_runs(
-    spark: SparkSession, make_appliance: Callable[..., Server], topic: str, tmp_path: Path
+    spark: SparkSession, make_appliance: Callable[..., Server], topics_of: TopicsOf, topic: str, tmp_path: Path
 ) -> None:
-    topics = Topics(make_appliance(**{"disk.check_ms": 100}))
+    topics = topics_of(make_appliance(**{"disk.check_ms": 100}))
     topics.create(topic, segment_bytes=16384, retention_bytes=32768)
     assert sum(run(spark, topics.options(topic), tmp_path / "out")) == 0
     lines = fill(topics, topic, 0, 10_000, each=500)
-    reader = StreamReader(source_options(topics.options(topic), streaming=True))
-    wait_for(lambda: reader._planner.earliest([(topic, 0)])[topic, 0] > 0, "retention")
+    wait_for(lambda: _log_start(topics, topic) > 0, "retention")
     with pytest.raises(StreamingQueryException, match="failOnDataLoss=false"):
         run(spark, topics.options(topic), tmp_path / "out")
     assert sum(run(spark, topics.options(topic, failOnDataLoss="false"), tmp_path / "out")) > 0
@@ -319,12 +324,27 @@ def test_data_lost_to_retention_between_two_runs(
     assert kept == lines[-len(kept) :] and len(kept) < len(lines)
 
 
+def _log_start(topics: Topics, topic: str) -> int:
+    (found,) = topics.cluster.admin("topics", {"names": [topic]})
+    return int(found["partitions"][0]["start"])
+
+
 # ---- the stream's reader alone, where Spark's own timing would be in the way
 
 
-def replan(topics: Topics, topic: str) -> StreamReader:
-    """A reader as a new driver makes it."""
-    return StreamReader(source_options(topics.options(topic, startingOffsets="latest"), streaming=True))
+@pytest.fixture
+def replan(topics: Topics, topic: str) -> Iterator[Callable[..., StreamReader]]:
+    """Makes readers as new drivers do."""
+    made: list[StreamReader] = []
+
+    def make(**options: str) -> StreamReader:
+        given = topics.options(topic, **({"startingOffsets": "latest"} | options))
+        made.append(StreamReader(source_options(given, streaming=True)))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()
 
 
 def read(reader: StreamReader, first: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
@@ -335,34 +355,36 @@ def read(reader: StreamReader, first: dict[str, Any], end: dict[str, Any]) -> li
     return found
 
 
-def test_a_replay_of_the_first_micro_batch_starts_where_it_did(topics: Topics, topic: str) -> None:
+def test_a_replay_of_the_first_micro_batch_starts_where_it_did(topics: Topics, topic: str, replan: Replan) -> None:
     """The driver dies after the end was stored; the new one's "latest" has moved on."""
     topics.create(topic)
     fill(topics, topic, 0, 100)
-    one = replan(topics, topic)
+    one = replan()
     start = one.initialOffset()
     lines = fill(topics, topic, 100, 50)
     end = json.loads(json.dumps(one.latestOffset(start, ReadAllAvailable())))
     more = fill(topics, topic, 150, 50)
-    two = replan(topics, topic)
+    two = replan()
     moved = two.initialOffset()
     assert read(two, moved, end) == lines
     assert read(two, end, two.latestOffset(end, ReadAllAvailable())) == more
 
 
-def test_the_first_end_is_stored_although_nothing_came(topics: Topics, topic: str) -> None:
+def test_the_first_end_is_stored_although_nothing_came(topics: Topics, topic: str, replan: Replan) -> None:
     topics.create(topic)
     fill(topics, topic, 0, 100)
-    one = replan(topics, topic)
+    one = replan()
     start = one.initialOffset()
     end = one.latestOffset(start, ReadAllAvailable())
     assert end != start and read(one, start, end) == []
     assert one.latestOffset(end, ReadAllAvailable()) == end, "and only the first"
 
 
-def test_a_partition_that_is_new_starts_where_it_did_also_in_a_replay(topics: Topics, topic: str) -> None:
+def test_a_partition_that_is_new_starts_where_it_did_also_in_a_replay(
+    topics: Topics, topic: str, replan: Replan
+) -> None:
     topics.create(topic)
-    one = replan(topics, topic)
+    one = replan()
     end = one.latestOffset(one.initialOffset(), ReadAllAvailable())
     topics.cluster.admin("alter_topic", {"name": topic, "partitions": 2})
     lines = fill(topics, topic, 0, 100, partition=1)
@@ -370,18 +392,17 @@ def test_a_partition_that_is_new_starts_where_it_did_also_in_a_replay(topics: To
     then = one.latestOffset(end, ReadMaxBytes(500))
     assert from_json(then)[1] == {(topic, 1): 0}
     fill(topics, topic, 100, 50, partition=1)
-    two = replan(topics, topic)
+    two = replan()
     two.initialOffset()
     found = read(two, end, then)
     last = two.latestOffset(then, ReadAllAvailable())
     assert (found + read(two, then, last))[:100] == lines
 
 
-def test_available_now_does_not_chase_the_head(topics: Topics, topic: str) -> None:
+def test_available_now_does_not_chase_the_head(topics: Topics, topic: str, replan: Replan) -> None:
     topics.create(topic)
     lines = fill(topics, topic, 0, 100)
-    options = topics.options(topic, startingOffsets="earliest", maxBytesPerTrigger="300")
-    reader = StreamReader(source_options(options, streaming=True))
+    reader = replan(startingOffsets="earliest", maxBytesPerTrigger="300")
     reader.prepareForTriggerAvailableNow()
     fill(topics, topic, 100, 100)
     position = reader.initialOffset()
@@ -393,4 +414,3 @@ def test_available_now_does_not_chase_the_head(topics: Topics, topic: str) -> No
     reported = reader.reportLatestOffset()
     assert reported is not None and from_json(reported)[0][topic, 0] > from_json(position)[0][topic, 0]
     reader.commit(position)
-    reader.stop()

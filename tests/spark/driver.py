@@ -1,0 +1,35 @@
+"""A Spark driver to be killed: copies a topic to another one, in small micro-batches, until nothing is left.
+
+python -m tests.spark.driver BOOTSTRAP FROM TO CHECKPOINT
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+
+from appliance.spark import register
+
+from .conftest import prepare_environment
+
+
+def main(bootstrap: str, source: str, sink: str, checkpoint: str) -> None:
+    prepare_environment()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    register(spark)
+    reading = {"bootstrap.servers": bootstrap, "subscribe": source, "startingOffsets": "earliest"}
+    frame = spark.readStream.format("appliance").options(**reading, maxBytesPerTrigger="20000").load()
+    writing = {"bootstrap.servers": bootstrap, "topic": sink, "checkpointLocation": checkpoint, "batchBytes": "2000"}
+    stream = frame.select("key", "value").writeStream.format("appliance").options(**writing)
+    stream.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
