@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
 
 from .adapters import (
     CLIENTS,
@@ -47,9 +55,15 @@ def test_a_topic_is_created_described_changed_and_deleted(admin: AdminClient) ->
     assert len(admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == 5
     resource = ConfigResource(ResourceType.TOPIC, topic)
     assert settings(admin, topic)["retention.ms"] == "60000"
-    done(admin.alter_configs([ConfigResource(ResourceType.TOPIC, topic, {"segment.bytes": "1000000"})]))
+    entry = ConfigEntry("segment.bytes", "1000000", incremental_operation=AlterConfigOpType.SET)
+    change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    done(admin.incremental_alter_configs([change]))
     changed = settings(admin, topic)
-    assert changed["segment.bytes"] == "1000000" and changed["retention.ms"] != "60000"
+    assert (changed["segment.bytes"], changed["retention.ms"]) == ("1000000", "60000")
+    with pytest.warns(DeprecationWarning):  # AlterConfigs replaces all that was set
+        done(admin.alter_configs([ConfigResource(ResourceType.TOPIC, topic, {"flush.ms": "500"})]))
+    changed = settings(admin, topic)
+    assert (changed["flush.ms"], changed["segment.bytes"]) == ("500", str(2**30))
     assert code(admin.create_topics([NewTopic(topic, 3, 1)])) == "TOPIC_ALREADY_EXISTS"
     assert code(admin.create_partitions([NewPartitions(topic, 2)])) == "INVALID_PARTITIONS"
     done(admin.delete_topics([topic]))
@@ -113,7 +127,7 @@ def test_kafkas_own_tools(door: Door) -> None:
     out = java(
         f"{tools}.ProducerPerformance",
         *("--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "-1"),
-        *("--bootstrap-server", door.kafka),
+        *("--producer-props", f"bootstrap.servers={door.kafka}"),
     )
     assert "20000 records sent" in out
     offsets = java(f"{tools}.GetOffsetShell", *server, "--topic", topic)

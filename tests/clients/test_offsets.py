@@ -68,7 +68,8 @@ def test_kafka_python_reaches_the_end_that_it_was_told(door: Door, filled: tuple
 def test_every_offset_of_the_log_can_be_read_from(door: Door, filled: tuple[str, list[int]]) -> None:
     """Each single one of three batches: the next message at or after it comes, and no other."""
     topic, offsets = filled
-    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused", "enable.auto.commit": False})
+    settings = {"bootstrap.servers": door.kafka, "group.id": "unused", "fetch.wait.max.ms": 5}
+    consumer = Consumer(settings)
     for start in range(0, offsets[3 * BATCH - 1] + 2, 7):
         first = next(index for index, offset in enumerate(offsets) if offset >= start)
         consumer.assign([TopicPartition(topic, 0, start)])
