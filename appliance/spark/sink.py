@@ -28,6 +28,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -95,6 +96,12 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         raise BadValue("there is no column 'value': select what is to be written AS value")
     if "topic" not in types and not options.topic:
         raise BadValue("where to: give the option topic, or a column of that name")
+
+
+@lru_cache(10_000)
+def _hashed(key: bytes, partitions: int) -> int:
+    """Keys come again and again: names of hosts, of services, of users."""
+    return partition_for(key, partitions) if partitions > 1 else 0
 
 
 # ---- a task
@@ -179,7 +186,7 @@ class TaskWriter:
             raise BadValue("a row has no topic, and there is no option topic")
         count = self._partitions.get(topic) or self._learn(topic)
         if partition is None:
-            partition = self._turn[topic] % count if key is None else partition_for(key, count)
+            partition = self._turn[topic] % count if key is None else _hashed(key, count)
         elif not 0 <= partition < count:
             raise UnknownPartition(f"a row is for {topic}-{partition}, but there are {count} partitions")
         lane = self._lanes.get((topic, partition))
