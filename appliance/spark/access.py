@@ -132,16 +132,19 @@ class Access:
         return self.patiently(lambda: self._keys(selection))
 
     def _keys(self, selection: Selection) -> list[Key]:
-        topics = self.cluster.refresh(None).topics
+        named = {*selection.topics, *(topic for topic, _ in selection.assigned)}
+        view = self.cluster.refresh(named or None)
+        topics = {name: each for name, each in view.topics.items() if not each.error and name in (named or view.topics)}
+        for name in sorted(named):
+            if name not in topics:
+                there = sorted(name for name, each in self.cluster.refresh(None).topics.items() if not each.error)
+                raise UnknownPartition(f"no topic {name!r}: there are {', '.join(there) or 'none at all'}")
         keys = [
             (name, partition)
-            for name, view in sorted(topics.items())
-            for partition in range(len(view.leaders))
+            for name, each in sorted(topics.items())
+            for partition in range(len(each.leaders))
             if selection.wants(name, partition)
         ]
-        for name in selection.topics:
-            if name not in topics:
-                raise UnknownPartition(f"no topic {name!r}: there are {', '.join(sorted(topics)) or 'none at all'}")
         for topic, partition in selection.assigned:
             if (topic, partition) not in keys:
                 raise UnknownPartition(f"there is no partition {topic}-{partition}")

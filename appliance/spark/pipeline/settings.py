@@ -1,0 +1,291 @@
+"""What a pipeline does, from one TOML file.  The structs below are its manual: tables, keys, defaults, bounds.
+
+    [pipeline]            name, where the appliance is, where state is kept
+    [input]               where to start, how much at a time
+    [[source]]            topics, and the parsers of their lines
+    [parser.NAME]         a parser of one's own: json, logfmt or regex
+    [[lookup]]            columns added from a CSV file
+    [output]              where and how events are written
+    [[aggregate]]         counts, error rates, heaviest values, sessions
+    [dead_letters]        where lines go that no parser takes
+    [audit]               counts that producers publish
+    [spark]               settings handed to Spark as they are
+
+A key's unit is in its name: ``_bytes`` also takes "64MiB", ``_ms`` also "30s" or "7d".  Paths are relative to the file.
+
+Errors: UnknownKey offers the nearest name that there is; BadValue says where, and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ...config import DURATIONS_MS, GIB, MIB, SIZES
+from ...errors import BadValue, UnknownKey
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+Milliseconds = Annotated[int, Meta(ge=1)]
+FieldType = Literal["string", "int", "float", "bool"]
+BUILT_IN: Final = ("syslog", "syslog5424", "access", "dpkg", "alternatives", "json", "logfmt", "plain")
+OWN_TABLES: Final = ("events", "ledger", "audit")
+
+
+class Pipeline(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Name
+    bootstrap: str = "127.0.0.1:9091"
+    state: str = ""
+    """Directory of the checkpoint and of what `status` shows; by default ``NAME.state`` beside the file."""
+    group: str = ""
+    """Under which group offsets are published for monitoring; by default ``pipeline-NAME``, "-" for not at all."""
+
+
+class Input(Struct, frozen=True, forbid_unknown_fields=True):
+    starting: Literal["earliest", "latest"] = "earliest"
+    trigger_bytes: Annotated[int, Meta(ge=1, le=64 * GIB)] = 256 * MIB
+    """Most bytes of a micro-batch."""
+    trigger_ms: Milliseconds = 10_000
+    fail_on_data_loss: bool = True
+    corrupt_batch: Literal["fail", "skip"] = "fail"
+    retry_ms: Milliseconds = 120_000
+    """For how long an appliance that is away is waited for."""
+
+
+class Source(Struct, frozen=True, forbid_unknown_fields=True):
+    topics: Annotated[tuple[str, ...], Meta(min_length=1)]
+    parsers: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """In this order; the first that takes a line wins."""
+    zone: str = "UTC"
+    """Time zone of time stamps that do not say."""
+    host: str = ""
+    """Host of lines that do not say."""
+    service: str = ""
+
+
+class Parser(Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Literal["json", "logfmt", "regex"]
+    pattern: str = ""
+    """regex only, RE2: named groups become columns."""
+    columns: dict[str, FieldType] = {}
+    time: str = "time"
+    """Which field is the time of the event; likewise the next four."""
+    host: str = "host"
+    service: str = "service"
+    level: str = "level"
+    message: str = "message"
+
+
+class Lookup(Struct, frozen=True, forbid_unknown_fields=True):
+    file: str
+    key: str
+    """Column of the events and of the file."""
+    columns: tuple[str, ...] = ()
+    """Of the file; by default all but the key."""
+
+
+class Output(Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+    format: Literal["parquet", "delta"] = "parquet"
+    partition_by: tuple[str, ...] = ("topic", "date")
+    compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = "zstd"
+    raw: bool = False
+    """Keep the whole line, as column ``line``."""
+    buffer_bytes: Annotated[int, Meta(ge=MIB, le=4 * GIB)] = 64 * MIB
+    """What a task keeps in memory before it writes files."""
+
+
+class Aggregate(Struct, frozen=True, forbid_unknown_fields=True):
+    name: Name
+    kind: Literal["count", "errors", "top", "sessions"]
+    by: tuple[str, ...] = ()
+    """Columns; for "top" the values that are counted, for "sessions" whose they are."""
+    window_ms: Milliseconds = 60_000
+    k: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    """top: how many values of a window are reported."""
+    keep: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    """top: how many values of a window are kept; those beyond are forgotten, and their counts with them."""
+    gap_ms: Milliseconds = 1_800_000
+    """sessions: silence of this length ends one."""
+    session_ms: Milliseconds = 86_400_000
+    """sessions: none is longer than this."""
+    topic: str = ""
+    """Also publish every change, as JSON, to this topic."""
+
+
+class DeadLetters(Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str = ""
+    """"" counts them only."""
+
+
+class Audit(Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str = ""
+    """Where producers publish their counts; "" = no audit."""
+    window_ms: Milliseconds = 60_000
+    """The window of the producers."""
+    grace_ms: Milliseconds = 120_000
+    """A window is judged when its end is this old."""
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    pipeline: Pipeline
+    source: Annotated[tuple[Source, ...], Meta(min_length=1)]
+    output: Output
+    input: Input = Input()
+    parser: dict[str, Parser] = {}
+    lookup: tuple[Lookup, ...] = ()
+    aggregate: tuple[Aggregate, ...] = ()
+    dead_letters: DeadLetters = DeadLetters()
+    audit: Audit = Audit()
+    spark: dict[str, str] = {}
+
+    @property
+    def topics(self) -> list[str]:
+        """All that is read."""
+        named = [topic for source in self.source for topic in source.topics]
+        return list(dict.fromkeys([*named, *filter(None, [self.audit.topic])]))
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.pipeline.state)
+
+    @property
+    def group(self) -> str:
+        """"" when offsets are not published."""
+        return "" if self.pipeline.group == "-" else self.pipeline.group or f"pipeline-{self.pipeline.name}"
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def decode(text: str) -> Settings:
+    return msgspec.json.decode(text, type=Settings)
+
+
+def load(path: Path) -> Settings:
+    """Read, complete and check a file.
+
+    Raises:
+        UnknownKey, BadValue: what is wrong, and where.
+        OSError: the file cannot be read.
+    """
+    try:
+        given = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadValue(f"{path}: not TOML: {error}") from None
+    return parse(given, path.parent.resolve(), str(path))
+
+
+def parse(given: Mapping[str, Any], base: Path, where: str = "pipeline") -> Settings:
+    """As :func:`load`, from what a file holds; ``base``: what paths are relative to."""
+    cleaned = _clean(Settings, dict(given), where, "")
+    try:
+        settings = msgspec.convert(cleaned, Settings)
+    except msgspec.ValidationError as error:
+        raise BadValue(f"{where}: {error}") from None
+    _check(settings, where)
+    return _completed(settings, base)
+
+
+def _clean(struct: type[Struct], given: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+    """Numbers for texts with units, and no key that is not known."""
+    hints = get_type_hints(struct)
+    cleaned = {}
+    for key, value in given.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, 1, 0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(hints)}"
+            raise UnknownKey(f"{where}: unknown key {place}{key}: {hint}")
+        cleaned[key] = _value(hints[key], key, value, where, f"{place}{key}")
+    return cleaned
+
+
+def _value(hint: Any, key: str, value: Any, where: str, place: str) -> Any:
+    inner = next(_structs(hint), None)
+    origin = get_origin(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
+    if inner is not None and isinstance(value, list) and origin is tuple:
+        return [
+            _clean(inner, each, where, f"{place}[{index}].") if isinstance(each, dict) else each
+            for index, each in enumerate(value)
+        ]
+    if inner is not None and isinstance(value, dict):
+        if origin is dict:
+            named = value.items()
+            return {k: _clean(inner, v, where, f"{place}.{k}.") if isinstance(v, dict) else v for k, v in named}
+        return _clean(inner, value, where, f"{place}.")
+    if isinstance(value, str) and key.endswith(("_ms", "_bytes")):
+        return _number(value, DURATIONS_MS if key.endswith("_ms") else SIZES, where, place)
+    if key == "spark" and isinstance(value, dict):
+        return dict(_flat(value))
+    return value
+
+
+def _structs(hint: Any) -> Iterator[type[Struct]]:
+    if isinstance(hint, type) and get_origin(hint) is None and issubclass(hint, Struct):
+        yield hint
+    elif get_origin(hint) in (Annotated, tuple, dict, Union, types.UnionType):
+        for each in get_args(hint):
+            yield from _structs(each)
+
+
+def _number(text: str, units: Mapping[str, int], where: str, place: str) -> int:
+    match = re.fullmatch(r"\s*(\d[\d_]*)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in units:
+        raise BadValue(f"{where}: {place} = {text!r}: a whole number, with one of {' '.join(filter(None, units))}")
+    return int(match[1]) * units[match[2].lower()]
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """TOML nests ``spark.sql.x = 1`` by its dots; Spark wants the dotted name, and text."""
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            dotted = name if name.startswith("spark.") else f"spark.{name}"
+            yield dotted, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check(settings: Settings, where: str) -> None:
+    """What one key says about another."""
+    parsers = [*BUILT_IN, *settings.parser]
+    for source in settings.source:
+        for name in source.parsers:
+            if name not in parsers:
+                near = difflib.get_close_matches(name, parsers, 1, 0.5)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(parsers)}"
+                raise UnknownKey(f"{where}: no parser {name!r}: {hint}")
+    topics = [topic for source in settings.source for topic in source.topics]
+    for topic in topics:
+        if topics.count(topic) > 1:
+            raise BadValue(f"{where}: topic {topic!r} is in two sources: which parsers are its?")
+        if topic in (settings.audit.topic, settings.dead_letters.topic):
+            raise BadValue(f"{where}: topic {topic!r} is a source, and audit or dead_letters: it would feed itself")
+    for name, parser in settings.parser.items():
+        if (parser.kind == "regex") != bool(parser.pattern):
+            raise BadValue(f"{where}: parser.{name}: a pattern is for kind regex, and needed there")
+    names = [each.name for each in settings.aggregate]
+    for aggregate in settings.aggregate:
+        if names.count(aggregate.name) > 1 or aggregate.name in OWN_TABLES:
+            raise BadValue(f"{where}: aggregate {aggregate.name!r}: the name is taken, also by {', '.join(OWN_TABLES)}")
+        if aggregate.kind in ("top", "sessions") and not aggregate.by:
+            raise BadValue(f"{where}: aggregate {aggregate.name!r}: say by which columns")
+
+
+def _completed(settings: Settings, base: Path) -> Settings:
+    replace = msgspec.structs.replace
+    pipeline = settings.pipeline
+    state = base / (pipeline.state or f"{pipeline.name}.state")
+    return replace(
+        settings,
+        pipeline=replace(pipeline, state=str(state)),
+        output=replace(settings.output, path=str(base / settings.output.path)),
+        lookup=tuple(replace(each, file=str(base / each.file)) for each in settings.lookup),
+    )

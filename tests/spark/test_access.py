@@ -1,0 +1,94 @@
+"""appliance.spark.access: the same bytes through the door and from the files, and what happens when neither works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from appliance.errors import BrokerAway, OffsetOutOfRange
+from appliance.records.encode import encode_values
+from appliance.spark.access import Access, Home
+from appliance.spark.arrow import Decoder
+from appliance.spark.offsets import Range
+from appliance.spark.options import EARLIEST, LATEST
+
+from ..server import Server, wait_for
+from .conftest import Topics
+
+
+@pytest.fixture
+def access_to() -> Iterator[Callable[..., Access]]:
+    made: list[Access] = []
+
+    def make(address: str, retry_timeout_ms: int = 5000) -> Access:
+        made.append(Access(address, retry_timeout_ms))
+        return made[-1]
+
+    yield make
+    for access in made:
+        access.close()
+
+
+def whole(access: Access, topic: str) -> Range:
+    key = (topic, 0)
+    end = access.offsets({key: LATEST})[key]
+    return Range(topic, 0, access.offsets({key: EARLIEST})[key], end, end)
+
+
+def values(access: Access, wanted: Range, home: Home | None, fails: bool = True) -> list[bytes]:
+    decoder = Decoder(wanted.topic, wanted.partition, wanted.first, wanted.end)
+    found: list[bytes] = []
+    for data in access.read(wanted, home, 3000, fails):
+        for batch in decoder.decode(data):
+            found += batch.column("value").to_pylist()
+    return found
+
+
+def test_files_and_door_give_the_same(
+    make_appliance: Callable[..., Server],
+    topics_of: Callable[[Server], Topics],
+    topic: str,
+    access_to: Callable[..., Access],
+) -> None:
+    """Over several segments; the second home is that of somebody else, so the door is taken."""
+    topics = topics_of(make_appliance())
+    topics.create(topic, segment_bytes=16384)
+    lines = [b"%06d" % number for number in range(5000)]
+    topics.write(topic, [encode_values(lines[at : at + 50], 5) for at in range(0, len(lines), 50)])
+    access = access_to(topics.server.native)
+    wanted = whole(access, topic)
+    home = access.home(topic, 0)
+    assert home == Home(str(topics.server.data_dir), topics.server.state["pid"]) and home.here()
+    stranger = home._replace(pid=os.getpid())
+    assert not stranger.here()
+    for where in (None, home, stranger, home._replace(data_dir="/nowhere")):
+        assert values(access, wanted, where) == lines
+
+
+def test_what_retention_took_meanwhile(
+    make_appliance: Callable[..., Server],
+    topics_of: Callable[[Server], Topics],
+    topic: str,
+    access_to: Callable[..., Access],
+) -> None:
+    """Between planning and reading; through the door and from the files."""
+    topics = topics_of(make_appliance(**{"disk.check_ms": 100}))
+    topics.create(topic, segment_bytes=16384, retention_bytes=32768)
+    lines = [b"%06d" % number for number in range(10_000)]
+    topics.write(topic, [encode_values(lines[at : at + 500], 5) for at in range(0, len(lines), 500)])
+    access = access_to(topics.server.native)
+    wait_for(lambda: access.offsets({(topic, 0): EARLIEST})[topic, 0] > 0, "retention")
+    wanted = whole(access, topic)
+    planned_before = Range(topic, 0, 0, wanted.end, wanted.log_end)
+    for home in (None, access.home(topic, 0)):
+        with pytest.raises(OffsetOutOfRange, match=rf"{topic}-0: offset 0 is gone"):
+            values(access, planned_before, home)
+        kept = values(access, planned_before, home, fails=False)
+        assert 0 < len(kept) < len(lines) and kept == lines[-len(kept) :]
+
+
+def test_an_appliance_that_is_away_is_named(access_to: Callable[..., Access]) -> None:
+    with pytest.raises(BrokerAway, match=r"gave up after 0.05 s.*127\.0\.0\.1:1"):
+        access_to("127.0.0.1:1", 50).offsets({("logs", 0): LATEST})
