@@ -239,6 +239,7 @@ def test_one_node_grows_to_three_and_keeps_its_data(tmp_path: Path) -> None:
 
 
 def test_nodes_end_with_their_supervisor_and_a_leftover_is_ended_at_the_next_start(tmp_path: Path) -> None:
+    one = prepared(tmp_path, 1)
     script = f"""
 import os, signal, sys
 from pathlib import Path
@@ -253,8 +254,10 @@ signal.pause()
         assert supervisor.stdout is not None
         pid = int(supervisor.stdout.readline())
         gone = os.pidfd_open(pid)
+        wait_until(lambda: probe(one.ports[0].client), lambda: None, "the node serves")
         supervisor.kill()
         supervisor.wait()
+        assert prepared(tmp_path, 1).ports == one.ports  # at once, although the node may still be ending
         assert _readable_within(gone, 10_000)  # a pidfd is readable when its process has ended
         os.close(gone)
     # A process on our data that the kernel did not end, as after a change of the parent: found by its pid file.

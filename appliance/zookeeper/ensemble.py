@@ -37,6 +37,7 @@ import json
 import logging
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -326,10 +327,12 @@ class Ensemble:
                 continue
             try:
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if os.fsencode(pid_file.parent / "zoo.cfg") in arguments:
+                ours = os.fsencode(pid_file.parent / "zoo.cfg") in arguments
+                if ours:
                     log.warning("ending ZooKeeper process %d, which outlived its supervisor", pid)
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                    _wait_gone(pid, LEFTOVER_MS_MAX)
+                if ours or not any(arguments):  # without arguments it is ending, and may still have its ports
+                    _wait_gone(descriptor, LEFTOVER_MS_MAX)
             except OSError as error:
                 log.debug("process %d: %s", pid, error)
             finally:
@@ -473,17 +476,11 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _wait_gone(pid: int, timeout_ms: int) -> None:
-    """Until a killed process has let go of its files and ports: it is gone, or a zombie."""
-    deadline_ms = _now_ms() + timeout_ms
-    while _now_ms() < deadline_ms:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.005)
+def _wait_gone(pidfd: int, timeout_ms: int) -> None:
+    """Until a process has ended with all its threads, and so has let go of its files and ports."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.poll(timeout_ms)
 
 
 def _now_ms() -> int:

@@ -131,3 +131,21 @@ def test_what_is_on_disk_is_served_without_any_zookeeper(tmp_path: Path) -> None
         with Admin(again.native) as admin, pytest.raises(ZooKeeperAway):
             admin.create_topic("later")
         assert again.stop() == 0
+
+
+def test_a_killed_supervisor_leaves_an_ensemble_that_the_next_one_takes_up(tmp_path: Path) -> None:
+    settings: dict[str, Any] = LOCAL
+    first = Server(tmp_path / "data", **settings).start()
+    with Peer(first.native) as peer:
+        peer.create("t", PARTITIONS)
+        peer.admin("commit", group="g", offsets=[["t", 0, 5]])
+    connect = first.state["zookeeper"]["connect"]
+    first.kill_supervisor()
+    with Server(tmp_path / "data", **settings) as again:
+        wait_for(lambda: state(again) == "connected", "the session")
+        assert again.state["zookeeper"]["connect"] == connect
+        with Peer(again.native) as peer:
+            assert peer.admin("offsets", group="g") == [["t", 0, 5]]
+        assert wait_for(lambda: ask(again, BrokerRegistry().brokers()), "registered")[0].native == again.native
+        assert again.stop() == 0
+        assert again.leftovers() == []
