@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from .server import Server
+from .zookeeper_fixture import ensemble, standalone
+
+__all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that each is made once in a run
 
 _topics = itertools.count()
 

@@ -42,7 +42,7 @@ from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import Rig
 from .log_batches import batch, filled
-from .zookeeper_fixture import fresh_connect, standalone  # noqa: F401 - a fixture
+from .zookeeper_fixture import fresh_connect
 
 SMALL_SEGMENTS = TopicSettings(segment_bytes=1024)
 
@@ -54,7 +54,7 @@ def alone(tmp_path: Path) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def grouped(tmp_path: Path, standalone: Ensemble) -> Iterator[Rig]:  # noqa: F811 - the fixture
+def grouped(tmp_path: Path, standalone: Ensemble) -> Iterator[Rig]:
     connect = fresh_connect(standalone)
     with Rig(tmp_path, configs.load(overrides=[f"zookeeper.connect={connect}"])) as rig:
         yield rig

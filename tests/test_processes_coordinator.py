@@ -36,7 +36,7 @@ from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_brok
 from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import LISTENER, Rig, pump
-from .zookeeper_fixture import fresh_connect, running, standalone  # noqa: F401 - a fixture
+from .zookeeper_fixture import fresh_connect, running
 
 T = TypeVar("T")
 LOCAL = ["zookeeper.nodes=0"]
@@ -208,7 +208,7 @@ def test_stop_and_a_lost_supervisor_end_the_process(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def connect(standalone: Ensemble) -> str:  # noqa: F811 - the fixture
+def connect(standalone: Ensemble) -> str:
     return fresh_connect(standalone)
 
 

@@ -26,9 +26,8 @@ from appliance.zookeeper.ensemble import (
 )
 from appliance.zookeeper.operations import Operation, ask, create, get, set_value
 
-from .zookeeper_fixture import ensemble, fresh_connect, now_ms, running, serving, sessions, wait_serving, wait_until
+from .zookeeper_fixture import fresh_connect, now_ms, running, serving, sessions, wait_serving, wait_until
 
-__all__ = ["ensemble"]
 MEMORY_MB_MAX = 300  # three nodes together
 
 

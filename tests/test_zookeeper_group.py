@@ -20,7 +20,6 @@ from appliance.zookeeper.session import Session, State
 from .zookeeper_fixture import (
     Sessions,
     end_on_server,
-    ensemble,
     fresh_connect,
     now_ms,
     running,
@@ -29,7 +28,6 @@ from .zookeeper_fixture import (
     wait_until,
 )
 
-__all__ = ["ensemble"]
 GROUP = "team a"
 
 

@@ -26,9 +26,7 @@ from appliance.zookeeper.paths import CommittedOffset, TopicPartition
 from appliance.zookeeper.registry import OffsetRegistry
 from appliance.zookeeper.session import Session, State
 
-from .zookeeper_fixture import Sessions, end_on_server, fresh_connect, now_ms, sessions, standalone, wait_serving
-
-__all__ = ["standalone"]
+from .zookeeper_fixture import Sessions, end_on_server, fresh_connect, now_ms, sessions, wait_serving
 
 
 @pytest.fixture

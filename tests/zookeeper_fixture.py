@@ -1,7 +1,7 @@
 """ZooKeeper for tests: real ensembles, sessions on them, and a dictionary that answers operations.
 
-``ensemble`` (three nodes) and ``standalone`` (one) are shared by a whole test run: import them into a test module,
-take a fresh chroot from :func:`sessions`.  A test that kills nodes makes an ensemble of its own with :func:`running`.
+``ensemble`` (three nodes) and ``standalone`` (one) are fixtures that a whole test run shares: take a fresh chroot of
+them from :func:`fresh_connect`.  A test that kills nodes makes an ensemble of its own with :func:`running`.
 """
 
 from __future__ import annotations
