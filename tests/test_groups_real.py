@@ -270,6 +270,25 @@ def test_the_coordinator_may_die(crowd: Crowd, client: str) -> None:
     assert after == ends(crowd.server, crowd.topic) and min(before) > 0
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+def test_zookeeper_may_die(crowd: Crowd, client: str) -> None:
+    """The group goes on, its commits are made good when ZooKeeper is back."""
+    crowd.join(client)
+    crowd.join(client)
+    crowd.wait_until_shared()
+    crowd.wait_until_seen("a")
+    (pid,) = crowd.server.pids("zookeeper")
+    crowd.server.kill(pid)
+    fill(crowd.server, crowd.topic, "b")
+    crowd.wait_until_seen("a", "b")
+    wait_for(lambda: crowd.server.state["zookeeper"]["state"] == "connected", "ZooKeeper is back")
+    fill(crowd.server, crowd.topic, "c")
+    crowd.wait_until_seen("a", "b", "c")
+    for member in list(crowd.all):
+        crowd.leave(member)
+    assert committed(crowd.server, crowd.group, crowd.topic) == ends(crowd.server, crowd.topic)
+
+
 def test_the_registry_shows_who_owns_what(crowd: Crowd) -> None:
     crowd.join("confluent")
     crowd.join("kafka-python")
