@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from appliance.client import Producer, Sent
+from appliance.client.sender import METADATA_AGE_S
 from appliance.errors import (
     ApplianceError,
     BadValue,
@@ -267,6 +269,35 @@ def test_callbacks_come_once_in_order_with_offsets_and_may_send(peer: Peer) -> N
         deliveries[0].add_done_callback(lambda delivery: done.append(delivery.result().offset))
         assert done == [deliveries[8].result().offset, deliveries[0].result().offset]
     assert b"from a callback" in peer.log("t", 0).values()
+
+
+def test_a_callback_that_waits_is_not_waited_for(peer: Peer) -> None:
+    outcomes: list[Any] = []
+    with make(peer) as producer:
+
+        def on_delivery(*_: Any) -> None:
+            for wait in (producer.flush, producer.send("t", b"again").result):
+                try:
+                    wait()
+                except RequestTimedOut as error:
+                    outcomes.append(error)
+
+        producer.send("t", b"x", on_delivery=on_delivery)
+        producer.flush(TIMEOUT_S)
+    assert len(outcomes) == 2 and peer.log("t", 0).values() == [b"x", b"again"]
+
+
+def test_partitions_that_were_added_are_found_when_metadata_are_old(peer: Peer) -> None:
+    now = [0.0]
+    with make(peer, clock=lambda: now[0] + time.monotonic()) as producer:
+        producer.send("t", b"x").result(TIMEOUT_S)
+        peer.topics["t"] = 2
+        now[0] += METADATA_AGE_S
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(producer.partitions("t")) < 2:
+            assert time.monotonic() < deadline
+            producer.send("t", b"y").result(TIMEOUT_S)
+        assert producer.send("t", b"z", partition=1).result(TIMEOUT_S).partition == 1
 
 
 def test_close_fails_what_cannot_be_delivered(peer: Peer) -> None:

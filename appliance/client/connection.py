@@ -166,7 +166,7 @@ class Connection:
         """All replies that have arrived; an empty list when there are none.
 
         Raises:
-            BrokerAway: the peer closed the connection (replies that came before are lost with it).
+            BrokerAway: the peer closed the connection; replies that came before have been returned.
             ProtocolFault: what came is not a reply of this protocol.
         """
         if self.connecting and not self._finish_connect():
@@ -177,8 +177,12 @@ class Connection:
                 pass
         except BlockingIOError:
             pass
+        except BrokerAway:
+            if not replies:  # else the next call finds it gone again
+                raise
         except OSError as error:
-            raise self._away(error) from None
+            if not replies:
+                raise self._away(error) from None
         return replies
 
     def _receive_once(self, replies: list[Reply]) -> bool:

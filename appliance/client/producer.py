@@ -149,7 +149,8 @@ class Producer:
         jitter = functools.partial(rng.uniform, 0.8, 1.2)
         self._sender = Sender(self._cluster, options, clock=clock, jitter=jitter, seal_due=self._seal_due)
         self._lock = self._sender.lock
-        self._acquire, self._release = self._lock.acquire, self._lock.release
+        self._acquire: Callable[[], bool] = self._lock.acquire
+        self._release = self._lock.release
         self._topics: dict[str, _Topic] = {}
         self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
         self._sticky: dict[str, Batch] = {}  # where plain values go
@@ -188,6 +189,8 @@ class Producer:
                 batch = self._sticky.get(topic)
                 if batch is None or batch.left_bytes < size:
                     batch = self._another(topic, size)
+                    if batch is not None and not batch.uniform:
+                        batch = None  # it holds whole records: this value must become one
                 if batch is not None:
                     batch.left_bytes -= size
                     items = batch.items
@@ -277,6 +280,12 @@ class Producer:
         self._sender.run_callbacks()
         return deliveries
 
+    def partitions(self, topic: str) -> range:
+        """The partitions that the topic has, as far as is known here; asks if nothing is."""
+        self._check_usable()
+        known = self._cluster.view.topics.get(topic)
+        return range(len(known.leaders) if known is not None and not known.error else self._learn(topic).count)
+
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until all of it is delivered or has failed, and all callbacks have
         returned.
@@ -318,6 +327,7 @@ class Producer:
 
     def on_settled(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
         """Have ``callback`` called; False when ``batch`` is settled already."""
+        self._check_usable(closed_ok=True)
         with self._lock:
             if batch.settled:
                 return False
@@ -468,17 +478,25 @@ class Producer:
             except ApplianceError as error:
                 if not error.retriable or self._clock() + pause_s > deadline_s:
                     raise
-            self._sender.drive(lambda: False, pause_s)
+            time.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
         known = _Topic(view, self._batch_bytes_max, self._codec)
         self._topics[topic] = known
         return known
 
+    def disown(self) -> None:
+        """In a forked child: refuse everything.  Another thread may have held the lock, so it is not touched."""
+        self.foreign = True
+        self._acquire = self._refuse
+
+    def _refuse(self) -> bool:
+        raise InvalidRequest(f"this producer belongs to process {self._pid}: make one after forking")
+
     def _check_usable(self, *, closed_ok: bool = False) -> None:
         if self._closed and not closed_ok:
             raise InvalidRequest("this producer is closed")
         if self.foreign:
-            raise InvalidRequest(f"this producer belongs to process {self._pid}: make one after forking")
+            self._refuse()
 
 
 def _require(condition: bool, text: str) -> None:
@@ -565,7 +583,7 @@ class _Registry:
 
     def _disown_all(self) -> None:
         for producer in list(self._producers):
-            producer.foreign = True
+            producer.disown()
 
 
 _registry = _Registry()

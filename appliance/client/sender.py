@@ -52,6 +52,9 @@ HEAD_BYTES_MAX: Final = 1024
 TICK_S_MAX: Final = 0.005
 TICK_S_MIN: Final = 0.001
 HOUSEKEEPING_S: Final = 0.02
+CONNECT_TIMEOUT_S: Final = 5.0
+METADATA_AGE_S: Final = 60.0
+"""So old may metadata get before they are asked for anew: partitions may have been added."""
 AWAKE_S: Final = 0.5
 """The background thread goes on ticking that long after the last batch: waking it costs more."""
 POLL_S_MAX: Final = 0.05
@@ -88,6 +91,7 @@ class Link:
         self.flushed_s = 0.0
         self.blocked = False  # the socket takes no more for now
         self.events = 0
+        self.connected_s = 0.0
         self.resume_s = 0.0
         self.failures = 0
 
@@ -150,6 +154,7 @@ class Sender:
         self._producer_id = -1
         self.callbacks: deque[Batch] = deque()
         self._callbacks_running = False
+        self._callback_thread = 0
         self._changed = threading.Condition(self.lock)
         self._waiters = 0
         self._driver = threading.Lock()
@@ -157,6 +162,7 @@ class Sender:
         self._housekeeping_s = 0.0
         self._refresh_topics: set[str] = set()
         self._refresh_s = 0.0
+        self._aged_s = clock() + METADATA_AGE_S
         self._identity_wanted = False
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -184,7 +190,7 @@ class Sender:
 
     def awaken(self) -> None:
         """There will be something to do in the background: an open batch lingers."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="appliance-producer", daemon=True)
             self._thread.start()
         elif self._asleep:
@@ -214,7 +220,9 @@ class Sender:
     # ---- waiting, without the lock
 
     def drive(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Work until ``done()``; False when time is up first."""
+        """Work until ``done()``; False when time is up first, and at once in a callback, which must not wait."""
+        if self._callback_thread == threading.get_ident():
+            return done()
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         while True:
             with self.lock:
@@ -249,6 +257,7 @@ class Sender:
                 if self._callbacks_running or not self.callbacks:
                     return
                 self._callbacks_running = True
+                self._callback_thread = threading.get_ident()
                 batches = list(self.callbacks)
                 self.callbacks.clear()
             for batch in batches:
@@ -257,6 +266,7 @@ class Sender:
                         callback(batch.error, batch.topic, batch.partition, batch.offset_of(index))
             with self.lock:
                 self._callbacks_running = False
+                self._callback_thread = 0
                 self.unsettled -= len(batches)
                 self._notify()
 
@@ -371,6 +381,7 @@ class Sender:
         except BrokerAway as error:
             self._link_failed(link, error, now_s)
             return None
+        link.connected_s = now_s
         link.posted_bytes = link.connection.out_bytes
         link.blocked = link.connection.connecting
         link.events = 0
@@ -483,14 +494,10 @@ class Sender:
     def _housekeep(self, now_s: float) -> None:
         """Deadlines, time-outs, and lanes that waited for a time, a leader or a producer id."""
         self._housekeeping_s = now_s + HOUSEKEEPING_S
-        timeout_s = self._options.request_timeout_ms / 1000
         for link in self._links.values():
-            if link.connection is None or not link.waiting:
-                continue
-            lane, sent_s = link.waiting[0]
-            if now_s >= min(sent_s + timeout_s, lane.in_flight[0].deadline_s):
-                text = f"{link.connection} did not answer within {now_s - sent_s:.1f} s"
-                self._link_failed(link, RequestTimedOut(text), now_s)
+            overdue = self._overdue(link, now_s)
+            if overdue is not None:
+                self._link_failed(link, overdue, now_s)
         for lane in self._lanes.values():
             if lane.queue and lane.queue[0].deadline_s <= now_s:
                 for settled in lane.expire(now_s):
@@ -499,6 +506,22 @@ class Sender:
         for lane in stalled:
             if lane.queue:
                 self._make_ready(lane)
+
+    def _overdue(self, link: Link, now_s: float) -> RequestTimedOut | None:
+        """What the broker at the other end did not do in time."""
+        connection = link.connection
+        if connection is None:
+            return None
+        if not connection.greeted and now_s >= link.connected_s + CONNECT_TIMEOUT_S:
+            return RequestTimedOut(f"{connection} did not answer within {CONNECT_TIMEOUT_S:g} s")
+        if link.waiting:
+            lane, sent_s = link.waiting[0]
+            timeout_s = self._options.request_timeout_ms / 1000
+            if now_s >= min(sent_s + timeout_s, lane.in_flight[0].deadline_s):
+                return RequestTimedOut(f"{connection} did not answer within {now_s - sent_s:.1f} s")
+        if link.unsent and now_s >= link.unsent[0][0].in_flight[0].deadline_s:
+            return RequestTimedOut(f"{connection} takes no more bytes")
+        return None
 
     def _want_refresh(self, topic: str) -> None:
         self._refresh_topics.add(topic)
@@ -536,6 +559,9 @@ class Sender:
 
     def _errands(self, now_s: float) -> set[str] | bool:
         """The topics to ask about, True for a producer id only, False (or nothing) when there is none."""
+        if now_s >= self._aged_s and self._cluster.view.topics:
+            self._aged_s = now_s + METADATA_AGE_S
+            self._refresh_topics.update(topic for topic, _ in self._lanes)
         if now_s < self._refresh_s or not (self._refresh_topics or self._identity_wanted):
             return False
         self._refresh_s = now_s + self._options.backoff_s
