@@ -72,13 +72,14 @@ def test_lines_in_lines_out(appliance: Server, topic: str, tmp_path: Path) -> No
 
 def test_keys_and_partitions(appliance: Server, topic: str) -> None:
     at = ("--connect", appliance.native)
-    succeeding("topics", "create", topic, "--partitions", "3", *at)
+    succeeding("topics", "create", topic, *at)
     succeeding("produce", topic, "--key-separator", ":", "--codec", "zstd", *at, stdin=b"k:v\nnone\n")
     said = succeeding("consume", topic, "--from", "earliest", "--max", "2", "--json", *at)
     found = {row["value"]: row["key"] for row in map(json.loads, said.out.splitlines())}
     assert found == {"v": "k", "none": None}
     said = succeeding("consume", topic, "--from", "earliest", "--max", "2", "--key-separator", "=", *at)
     assert sorted(said.out.splitlines()) == ["k=v", "none"]
+    succeeding("topics", "alter", topic, "--partitions", "3", *at)
     succeeding("produce", topic, "--partition", "2", "--acks", "1", *at, stdin=b"here\n")
     said = succeeding("consume", topic, "--from", "earliest", "--partition", "2", "--timeout", "0.2", *at)
     assert "here\n" in said.out
