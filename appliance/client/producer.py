@@ -93,6 +93,9 @@ class _Topic:
 
 
 class Producer:
+    foreign = False  # inherited through a fork
+    _closed = False
+
     def __init__(
         self,
         bootstrap: str | Sequence[str],
@@ -133,8 +136,6 @@ class Producer:
         self._clock_ms = clock_ms
         self._choice = rng.choice
         self._pid = os.getpid()
-        self.foreign = False  # inherited through a fork
-        self._closed = False
         self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
         options = _sender_options(
             acks,
