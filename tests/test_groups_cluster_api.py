@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -85,9 +86,19 @@ def test_operations_are_told_when_asked_for() -> None:
     plain = run(client.ask("Metadata", topics=None))
     assert plain.topics[0].authorized_operations is None
     more = {"include_topic_authorized_operations": True, "include_cluster_authorized_operations": True}
-    asked = run(client.ask("Metadata", topics=None, **more))
+    asked = run(client.ask("Metadata", 10, topics=None, **more))
     assert 3 in asked.topics[0].authorized_operations
     assert 5 in asked.authorized_operations
+
+
+def test_topics_are_found_by_id_too() -> None:
+    cluster = FakeCluster()
+    cluster.add("t")
+    cluster.all["t"].id = UUID(int=7).hex
+    wanted = [{"name": None, "topic_id": UUID(int=7)}, {"name": None, "topic_id": UUID(int=8)}]
+    known, unknown = run(Client(cluster).ask("Metadata", 12, topics=wanted)).topics
+    assert (known.name, known.topic_id, known.error_code) == ("t", UUID(int=7), 0)
+    assert (unknown.name, unknown.topic_id, unknown.error_code) == (None, UUID(int=8), Code.UNKNOWN_TOPIC_ID)
 
 
 def test_metadata_of_all_topics_is_encoded_once() -> None:

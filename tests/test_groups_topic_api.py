@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -83,14 +84,17 @@ def test_what_a_topic_may_be(wanted: dict[str, Any], error: int, validate_only: 
 @pytest.mark.parametrize("version", versions("DeleteTopics"))
 def test_delete_in_every_version(version: int) -> None:
     cluster = cluster_with()
+    cluster.add("u")
+    cluster.all["u"].id = UUID(int=7).hex
     names = ["t", "none"]
     given: dict[str, Any] = {"topic_names": names}
     if version >= 6:
-        given = {"topics": [{"name": name} for name in [*names, None]]}
+        by_id = [{"name": None, "topic_id": UUID(int=number)} for number in (8, 7)]
+        given = {"topics": [{"name": name} for name in names] + by_id}
     reply = run(Client(cluster).ask("DeleteTopics", version, **given))
-    expected = [0, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID]
+    expected = [0, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, 0]
     assert [each.error_code for each in reply.responses] == expected[: len(reply.responses)]
-    assert "t" not in cluster.all
+    assert list(cluster.all) == (["u"] if version < 6 else [])
 
 
 @pytest.mark.parametrize("version", versions("CreatePartitions"))

@@ -28,7 +28,7 @@ from .call import Answer, Call, Handler
 from .cluster import Broker, Cluster
 from .codes import Code
 from .group_api import GROUP_ID_CHARACTERS_MAX, coordinator_of
-from .metadata import CLUSTER_OPERATIONS, MetadataEncoder
+from .metadata import CLUSTER_OPERATIONS, MetadataEncoder, Row, topic_id
 
 CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
@@ -65,11 +65,8 @@ class ClusterApi:
         if request.topics is None or (call.version == 0 and not request.topics):
             topics = self._encoder.all_topics(call.version, cluster.revision, self._sorted_topics, operations)
         else:
-            names = list(dict.fromkeys(topic.name for topic in request.topics))
             may_create = call.version < 4 or request.allow_auto_topic_creation
-            errors = await self._create_missing(names) if may_create and cluster.auto_create else {}
-            known = cluster.topics()
-            rows = [(name, known.get(name) or errors.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)) for name in names]
+            rows = await self._find_topics(request.topics, may_create and cluster.auto_create)
             topics = self._encoder.topics(call.version, rows, operations)
         return self._encoder.frame(
             call.correlation_id,
@@ -80,6 +77,21 @@ class ClusterApi:
             topics,
             bool(request.include_cluster_authorized_operations),
         )
+
+    async def _find_topics(self, wanted: Any, may_create: bool) -> list[Row]:
+        """Each topic that is asked for, by name or (version 12) by id, or an error in its place."""
+        names = list(dict.fromkeys(topic.name for topic in wanted if topic.name is not None))
+        ids = list(dict.fromkeys(topic.topic_id for topic in wanted if topic.name is None))
+        errors = await self._create_missing(names) if may_create else {}
+        known = self._cluster.topics()
+        rows: list[Row] = [
+            (name, known.get(name) or errors.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)) for name in names
+        ]
+        by_id = {topic_id(topic): topic for topic in known.values()} if ids else {}
+        for wanted_id in ids:
+            topic = by_id.get(wanted_id)
+            rows.append((topic.name, topic) if topic is not None else (wanted_id, Code.UNKNOWN_TOPIC_ID))
+        return rows
 
     def _sorted_topics(self) -> list[Topic]:
         return [topic for _, topic in sorted(self._cluster.topics().items())]

@@ -7,9 +7,11 @@ are those of ``TopicSettings``; the broker's own are read-only here: they belong
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from appliance.catalog import Topic
 from appliance.config import TOPIC_KEYS, TopicSettings
@@ -25,7 +27,10 @@ from appliance.errors import (
 from .call import Answer, Call, Handler
 from .cluster import Cluster
 from .codes import Code
+from .metadata import NO_ID, topic_id
 
+Name = TypeVar("Name", str, "str | UUID")
+CONCURRENT_MAX: Final = 32
 AS_CONFIGURED: Final = -1
 REPLICATION_FACTOR: Final = 1
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
@@ -84,16 +89,17 @@ class TopicApi:
 
     async def _create(self, call: Call) -> Answer:
         counts = Counter(wanted.name for wanted in call.request.topics)
-        rows = []
-        for name in counts:
+        topics = {wanted.name: wanted for wanted in call.request.topics}
+
+        async def create(name: str) -> dict[str, Any]:
             try:
                 if counts[name] > 1:
                     raise InvalidRequest(f"topic {name!r} is asked for {counts[name]} times in one request")
-                wanted = next(wanted for wanted in call.request.topics if wanted.name == name)
-                rows.append(await self._create_one(wanted, call.request.validate_only))
+                return await self._create_one(topics[name], call.request.validate_only)
             except ApplianceError as error:
-                rows.append({"name": name, "error_code": _code_of(error), "error_message": str(error)})
-        return {"topics": rows}
+                return {"name": name, "error_code": _code_of(error), "error_message": str(error)}
+
+        return {"topics": await _side_by_side(create, list(topics))}
 
     async def _create_one(self, wanted: Any, validate_only: bool) -> dict[str, Any]:
         cluster = self._cluster
@@ -106,6 +112,7 @@ class TopicApi:
                 f"replication factor {wanted.replication_factor}: each partition is stored once; ask for 1 or -1",
             )
         settings = _settings(wanted.configs)
+        made_id = NO_ID
         if validate_only:
             cluster.check_topic(wanted.name, count, settings)
             in_force, partitions = TopicSettings.parse(settings, cluster.default_settings()), count or AS_CONFIGURED
@@ -113,8 +120,10 @@ class TopicApi:
             await cluster.create_topic(wanted.name, count, settings)
             topic = self._topic(wanted.name)
             in_force, partitions = cluster.settings(topic), len(topic.partitions)
+            made_id = topic_id(topic)
         return {
             "name": wanted.name,
+            "topic_id": made_id,
             "num_partitions": partitions,
             "replication_factor": REPLICATION_FACTOR,
             "configs": [
@@ -150,21 +159,25 @@ class TopicApi:
             )
 
     async def _delete(self, call: Call) -> Answer:
-        names = call.request.topic_names
+        names: list[str | UUID] = list(call.request.topic_names or ())
         if call.version >= 6:
-            names = [wanted.name for wanted in call.request.topics]
-        rows = []
-        for name in dict.fromkeys(names):
-            row: dict[str, Any] = {"name": name, "error_code": Code.NONE, "error_message": None}
+            names = [wanted.topic_id if wanted.name is None else wanted.name for wanted in call.request.topics]
+        by_id: dict[UUID, str] = {}
+        if any(isinstance(name, UUID) for name in names):
+            by_id = {topic_id(topic): topic.name for topic in self._cluster.topics().values()}
+
+        async def delete(given: str | UUID) -> dict[str, Any]:
+            name = by_id.get(given) if isinstance(given, UUID) else given
+            row = {"name": name, "topic_id": given if isinstance(given, UUID) else NO_ID}
             if name is None:
-                row |= {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": "topics have no ids: give names"}
-            else:
-                try:
-                    await self._cluster.delete_topic(name)
-                except ApplianceError as error:
-                    row |= {"error_code": error.code, "error_message": str(error)}
-            rows.append(row)
-        return {"responses": rows}
+                return row | {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": f"there is no topic of id {given}"}
+            try:
+                await self._cluster.delete_topic(name)
+            except ApplianceError as error:
+                return row | {"error_code": error.code, "error_message": str(error)}
+            return row | {"error_code": Code.NONE}
+
+        return {"responses": await _side_by_side(delete, list(dict.fromkeys(names)))}
 
     async def _grow(self, call: Call) -> Answer:
         rows = []
@@ -322,6 +335,14 @@ class TopicApi:
         if not 0 <= offset <= extent.end:
             raise OffsetOutOfRange(f"offset {offset} is outside 0 to {extent.end}")
         return await self._cluster.delete_records(name, partition, max(offset, extent.start))
+
+
+async def _side_by_side(work: Callable[[Name], Awaitable[dict[str, Any]]], names: list[Name]) -> list[dict[str, Any]]:
+    """The rows of all names, in their order; CONCURRENT_MAX are under way at a time."""
+    rows: list[dict[str, Any]] = []
+    for start in range(0, len(names), CONCURRENT_MAX):
+        rows += await asyncio.gather(*map(work, names[start : start + CONCURRENT_MAX]))
+    return rows
 
 
 def _row(name: str, value: str, source: int) -> dict[str, Any]:

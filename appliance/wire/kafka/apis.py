@@ -1,11 +1,12 @@
 """Which Kafka APIs are served, and in which versions: the one table that ApiVersions, the codecs and README
 read.
 
-Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the range;
-ceilings are below the versions that replace topic names by topic ids (Produce 13, Fetch 13, Metadata
-10).  Produce 0 to 2 are listed because librdkafka before 2.11.1 silently drops gzip, snappy and lz4 when they
-are not; what is sent with them is refused partition by partition with UNSUPPORTED_VERSION.  A key that is
-missing here is not served at all.
+Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the
+range; ceilings are below the versions that replace topic names by topic ids (Produce 13, Fetch 13);
+Metadata, which tells both from 10 on, goes to 12, because librdkafka cannot take version 9 of many
+small topics. Produce 0 to 2 are listed because librdkafka before 2.11.1 silently drops gzip, snappy
+and lz4 when they are not; what is sent with them is refused partition by partition with
+UNSUPPORTED_VERSION. A key that is missing here is not served at all.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ APIS: Final[dict[int, Api]] = {
     PRODUCE: Api("Produce", 0, 9, 9),
     FETCH: Api("Fetch", 4, 12, 12),
     LIST_OFFSETS: Api("ListOffsets", 1, 7, 6),
-    METADATA: Api("Metadata", 0, 9, 9),
+    METADATA: Api("Metadata", 0, 12, 9),
     OFFSET_COMMIT: Api("OffsetCommit", 2, 8, 8),
     OFFSET_FETCH: Api("OffsetFetch", 1, 8, 6),
     FIND_COORDINATOR: Api("FindCoordinator", 0, 4, 3),
