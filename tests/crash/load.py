@@ -10,15 +10,22 @@ from collections.abc import Callable
 from appliance.client import Producer
 from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_values
+from appliance.wire import native
 
 from ..native_peer import Peer
 
 
 class Load:
-    """A producer in a thread that sends numbers to every partition of a topic until told to stop."""
+    """A producer in a thread that sends numbers to every partition of a topic until told to stop.
 
-    def __init__(self, address: str, topic: str, partitions: int, acks: str | int = "all") -> None:
+    ``in_flight_max`` messages wait for their acknowledgement: a few make a load that consumers keep up with.
+    """
+
+    def __init__(
+        self, address: str, topic: str, partitions: int, acks: str | int = "all", in_flight_max: int = 100_000
+    ) -> None:
         self._topic, self._partitions = topic, partitions
+        self._room = threading.Semaphore(in_flight_max)
         self._producer = Producer(address, acks=acks, linger_ms=1, batch_messages_max=20, buffer_bytes_max=1 << 20)
         self._stopping = threading.Event()
         self._progress = threading.Condition()
@@ -41,6 +48,7 @@ class Load:
             if self._stopping.is_set():
                 break
             partition = number % self._partitions
+            self._room.acquire()
             self._producer.send(
                 self._topic, b"%d" % number, partition=partition, on_delivery=self._delivered(partition, number)
             )
@@ -48,6 +56,7 @@ class Load:
 
     def _delivered(self, partition: int, number: int) -> Callable[[Exception | None, str, int, int], None]:
         def delivered(error: Exception | None, topic: str, _: int, offset: int) -> None:
+            self._room.release()
             with self._progress:
                 if error is None:
                     self.acknowledged[partition].append(number)
@@ -65,6 +74,14 @@ class Load:
             assert self._progress.wait_for(lambda: self._count >= target, seconds_max), "the load stands still"
 
 
+def leader(address: str, topic: str, partition: int) -> str:
+    """Where a partition is, according to any appliance of its cluster."""
+    with Peer(address) as peer:
+        header, _ = peer.call([native.METADATA, 1, [topic]])
+    brokers = {broker_id: f"{host}:{port}" for broker_id, host, port in header[2]["brokers"]}
+    return brokers[dict(header[2]["topics"][0]["partitions"])[partition]]
+
+
 def read_all(address: str, topic: str, partition: int) -> list[Record]:
     """Every record of a partition, read through the native door and checked.
 
@@ -72,7 +89,7 @@ def read_all(address: str, topic: str, partition: int) -> list[Record]:
     acknowledged with acks=all.
     """
     records: list[Record] = []
-    with Peer(address) as peer:
+    with Peer(leader(address, topic, partition)) as peer:
         error, _, end, message = peer.produce(topic, encode_values([b"last"], 1_000), partition, acks=-1)
         assert error == 0, message
         offset = 0
@@ -89,11 +106,15 @@ def read_all(address: str, topic: str, partition: int) -> list[Record]:
     return records
 
 
+def numbers(records: list[Record]) -> list[int]:
+    return [int(record.value or b"") for record in records]
+
+
 def check(address: str, topic: str, load: Load, partitions: int) -> None:
     """Nothing acknowledged is lost, nothing is doubled, order is kept within each partition."""
     assert not load.failed, load.failed[:3]
     for partition in range(partitions):
-        found = [int(record.value or b"") for record in read_all(address, topic, partition)]
+        found = numbers(read_all(address, topic, partition))
         acknowledged = load.acknowledged[partition]
         assert found == sorted(set(found)), "doubled or out of order"
         missing = set(acknowledged) - set(found)

@@ -1,0 +1,133 @@
+"""kill -9 around a group that reads under load: its members, and every process of the appliance that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ..group_readers import SESSION_MS
+from ..native_peer import Peer
+from ..server import Server, wait_for
+from .group_load import Group, twice
+from .load import Load
+
+PARTITIONS = 4
+KILLS = 2
+LOCAL: dict[str, Any] = {"zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
+GENTLE = 50
+"""Messages in flight: consumers on the same two cores keep up with that."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("groups") / "data", **LOCAL) as running:
+        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper is there")
+        yield running
+
+
+def group_on(server: Server, topic: str) -> Group:
+    with Peer(server.native) as peer:
+        peer.create(topic, PARTITIONS)
+    return Group(server.native, topic, topic, PARTITIONS)
+
+
+def load_on(server: Server, topic: str) -> Load:
+    return Load(server.native, topic, PARTITIONS, in_flight_max=GENTLE)
+
+
+def test_members_are_killed_and_replaced(server: Server, topic: str) -> None:
+    """Each time the others take over, and read again at most what the killed one had not committed."""
+    with group_on(server, topic) as group:
+        alive = group.start(3)
+        with load_on(server, topic) as load:
+            group.wait_reading(*alive)
+            for _ in range(KILLS):
+                before = group.wait_committing()
+                known = twice(group.members)
+                alive.pop(0).kill()
+                alive += group.start()
+                group.wait_reading(*alive)
+                group.wait_committing()
+                for partition, offset in twice(group.members) - known:
+                    assert offset >= before[partition], "committed, and delivered again"
+        group.wait_caught_up()
+        group.check(load)
+
+
+@pytest.mark.parametrize("role", ["coordinator", "writer", "network"])
+def test_the_group_reads_on_when_processes_of_the_appliance_are_killed(server: Server, topic: str, role: str) -> None:
+    """The members' sessions live: nothing is read twice."""
+    killed: set[int] = set()
+
+    def alive() -> set[int]:
+        """state.json is a moment behind."""
+        return {row["pid"] for row in server.processes(role) if row.get("topic") in (None, topic)} - killed
+
+    with group_on(server, topic) as group:
+        members = group.start(2)
+        with load_on(server, topic) as load:
+            group.wait_reading(*members)
+            for _ in range(KILLS):
+                victim = wait_for(alive, f"a {role}").pop()
+                server.kill(victim)
+                killed.add(victim)
+                load.wait_for_more(100)
+                group.wait_reading(*members)
+        group.wait_caught_up()
+        assert twice(members) == set()
+        group.check(load)
+
+
+def test_a_group_that_died_as_a_whole_goes_on_where_it_was(server: Server, topic: str) -> None:
+    with group_on(server, topic) as group:
+        with load_on(server, topic) as load:
+            members = group.start(2)
+            group.wait_reading(*members)
+            before = group.wait_committing()
+            for member in members:
+                member.kill()
+            heirs = group.start(2)
+            group.wait_reading(*heirs)
+        group.wait_caught_up()
+        for partition in range(PARTITIONS):
+            first = min(entry.offset for heir in heirs for entry in heir.seen if entry.partition == partition)
+            assert first >= before[partition], "committed, and delivered again"
+        group.check(load)
+
+
+def test_a_frozen_member_is_replaced_and_does_no_harm_when_it_thaws(server: Server, topic: str) -> None:
+    """Its session ends while it sleeps.  When it wakes, what it had in hand is somebody else's, and not to commit."""
+    with group_on(server, topic) as group:
+        sleeper, other = group.start(2)
+        with load_on(server, topic) as load:
+            group.wait_reading(sleeper, other)
+            sleeper.freeze()
+            mark = len(other.seen)
+            wait_for(lambda: len({entry.partition for entry in other.seen[mark:]}) == PARTITIONS, "the other has all")
+            group.wait_committing()
+            sleeper.thaw()
+            group.wait_reading(sleeper, other)
+            group.wait_committing()
+        group.wait_caught_up()
+        group.check(load, may_go_back=[sleeper])
+
+
+def test_a_killed_appliance_comes_back_with_its_groups(make_appliance: Callable[..., Server]) -> None:
+    """Supervisor, broker and ensemble die at once; members wait, and go on with the next instance."""
+    server = make_appliance(**LOCAL)
+    address = server.native
+    with group_on(server, "t") as group:
+        members = group.start(2)
+        with load_on(server, "t") as load:
+            group.wait_reading(*members)
+            group.wait_committing()
+            server.kill_supervisor()
+            server = make_appliance(**LOCAL, **{"native.listen": address})
+            load.wait_for_more(100)
+            group.wait_reading(*members)
+        group.wait_caught_up()
+        group.check(load, may_go_back=members)
+    assert server.stop() == 0
+    assert server.leftovers() == []
