@@ -7,7 +7,6 @@ does not take waits in a queue of at most ``QUEUE_MAX`` messages.  A dead peer i
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import socket
@@ -22,7 +21,9 @@ MESSAGE_BYTES_MAX: Final = 128 * 1024
 QUEUE_MAX: Final = 65_536
 FDS_MAX: Final = 8
 
-_ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+_pack = msgpack.Packer().pack
+_buffer = memoryview(bytearray(MESSAGE_BYTES_MAX))
+"""Where one message at a time is received; a forked child has a copy of its own."""
 
 
 class Channel:
@@ -53,8 +54,17 @@ class Channel:
         """
         if self.closed:
             return
-        packed = msgpack.packb(message)
+        packed = _pack(message)
         assert len(packed) <= MESSAGE_BYTES_MAX, f"control message of {len(packed)} bytes"
+        if not fds and not self._queue:
+            try:
+                self._socket.send(packed)
+                return
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.closed = True
+                return
         assert len(self._queue) < QUEUE_MAX, "control queue is full"
         self._queue.append((packed, tuple(os.dup(fd) for fd in fds)))
         self.flush()
@@ -78,6 +88,21 @@ class Channel:
                 os.close(fd)
         if self.closed:
             self._drop_queue()
+
+    def take(self) -> list[Any] | None:
+        """One message without descriptors, the cheapest way; None when none has come.  Sets ``closed`` at EOF."""
+        try:
+            size = self._socket.recv_into(_buffer)
+        except BlockingIOError:
+            return None
+        except OSError:
+            size = 0
+        if not size:
+            self.closed = True
+            self._drop_queue()
+            return None
+        message: list[Any] = msgpack.unpackb(_buffer[:size], strict_map_key=False)
+        return message
 
     def receive(self) -> list[tuple[list[Any], list[int]]]:
         """All messages that have arrived; sets ``closed`` at EOF.  The caller owns the descriptors."""

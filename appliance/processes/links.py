@@ -22,8 +22,9 @@ from ..shared.arena import Extent
 from .connection import Connection, Pending
 from .control import Channel
 
-BUNDLE_POSITIONS_MAX: Final = 8_192
-"""Numbers in one bundle: with at most 5 bytes each, a message stays far below its limit."""
+BUNDLE_REQUESTS_MAX: Final = 2_048
+"""Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
+BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
 REPLY_BYTES_MAX: Final = 256 << 20
 
 
@@ -99,13 +100,11 @@ class WriterLink:
         self.waiting.clear()
 
     def receive(self) -> list[tuple[Bundle, list[int], dict[int, str]]]:
-        """The bundles that are answered, with three numbers per request: error, base, end."""
+        """The bundles that one message answers, with three numbers per request: error, base, end."""
         assert self.channel is not None
-        answered = []
-        for message, _ in self.channel.receive():
-            for token, results, messages in message:
-                answered.append((self._in_flight.pop(token), results, messages))
-        return answered
+        in_flight = self._in_flight
+        message = self.channel.take() or ()
+        return [(in_flight.pop(token), results, messages) for token, results, messages in message]
 
     @property
     def idle(self) -> bool:

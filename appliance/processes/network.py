@@ -107,6 +107,7 @@ class NetworkWorker:
         self._files = FileCache(OPEN_FILES_MAX)
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._coordinator = CoordinatorLink()
+        self._coordinator_waits = False
         self._connections: dict[int, Connection] = {}
         self._links: dict[int, Partition] = {}
         self._waiting: set[Partition] = set()
@@ -161,8 +162,8 @@ class NetworkWorker:
 
     def _turn(self, events: list[tuple[int, int]]) -> None:
         self._now_ms = now_ms()
-        self._obey()
         connections = self._connections
+        control_fd = self._control.fileno()
         for fd, event in events:
             connection = connections.get(fd)
             if connection is not None:
@@ -175,6 +176,8 @@ class NetworkWorker:
                     self._read(connection)
             elif fd in self._links:
                 self._take_answers(self._links[fd], event)
+            elif fd == control_fd:
+                self._obey()
             elif fd == self._post.doorbell.fd:
                 self._post.doorbell.silence()
                 self._look_again()
@@ -218,6 +221,14 @@ class NetworkWorker:
                     self._join_coordinator(fds[0])
                 case ["stop"]:
                     self._stopping = True
+
+    def _partition(self, key: tuple[str, int]) -> Partition | None:
+        """A partition, also one that the supervisor has announced and we have not been told of yet in this turn."""
+        partition = self._partitions.get(key)
+        if partition is None:
+            self._obey()
+            partition = self._partitions.get(key)
+        return partition
 
     def _add_partition(self, key: tuple[str, int], table_name: str) -> None:
         table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
@@ -269,8 +280,9 @@ class NetworkWorker:
             self._epoll.unregister(self._coordinator.sock.fileno())
             self._coordinator.sock.close()
         self._coordinator.connect(socket.socket(fileno=fd))
-        events = select.EPOLLIN | (select.EPOLLOUT if self._coordinator.pending else 0)
-        self._epoll.register(fd, events)
+        self._coordinator_waits = False
+        self._epoll.register(fd, select.EPOLLIN)
+        self._watch_coordinator()
 
     # ---- clients
 
@@ -336,7 +348,7 @@ class NetworkWorker:
                 connection.requests.append(pending)
                 self._fetch(pending, request)
             case Offsets():
-                results = [plan.offsets(part, self._partitions.get(part[:2])) for part in request.parts]
+                results = [plan.offsets(part, self._partition(part[:2])) for part in request.parts]
                 pending = Pending(connection, request)
                 pending.reply = [connection.codec.encode_offsets(request, results)]
                 connection.requests.append(pending)
@@ -349,6 +361,7 @@ class NetworkWorker:
                 pending = Pending(connection, request)
                 connection.requests.append(pending)
                 self._coordinator.ask(pending, frame)
+                self._watch_coordinator()
         self._touched[connection] = None
 
     # ---- produce
@@ -363,7 +376,7 @@ class NetworkWorker:
         extent = connection.extent
         assert extent is not None
         for index, (topic, number, part_start, part_stop) in enumerate(request.parts):
-            partition = self._partitions.get((topic, number))
+            partition = self._partition((topic, number))
             if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
                 self._refuse_part(connection, pending, index, request, partition)
                 continue
@@ -418,8 +431,9 @@ class NetworkWorker:
             at = 0
             if bundle.acks == 0 and not messages:
                 continue
+            for_all = messages.get(-1, "")
             for index, target in enumerate(bundle.targets):
-                self._finish_part(target, results[at], results[at + 1], results[at + 2], messages.get(index, ""))
+                self._finish_part(target, results[at], results[at + 1], results[at + 2], messages.get(index, for_all))
                 at += 3
         if channel.closed:
             self._lose_writer(partition)
@@ -464,7 +478,7 @@ class NetworkWorker:
     # ---- fetch
 
     def _fetch(self, pending: Pending, request: Fetch) -> None:
-        partitions = [self._partitions.get(part[:2]) for part in request.parts]
+        partitions = [self._partition(part[:2]) for part in request.parts]
         results, size = plan.fetch(request, partitions)
         if 0 <= size < request.bytes_min and request.wait_ms_max > 0 and not self._stopping:
             parked = Parked(pending, self._now_ms + min(request.wait_ms_max, WAIT_MS_MAX))
@@ -524,7 +538,7 @@ class NetworkWorker:
         request = parked.pending.request
         assert isinstance(request, Fetch)
         self._unpark(parked)
-        partitions = [self._partitions.get(part[:2]) for part in request.parts]
+        partitions = [self._partition(part[:2]) for part in request.parts]
         results, size = plan.fetch(request, partitions)
         several = len(partitions) > 1
         if several and 0 <= size < request.bytes_min and self._park(parked, request, partitions):
@@ -537,19 +551,25 @@ class NetworkWorker:
         request = parked.pending.request
         assert isinstance(request, Fetch)
         if not parked.pending.connection.closed:
-            partitions = [self._partitions.get(part[:2]) for part in request.parts]
+            partitions = [self._partition(part[:2]) for part in request.parts]
             self._reply_fetch(parked.pending, request, plan.fetch(request, partitions)[0])
 
     # ---- coordinator
 
+    def _watch_coordinator(self) -> None:
+        """Ask epoll to tell when a full stream takes more: nothing else may come to flush it."""
+        link = self._coordinator
+        if link.sock is not None and link.pending != self._coordinator_waits:
+            self._coordinator_waits = link.pending
+            events = select.EPOLLIN | (select.EPOLLOUT if link.pending else 0)
+            self._epoll.modify(link.sock.fileno(), events)
+
     def _take_replies(self, event: int) -> None:
         link = self._coordinator
         assert link.sock is not None
-        fd = link.sock.fileno()
         if event & select.EPOLLOUT:
             link.flush()
-            if not link.pending:
-                self._epoll.modify(fd, select.EPOLLIN)
+            self._watch_coordinator()
         replies = link.receive()
         if replies is None:  # the supervisor sends us the next one
             return
@@ -627,6 +647,7 @@ class NetworkWorker:
                 parked.pending.reply = []
                 self._unpark(parked)
         self._coordinator.forget(connection)
+        self._watch_coordinator()
         connection.close()
 
     def _sweep(self) -> None:

@@ -8,7 +8,7 @@ leaves flushing to the operating system (``flush.messages=0``).
 Messages on the channel of a network worker, msgpack arrays::
 
     worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
-    writer → worker   [[token, [error, base, end, ...], {index: message}] ...]      three numbers per request
+    writer → worker   [[token, [error, base, end, ...], {index: text}] ...]   three numbers per request; -1: for all
 
 A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
 requests in a bundle all at once.  A closed channel means that the worker is gone and nobody wants the answers.
@@ -47,7 +47,14 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_NAME: Final = "producers"
 SNAPSHOT_BYTES: Final = 64 << 20
 """Producer state is stored every so many bytes of log: what recovery reads at most."""
-BUNDLES_PER_MESSAGE: Final = 64
+NUMBERS_PER_MESSAGE: Final = 2_048
+"""A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
+as three for each of ``links.BUNDLE_REQUESTS_MAX``, and texts, and it still fits."""
+BUNDLE_NUMBERS: Final = 8
+TEXTS_MAX: Final = 32
+TEXT_CHARACTERS_MAX: Final = 400
+FOR_ALL: Final = -1
+"""Index of a text that is about every request of its bundle."""
 COUNT_BATCHES, COUNT_BYTES, COUNT_GROUPS, COUNT_FLUSHES, COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED = range(7)
 
 
@@ -225,9 +232,10 @@ class Writer:
             for fd, event in events:
                 if fd not in own_fds:
                     arrived += self._take(fd, event)
-            if self._fault is not None:
-                raise self._fault
-            self._obey()
+                elif self._fault is not None:
+                    raise self._fault
+                else:
+                    self._obey()
             if arrived:
                 self._write(arrived)
             self._flush_if_due()
@@ -247,7 +255,7 @@ class Writer:
                 link.channel.flush()
                 if not link.channel.pending:
                     self._epoll.modify(fd, select.EPOLLIN)
-        arrived = [(link, bundle) for message, _ in link.channel.receive() for bundle in message]
+        arrived = [(link, bundle) for bundle in link.channel.take() or ()]
         if link.channel.closed:
             del self._links[fd]
             self._epoll.unregister(fd)
@@ -283,11 +291,15 @@ class Writer:
 
     def _cut(self, offset: int) -> None:
         """Retention: the table first, the files second, so that no reader is sent to a file that is gone."""
-        with self._flusher.lock:
-            paths = self._log.retire_before(offset)
-            self._show_segments()
-            self._table.retire_before(self._log.start)
-        self._log.unlink(paths)
+        try:
+            with self._flusher.lock:
+                paths = self._log.retire_before(offset)
+                self._show_segments()
+                self._table.retire_before(self._log.start)
+            self._log.unlink(paths)
+        except DiskFull as error:  # no room for a new segment: the sweep asks again
+            logger.warning("%s: nothing is retired: %s", self._assignment.path, error)
+            return
         self._table.count(COUNT_RETIRED, len(paths))
 
     # ---- writing
@@ -311,7 +323,8 @@ class Writer:
                 except ClientFault as error:
                     refused += 1
                     results += (error.code, -1, -1)
-                    messages[index // 2] = str(error)
+                    if len(messages) < TEXTS_MAX:
+                        messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
             answers.append(_Answer(link, acks, [token, results, messages]))
         if refused:
             self._table.count(COUNT_REFUSED, refused)
@@ -392,7 +405,8 @@ class Writer:
             self._unflushed_bytes += size
             self._unflushed_since_ms = self._unflushed_since_ms or clock_ms()
         else:
-            self._expose(log.written, log.records)
+            with self._flusher.lock:
+                self._expose(log.written, log.records)
         if log.written - self._snapshot_end > SNAPSHOT_BYTES:
             self._store_sequences()
             if not self._settings.flush_messages:  # nobody waits for it, but recovery after a power loss starts there
@@ -410,7 +424,7 @@ class Writer:
         self._sequences.rollback()
         for link, _, reply in answers:
             count = len(reply[1]) // 3
-            reply[1:] = [[error.code, -1, -1] * count, dict.fromkeys(range(count), str(error))]
+            reply[1:] = [[error.code, -1, -1] * count, {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}]
             self._send(link, [reply])
         if isinstance(error, StorageFault):
             raise error
@@ -439,8 +453,16 @@ class Writer:
 
     def _send_locked(self, link: _Link, replies: list[list[Any]]) -> None:
         channel = link.channel
-        for index in range(0, len(replies), BUNDLES_PER_MESSAGE):
-            channel.send(replies[index : index + BUNDLES_PER_MESSAGE])
+        message: list[list[Any]] = []
+        size = 0
+        for reply in replies:
+            message.append(reply)
+            size += BUNDLE_NUMBERS + len(reply[1])
+            if size >= NUMBERS_PER_MESSAGE:
+                channel.send(message)
+                message, size = [], 0
+        if message:
+            channel.send(message)
         if channel.pending and not channel.closed:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 

@@ -31,7 +31,7 @@ class Load:
         self._progress = threading.Condition()
         self.acknowledged: dict[int, list[int]] = defaultdict(list)
         self.failed: list[str] = []
-        self._count = 0
+        self.count = 0
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Load:
@@ -60,7 +60,7 @@ class Load:
             with self._progress:
                 if error is None:
                     self.acknowledged[partition].append(number)
-                    self._count += 1
+                    self.count += 1
                 else:
                     self.failed.append(f"{number}: {error}")
                 self._progress.notify_all()
@@ -70,8 +70,8 @@ class Load:
     def wait_for_more(self, count: int, seconds_max: float = 60) -> None:
         """Until ``count`` more messages have been acknowledged."""
         with self._progress:
-            target = self._count + count
-            assert self._progress.wait_for(lambda: self._count >= target, seconds_max), "the load stands still"
+            target = self.count + count
+            assert self._progress.wait_for(lambda: self.count >= target, seconds_max), "the load stands still"
 
 
 def leader(address: str, topic: str, partition: int) -> str:
