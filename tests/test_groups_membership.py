@@ -13,7 +13,7 @@ from appliance.groups.codes import Code
 from appliance.groups.membership import Membership
 from appliance.groups.state import Join, Joined, Limits, Member, Metadata, State
 
-LIMITS = Limits(groups_max=2, members_max=3, metadata_bytes_max=64, bytes_max=512, initial_delay_ms=100)
+LIMITS = Limits(groups_max=2, members_max=3, metadata_bytes_max=64, bytes_max=5_000, initial_delay_ms=100)
 OFFERS = [
     (Metadata("range", b"r"),),
     (Metadata("sticky", b"s"), Metadata("range", b"r2")),
@@ -54,18 +54,28 @@ def test_what_is_refused_before_any_group_exists(join: Join, error: Code) -> Non
 
 
 def test_groups_and_bytes_are_bounded() -> None:
-    members = membership(Limits(groups_max=2, bytes_max=150))
+    members = membership(Limits(groups_max=2, bytes_max=3_000))
     members.join(1, "one", a_join(), 0)
     members.join(2, "two", a_join(), 0)
     assert first_error(members, a_join(), "three") is Code.GROUP_MAX_SIZE_REACHED
     assert (
-        first_error(members, a_join(protocols=(Metadata("range", bytes(140)),)), "two") is Code.GROUP_MAX_SIZE_REACHED
+        first_error(members, a_join(protocols=(Metadata("range", bytes(600)),)), "two") is Code.GROUP_MAX_SIZE_REACHED
     )
     members.tick(LIMITS.initial_delay_ms)
     ((_, reply), _) = members.take_replies()
     assert isinstance(reply, Joined)
-    members.sync(3, "one", reply.member_id, None, 1, None, None, [(reply.member_id, bytes(150))], 100)
+    members.sync(3, "one", reply.member_id, None, 1, None, None, [(reply.member_id, bytes(1_000))], 100)
     assert members.take_replies()[0][1].error is Code.GROUP_MAX_SIZE_REACHED
+
+
+def test_ids_that_nobody_joins_with_are_bounded_too() -> None:
+    members = membership(Limits(groups_max=1_000, bytes_max=100_000))
+    for number in range(200):
+        members.join(number, f"g{number}", a_join(client_id="c" * 1_000, id_wanted=True), 0)
+    codes = [reply.error for _, reply in members.take_replies()]
+    assert codes.count(Code.MEMBER_ID_REQUIRED) < 50 and codes[-1] is Code.GROUP_MAX_SIZE_REACHED
+    members.tick(10_000)
+    assert first_error(members, a_join(id_wanted=True), "g") is Code.MEMBER_ID_REQUIRED
 
 
 def test_an_unknown_group_answers_like_a_restarted_coordinator() -> None:
@@ -289,7 +299,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         assert len(names) <= LIMITS.groups_max
         groups = [group for name in names if (group := self.members.get(name))]
         assert all(len(g.members) + len(g.expected) <= LIMITS.members_max for g in groups)
-        assert self.members._size == sum(g.size for g in groups)
+        assert self.members._size == sum(g.size for g in groups) <= LIMITS.bytes_max
         assert len(self.members._alarms) <= 2 * LIMITS.groups_max + 64
 
     def teardown(self) -> None:

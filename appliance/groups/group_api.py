@@ -200,11 +200,11 @@ class GroupApi:
             self._cluster.register(name, _registration(self._membership.get(name)))
         deadline_ms = self._membership.next_deadline_ms()
         loop = asyncio.get_running_loop()
-        if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms):
+        if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms + 1):
             self._alarm.cancel()
             self._alarm = None
         if self._alarm is None and deadline_ms is not None:
-            self._alarm = loop.call_at(deadline_ms / 1000, self._tick)
+            self._alarm = loop.call_at((deadline_ms + 1) / 1000, self._tick)  # our clock is in whole ms
 
     def _tick(self) -> None:
         self._alarm = None
@@ -401,15 +401,16 @@ class GroupApi:
 
 
 def _registration(group: Group | None) -> list[RegisteredMember]:
-    if group is None or group.protocol_type != CONSUMER:
+    if group is None:
         return []
+    consumers = group.protocol_type == CONSUMER  # what others write only they can read
     return [
         RegisteredMember(
             member.id,
             member.client_id,
             member.client_host,
-            consumer_protocol.subscribed_topics(member.metadata(group.protocol)),
-            consumer_protocol.assigned_partitions(member.assignment),
+            consumer_protocol.subscribed_topics(member.metadata(group.protocol)) if consumers else (),
+            consumer_protocol.assigned_partitions(member.assignment) if consumers else (),
         )
         for member in group.members.values()
     ]

@@ -65,15 +65,14 @@ class Membership:
         limits = self._limits
         error = Code.NONE
         group = self._groups.get(name)
-        size = metadata_bytes(join.protocols)
         if not limits.session_ms_min <= join.session_ms <= limits.session_ms_max:
             error = Code.INVALID_SESSION_TIMEOUT
         elif group is None and join.member_id:
             error = Code.UNKNOWN_MEMBER_ID
         elif (
             len(join.protocols) > limits.protocols_max
-            or size > limits.metadata_bytes_max
-            or self._size + size > limits.bytes_max
+            or metadata_bytes(join.protocols) > limits.metadata_bytes_max
+            or self._size + join.size > limits.bytes_max
             or (group is None and len(self._groups) >= limits.groups_max)
         ):
             error = Code.GROUP_MAX_SIZE_REACHED

@@ -41,6 +41,8 @@ Token = Any
 """Whatever the caller wants back with the reply; None is not a token."""
 
 GENERATION_MAX = 2**31 - 1
+MEMBER_BYTES = 1024
+"""What a member costs besides the bytes that it sends, rounded up; an id that nobody has joined with counts as one."""
 
 
 class State(Enum):
@@ -94,6 +96,12 @@ class Join(NamedTuple):
     protocols: tuple[Metadata, ...]
     id_wanted: bool
 
+    @property
+    def size(self) -> int:
+        """Bytes that this request makes us keep, at most."""
+        names = 2 * len(self.client_id) + 2 * len(self.instance or "") + len(self.member_id)
+        return MEMBER_BYTES + names + metadata_bytes(self.protocols)
+
 
 class Joined(NamedTuple):
     """``members`` (id, instance, metadata of the chosen protocol) is filled for the leader only."""
@@ -139,7 +147,7 @@ class Member:
     def size(self) -> int:
         """Bytes that the peer made us keep."""
         names = len(self.id) + len(self.instance or "") + len(self.client_id)
-        return names + len(self.assignment) + metadata_bytes(self.protocols)
+        return MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
 
     def metadata(self, protocol: str) -> bytes:
         return next((offer.data for offer in self.protocols if offer.protocol == protocol), b"")
@@ -184,7 +192,8 @@ class Group:
 
     @property
     def size(self) -> int:
-        return sum(member.size for member in self.members.values())
+        told = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
+        return told + sum(member.size for member in self.members.values())
 
     def next_deadline_ms(self) -> int | None:
         deadlines = list(self.expected.values())
