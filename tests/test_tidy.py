@@ -19,7 +19,8 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"shared", "log"},
     {"broker", "zookeeper", "groups", "status"},
     {"processes", "client"},
-    {"cli", "spark"},
+    {"spark"},
+    {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

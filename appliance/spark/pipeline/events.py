@@ -1,0 +1,251 @@
+"""A batch of records to events: the right parsers for its topic, completed columns, and what could not be parsed.
+
+Events have provenance (``topic partition offset received parser``), time (``time date hour``: of the line, or when it
+has none, of the record), the parsers' common columns, all columns of all parsers of the pipeline, and those of lookups;
+in this order, the same for every topic, so that they make one table.
+
+What no parser takes comes back as dead letters with a reason.  Pure: no I/O but reading lookup files when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from ...errors import BadValue
+from .parsers import COMMON, LineParser, build
+from .settings import Lookup, Settings, Source
+from .times import MICROS
+
+PROVENANCE: Final = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "received": MICROS,
+    "parser": pa.string(),
+}
+CALENDAR: Final = {"date": pa.string(), "hour": pa.int32()}
+DAY_US: Final = 86_400_000_000
+HOUR_US: Final = 3_600_000_000
+REASON_CHARACTERS_MAX: Final = 200
+
+
+class Outcome(NamedTuple):
+    """``dead``: the records as they came, with a column ``reason``."""
+
+    events: pa.Table
+    dead: pa.Table
+
+
+class Transform:
+    """Of one pipeline.  Pickles; a task makes its own.
+
+    Raises:
+        BadValue: settings that do not go together, with the key named.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._raw = settings.output.raw
+        self._sources: dict[str, tuple[Source, list[LineParser]]] = {}
+        own: dict[str, pa.DataType] = {}
+        for source in settings.source:
+            parsers = [build(name, source, settings.parser) for name in source.parsers]
+            for parser in parsers:
+                _unite(own, parser.fields, parser.name)
+            self._sources |= dict.fromkeys(source.topics, (source, parsers))
+        columns = PROVENANCE | CALENDAR | COMMON | own
+        if self._raw:
+            columns["line"] = pa.string()
+        self._parsed = {**COMMON, **own}
+        self._lookups: list[_Lookup] = []
+        for lookup in settings.lookup:
+            self._lookups.append(_Lookup(lookup, columns))
+            columns = columns | dict.fromkeys(self._lookups[-1].columns, pa.string())
+        self.schema = pa.schema(list(columns.items()))
+        _check_columns(settings, self.schema)
+
+    def run(self, batch: pa.RecordBatch) -> Outcome:
+        """Records of one topic, with the source's columns key, value, topic, partition, offset, timestamp."""
+        source, parsers = self._sources[batch.column("topic")[0].as_py()]
+        values = batch.column("value")
+        lines, unreadable = _texts(values)
+        received = batch.column("timestamp").cast(MICROS)
+        latest = pc.max(received).as_py() if len(values) else datetime.now(UTC)
+        columns, names, reasons = self._parse(parsers, lines, unreadable, latest)
+        good = pc.is_valid(names)
+        dead = pa.Table.from_batches([batch]).append_column("reason", reasons)
+        complete = pc.all(good).as_py()
+        dead = dead.slice(0, 0) if complete else dead.filter(pc.invert(good))
+        columns["parser"] = names
+        columns["received"] = received
+        for name in ("topic", "partition", "offset"):
+            columns[name] = batch.column(name).cast(PROVENANCE[name])
+        if self._raw:
+            columns["line"] = lines
+        self._finish(columns, source)
+        events = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        return Outcome(events if complete else events.filter(good), dead)
+
+    def _parse(
+        self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, received: datetime
+    ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array]:
+        """Columns, the name of the parser that took the line, or why none did."""
+        count = len(lines)
+        columns: dict[str, pa.Array] = {}
+        names = pa.nulls(count, pa.string())
+        reasons = pa.nulls(count, pa.string()) if unreadable is None else unreadable
+        left = np.arange(count)
+        for parser in parsers:
+            whole = len(left) == count
+            found = parser.parse(lines if whole else lines.take(pa.array(left)), received)
+            matched = found.matched.to_numpy(zero_copy_only=False)
+            if whole and matched.all():
+                names = pa.array([parser.name]).take(pa.array(np.zeros(count, np.int8)))
+                return (
+                    {name: found.columns.get(name, pa.nulls(count, kind)) for name, kind in self._parsed.items()},
+                    names,
+                    reasons,
+                )
+            place = _places(count, left, matched)
+            for name, column in found.columns.items():
+                taken = column.take(place)
+                columns[name] = taken if name not in columns else pc.coalesce(columns[name], taken)
+            names = pc.if_else(pc.is_valid(place), parser.name, names)
+            if found.reasons is not None:
+                reasons = pc.coalesce(reasons, found.reasons.take(_places(count, left, ~matched)))
+            left = left[~matched]
+            if not len(left):
+                break
+        tried = ", ".join(parser.name for parser in parsers)
+        reasons = pc.coalesce(reasons, pa.scalar(f"not a line of {tried}"))
+        return self._complete(columns, count), names, pc.utf8_slice_codeunits(reasons, 0, REASON_CHARACTERS_MAX)
+
+    def _complete(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
+        """With nulls for what these parsers do not know."""
+        return {name: columns.get(name, pa.nulls(count, kind)) for name, kind in self._parsed.items()}
+
+    def _finish(self, columns: dict[str, pa.Array], source: Source) -> None:
+        """Defaults, calendar, lookups."""
+        for name in ("host", "service"):
+            if default := getattr(source, name):
+                columns[name] = pc.coalesce(columns[name], pa.scalar(default))
+        columns["time"] = pc.coalesce(columns["time"], columns["received"])
+        micros = columns["time"].cast(pa.int64()).to_numpy(zero_copy_only=False)
+        columns["date"] = dates(micros)
+        columns["hour"] = pa.array(((micros % DAY_US) // HOUR_US).astype(np.int32))
+        for lookup in self._lookups:
+            lookup.add(columns)
+
+
+def _unite(known: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who: str) -> None:
+    for name, kind in fields.items():
+        if name in PROVENANCE or name in CALENDAR or name == "line":
+            raise BadValue(f"parser {who}: column {name!r} is the pipeline's own; choose another name")
+        if known.setdefault(name, kind) != kind:
+            raise BadValue(f"parser {who}: column {name!r} is {kind}, but {known[name]} in another parser")
+
+
+def _check_columns(settings: Settings, schema: pa.Schema) -> None:
+    def check(name: str, where: str) -> None:
+        if name not in schema.names:
+            raise BadValue(f"{where}: there is no column {name!r}: there are {', '.join(schema.names)}")
+
+    for name in settings.output.partition_by:
+        check(name, "output.partition_by")
+        if not pa.types.is_string(schema.field(name).type):
+            raise BadValue(
+                f"output.partition_by: {name!r} is {schema.field(name).type}: directories are named by texts"
+            )
+    for aggregate in settings.aggregate:
+        for name in aggregate.by:
+            check(name, f"aggregate {aggregate.name}")
+
+
+def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:
+    """For each line its place among those that a parser saw, null where that did not choose it."""
+    index = np.full(count, -1, np.int64)
+    index[left[chosen]] = np.flatnonzero(chosen)
+    return pa.array(index, mask=index < 0)
+
+
+def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Values as texts, without a line's end; null, with a reason, for those that are none."""
+    try:
+        texts, wrong = values.cast(pa.string()), None
+    except pa.ArrowInvalid:
+        decoded = [_text(value) for value in values.to_pylist()]
+        texts = pa.array(decoded, pa.string())
+        wrong = pc.if_else(
+            pc.and_(pc.is_null(texts), pc.is_valid(values)), "not UTF-8 text", pa.scalar(None, pa.string())
+        )
+    if values.null_count:
+        none = pc.if_else(pc.is_null(values), "no value", pa.scalar(None, pa.string()))
+        wrong = none if wrong is None else pc.coalesce(wrong, none)
+    if pc.any(pc.ends_with(texts, "\n")).as_py():
+        texts = pc.utf8_rtrim(texts, "\r\n")
+    return texts, wrong
+
+
+def _text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def dates(micros: np.ndarray) -> pa.Array:
+    """``2026-11-20`` for each time."""
+    days, index = np.unique(micros // DAY_US, return_inverse=True)
+    names = [str(date(1970, 1, 1) + timedelta(days=int(day))) for day in days]
+    return pa.array(names, pa.string()).take(pa.array(index))
+
+
+class _Lookup:
+    """Columns of a small file, found by a column of the event."""
+
+    def __init__(self, settings: Lookup, events: Mapping[str, pa.DataType]) -> None:
+        where = f"lookup {settings.file}"
+        try:
+            file = pyarrow.csv.read_csv(
+                Path(settings.file),
+                convert_options=pyarrow.csv.ConvertOptions(column_types=None, strings_can_be_null=True),
+            )
+        except (OSError, pa.ArrowInvalid) as error:
+            raise BadValue(f"{where}: {error}") from None
+        if settings.key not in file.column_names or settings.key not in events:
+            raise BadValue(f"{where}: key {settings.key!r} must be a column of the file and of the events")
+        self.columns = settings.columns or tuple(name for name in file.column_names if name != settings.key)
+        for name in self.columns:
+            if name not in file.column_names:
+                raise BadValue(f"{where}: the file has no column {name!r}: it has {', '.join(file.column_names)}")
+            if name in events:
+                raise BadValue(f"{where}: events have a column {name!r} already: rename the file's")
+        keys = file.column(settings.key).cast(pa.string()).combine_chunks()
+        if pc.count_distinct(keys).as_py() != len(keys):
+            raise BadValue(f"{where}: key {settings.key!r} is not unique")
+        self._key = settings.key
+        self._keys = keys
+        self._values = {name: file.column(name).cast(pa.string()).combine_chunks() for name in self.columns}
+
+    def add(self, columns: dict[str, pa.Array]) -> None:
+        place = pc.index_in(columns[self._key].cast(pa.string()), self._keys, skip_nulls=True)
+        columns.update({name: values.take(place) for name, values in self._values.items()})
+
+
+def by_topic(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of a batch with one topic each; nearly always the whole."""
+    topics = batch.column("topic").dictionary_encode()
+    if len(topics.dictionary) <= 1:
+        if batch.num_rows:
+            yield batch
+        return
+    codes = topics.indices.to_numpy()
+    for code in range(len(topics.dictionary)):
+        yield batch.filter(pa.array(codes == code))

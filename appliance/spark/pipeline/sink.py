@@ -1,0 +1,294 @@
+"""Where the pipeline's work is done: a Spark sink whose tasks parse and write, and whose driver commits.
+
+A task takes the records of one range of one partition.  It turns them into events and writes these to files that
+nobody sees yet, sends to the dead-letter topic what no parser takes, and adds up all totals; files and partial totals
+go to the driver with Spark's commit message.  The driver, when all tasks have ended, merges the totals, publishes those
+that changed, and commits everything under the number of the micro-batch.
+
+Spark repeats a task, or the whole micro-batch, when something died.  Files of the first attempt are never seen.  What
+goes to topics is written as an idempotent producer whose number follows from pipeline, task and micro-batch, as
+``spark/sink.py`` explains, so it is not doubled either; if the configuration changed in between, and with it the
+text of dead letters, they are written again under another number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ...errors import BadValue
+from ..options import SinkOptions
+from ..sink import TaskWriter, identity
+from .events import Transform, by_topic
+from .settings import OWN_TABLES, Settings, decode
+from .tables import Change, EventFiles, NewFile, open_store
+from .totals import Sessions, Sums, build, micros_of
+
+FORMAT: Final = "appliance-pipeline"
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
+PARTIALS_MAX: Final = 64
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@dataclass
+class Work(WriterCommitMessage):
+    """What a task has done; ``partials``: Arrow streams by the name of the table."""
+
+    files: list[NewFile]
+    partials: dict[str, bytes]
+
+
+class Counts(msgspec.Struct):
+    """A message of the audit topic, as ``appliance.client.audit`` writes it."""
+
+    topic: str
+    window_start_ms: int
+    window_ms: int
+    count: int
+    server: str = ""
+
+
+_counts = msgspec.json.Decoder(Counts).decode
+
+
+class Job:
+    """One task."""
+
+    def __init__(self, settings: Settings, pipeline: str, batch: int, task: int, attempt: int) -> None:
+        self._settings = settings
+        self._transform = Transform(settings)
+        schema = self._transform.schema
+        self._files = EventFiles(open_store(settings, pipeline), settings.output, batch, task, attempt)
+        self._totals = build(settings, schema)
+        self._aggregates = [total for name, total in self._totals.items() if name not in OWN_TABLES]
+        self._partials: dict[str, list[pa.Table]] = {}
+        self._who = identity(f"{number_space(settings, pipeline)}/dead", task, batch)
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Work:
+        dead = self._dead_letters(batches)
+        topic = self._settings.dead_letters.topic
+        if topic:
+            TaskWriter(sink_options(self._settings, topic), self._who).write(dead)
+        else:
+            for _ in dead:
+                pass
+        self._files.flush()
+        return Work(self._files.files, {name: _packed(self._merged(name)) for name in self._partials})
+
+    def _dead_letters(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Does the work, and yields what is left over."""
+        for mixed in batches:
+            for batch in by_topic(mixed):
+                topic = batch.column("topic")[0].as_py()
+                if topic == self._settings.audit.topic:
+                    dead = self._counted(batch)
+                else:
+                    outcome = self._transform.run(batch)
+                    self._keep(batch, outcome.events, outcome.dead)
+                    dead = outcome.dead
+                if len(dead):
+                    yield from dead_letters(dead, self._settings.pipeline.name)
+
+    def _keep(self, batch: pa.RecordBatch, events: pa.Table, dead: pa.Table) -> None:
+        self._files.add(events)
+        for total in self._aggregates:
+            self._add(total.name, total.partial(events))
+        dead_bytes = pc.fill_null(pc.binary_length(dead.column("value")), 0).cast(pa.int64())
+        if len(dead):
+            whose = {"parser": pa.array([""] * len(dead)), "reason": plain_reasons(dead.column("reason"))}
+            self._enter(dead.column("timestamp"), dead.column("topic"), whose, dead_bytes)
+        if len(events):
+            # Bytes need not be told apart by parser: the first row stands for all.
+            size = np.zeros(len(events), np.int64)
+            size[0] = (pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0) - (pc.sum(dead_bytes).as_py() or 0)
+            whose = {"parser": events.column("parser"), "reason": pa.array([""] * len(events))}
+            self._enter(events.column("received"), events.column("topic"), whose, pa.array(size))
+        if self._settings.audit.topic:
+            micros = np.asarray(batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False))
+            arrived = {"arrived": pa.array(np.ones(len(micros), np.int64))}
+            self._sum("audit", micros, {"topic": batch.column("topic")}, arrived)
+
+    def _enter(self, stamps: pa.ChunkedArray, topics: pa.ChunkedArray, whose: dict[str, Any], sizes: pa.Array) -> None:
+        """Into the ledger."""
+        rows = pa.array(np.ones(len(stamps), np.int64))
+        self._sum("ledger", micros_of(stamps), {"topic": topics, **whose}, {"rows": rows, "bytes": sizes})
+
+    def _sum(self, name: str, micros: np.ndarray, columns: dict[str, Any], measures: dict[str, Any]) -> None:
+        total = self._totals[name]
+        assert isinstance(total, Sums)
+        self._add(name, total.sum(micros, columns, measures))
+
+    def _counted(self, batch: pa.RecordBatch) -> pa.Table:
+        """What producers say that they sent; returns messages that are no counts."""
+        window_ms = self._settings.audit.window_ms
+        rows: list[tuple[int, str, int]] = []
+        reasons: list[str | None] = []
+        for value in batch.column("value").to_pylist():
+            try:
+                said = _counts(value or b"")
+            except msgspec.DecodeError as error:
+                reasons.append(f"audit: {error}")
+                continue
+            fits = said.window_ms <= window_ms and window_ms % max(1, said.window_ms) == 0
+            reasons.append(None if fits else f"audit: windows of {said.window_ms} ms do not fit {window_ms} ms")
+            if fits:
+                rows.append((said.window_start_ms * 1000, said.topic, said.count))
+        if rows:
+            starts, topics, counts = zip(*rows, strict=True)
+            counted = {"counted": pa.array(counts, pa.int64())}
+            self._sum("audit", np.array(starts, np.int64), {"topic": pa.array(topics)}, counted)
+        told = pa.array(reasons, pa.string())
+        return pa.Table.from_batches([batch]).append_column("reason", told).filter(pc.is_valid(told))
+
+    def _add(self, name: str, partial: pa.Table) -> None:
+        if not len(partial):
+            return
+        waiting = self._partials.setdefault(name, [])
+        waiting.append(partial)
+        if len(waiting) > PARTIALS_MAX:
+            self._partials[name] = [self._merged(name)]
+
+    def _merged(self, name: str) -> pa.Table:
+        return merged(self._totals[name], self._partials[name])
+
+
+def merged(total: Sums | Sessions, partials: Sequence[pa.Table]) -> pa.Table:
+    """Partials as one."""
+    return total.merge(partials).drop_columns(["changed"]) if len(partials) > 1 else partials[0]
+
+
+def number_space(settings: Settings, pipeline: str) -> str:
+    """What numbers of idempotent producers follow from, besides the task and the micro-batch."""
+    digest = hashlib.blake2b(settings.encode().encode(), digest_size=8).hexdigest()
+    return f"{pipeline}/{digest}"
+
+
+def sink_options(settings: Settings, topic: str) -> SinkOptions:
+    return SinkOptions(settings.pipeline.bootstrap, topic=topic, retry_timeout_ms=settings.input.retry_ms)
+
+
+def plain_reasons(reasons: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Without positions inside of lines, so that there are few different ones."""
+    return pc.replace_substring_regex(reasons, r" \(byte \d+\)", "")
+
+
+def dead_letters(dead: pa.Table, pipeline: str) -> Iterator[pa.RecordBatch]:
+    """Messages with key and value as they came, and headers that say where from and why."""
+    origin = [dead.column(name).to_pylist() for name in ("topic", "partition", "offset", "timestamp", "reason")]
+    headers = [
+        [
+            {"key": "reason", "value": reason.encode()},
+            {"key": "topic", "value": topic.encode()},
+            {"key": "partition", "value": b"%d" % partition},
+            {"key": "offset", "value": b"%d" % offset},
+            {"key": "timestamp", "value": stamp.isoformat().encode()},
+            {"key": "pipeline", "value": pipeline.encode()},
+        ]
+        for topic, partition, offset, stamp, reason in zip(*origin, strict=True)
+    ]
+    messages = pa.table(
+        {"key": dead.column("key"), "value": dead.column("value"), "headers": pa.array(headers, HEADERS)}
+    )
+    yield from messages.to_batches()
+
+
+def _packed(table: pa.Table) -> bytes:
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _unpacked(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
+
+
+class Committer:
+    """The driver's part."""
+
+    def __init__(self, settings: Settings, pipeline: str) -> None:
+        self._settings = settings
+        schema = Transform(settings).schema
+        self._store = open_store(settings, pipeline, schema)
+        self._totals = build(settings, schema)
+        self._space = number_space(settings, pipeline)
+
+    def commit(self, works: Sequence[Work], batch: int) -> None:
+        names = sorted({name for work in works for name in work.partials})
+        for number, name in enumerate(names if not self._store.done(batch) else []):
+            total = self._totals[name]
+            if not self._store.done(batch, name):
+                partials = [_unpacked(work.partials[name]) for work in works if name in work.partials]
+                self._change(batch, number, total, merged(total, partials))
+        self._store.commit(batch, [file for work in works for file in work.files])
+
+    def _change(self, batch: int, number: int, total: Sums | Sessions, partial: pa.Table) -> None:
+        days = total.touched(partial)
+        whole = total.merge([partial], self._store.read(total.name, days))
+        rows = total.finish(whole)
+        if total.topic:
+            changed = rows.filter(pc.greater(whole.column("changed"), 0))
+            if total.k:
+                changed = changed.filter(pc.less_equal(changed.column("rank"), total.k))
+            who = identity(f"{self._space}/{total.name}", number, batch)
+            TaskWriter(sink_options(self._settings, total.topic), who).write(messages(total, changed))
+        self._store.change(batch, total.name, Change(rows, tuple(days)))
+
+
+def messages(total: Sums | Sessions, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Each row as JSON, under a key that is the same for every version of the row: the newest is right."""
+    names = ["start", *total.by]
+    keys, values = [], []
+    for row in rows.drop_columns(["date"]).to_pylist():
+        plain = {name: each.isoformat() if isinstance(each, datetime) else each for name, each in row.items()}
+        keys.append(json.dumps({name: plain[name] for name in names}).encode())
+        values.append(json.dumps({"aggregate": total.name} | plain, ensure_ascii=False).encode())
+    yield pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+# ---- what Spark sees
+
+
+class TablesWriter(DataSourceStreamArrowWriter):
+    def __init__(self, settings: Settings, pipeline: str) -> None:
+        self._settings = settings
+        self._pipeline = pipeline
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Work:
+        context = TaskContext.get()
+        assert context is not None, "Spark runs this in a task"
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        assert batch is not None, "Spark tells every task of a stream its micro-batch"
+        task, attempt = context.partitionId(), context.attemptNumber()
+        return Job(self._settings, self._pipeline, int(batch), task, attempt).run(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        works = [each for each in messages if isinstance(each, Work)]
+        Committer(self._settings, self._pipeline).commit(works, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: files that are not committed are invisible, and cleared away at the next start."""
+
+
+class PipelineSink(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        if tuple(schema.fieldNames()) != COLUMNS or overwrite:
+            raise BadValue(f"the pipeline takes the columns {', '.join(COLUMNS)}, to append")
+        options: Any = self.options
+        return TablesWriter(decode(options["settings"]), options["pipeline"])

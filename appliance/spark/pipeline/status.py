@@ -1,0 +1,162 @@
+"""What a pipeline has done so far, and how far behind it is; from its files and from the appliance, without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...client.admin import Admin
+from ...errors import ApplianceError
+from ..access import Access
+from ..offsets import Positions
+from ..options import LATEST
+from .audit import Verdict, verdict, windows
+from .settings import Settings
+from .state import State
+from .tables import EVENTS, open_store
+
+RATES_OVER: Final = 10
+"""Rates are those of the last micro-batches."""
+ASK_MS: Final = 5_000
+
+
+class Summary(NamedTuple):
+    """What is in the output."""
+
+    parsed: dict[str, int]
+    """Rows by parser."""
+    dead: dict[str, int]
+    """Dead letters by reason."""
+    bytes: int
+    audit: Verdict | None
+    events: str
+
+    def as_json(self) -> dict[str, Any]:
+        audit = None if self.audit is None else self.audit.as_json()
+        return {
+            "parsed": sum(self.parsed.values()),
+            "dead_letters": sum(self.dead.values()),
+            "bytes": self.bytes,
+            "by_parser": self.parsed,
+            "by_reason": self.dead,
+            "audit": audit,
+            "events": self.events,
+        }
+
+
+def read_total(settings: Settings, name: str) -> pa.Table | None:
+    """All rows of a table of totals; None when there are none."""
+    return open_store(settings, State(settings.state_dir).identity()).read(name)
+
+
+def summary(settings: Settings, now: datetime | None = None) -> Summary:
+    ledger = read_total(settings, "ledger")
+    parsed: dict[str, int] = {}
+    dead: dict[str, int] = {}
+    size = 0
+    if ledger is not None:
+        found = ledger.group_by(["parser", "reason"]).aggregate([("rows", "sum")])
+        for row in found.sort_by([("rows_sum", "descending")]).to_pylist():
+            (dead if row["reason"] else parsed)[row["reason"] or row["parser"]] = row["rows_sum"]
+        size = pc.sum(ledger.column("bytes")).as_py() or 0
+    audit = None
+    if settings.audit.topic:
+        audit = verdict(windows(read_total(settings, "audit"), now or datetime.now(UTC), settings.audit.grace_ms))
+    return Summary(parsed, dead, size, audit, f"{settings.output.path}/{EVENTS}")
+
+
+def heaviest(settings: Settings, name: str, count: int) -> list[dict[str, Any]]:
+    """Of an aggregate by columns: the rows with the highest counts over all windows."""
+    table = read_total(settings, name)
+    by = next(list(each.by) for each in settings.aggregate if each.name == name)
+    if table is None:
+        return []
+    found = table.group_by(by).aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])
+    return [{**{key: row[key] for key in by}, "count": row["count_sum"]} for row in found.slice(0, count).to_pylist()]
+
+
+class Position(NamedTuple):
+    """``end`` and ``lag_bytes`` are None while the appliance is away."""
+
+    topic: str
+    partition: int
+    offset: int
+    end: int | None
+    lag_bytes: int | None
+
+
+class Status(NamedTuple):
+    running: int | None
+    batch: int | None
+    positions: list[Position]
+    rows_per_s: float
+    bytes_per_s: float
+    remark: str
+    """Why ends are not known, or offsets were not published; "" otherwise."""
+    summary: Summary
+
+    def as_json(self) -> dict[str, Any]:
+        lags = [each.lag_bytes for each in self.positions]
+        return {
+            "running": self.running,
+            "batch": self.batch,
+            "lag_bytes": None if None in lags else sum(lag or 0 for lag in lags),
+            "rows_per_s": round(self.rows_per_s, 1),
+            "bytes_per_s": round(self.bytes_per_s),
+            "remark": self.remark,
+            "positions": [each._asdict() for each in self.positions],
+            **self.summary.as_json(),
+        }
+
+
+def status(settings: Settings) -> Status:
+    """As it is now; publishes the offsets, too."""
+    state = State(settings.state_dir)
+    committed = state.committed()
+    positions = committed.positions if committed else {}
+    ends, remark = _ends(settings, positions)
+    if positions and not remark:
+        remark = publish(settings, positions)
+    recent = state.history()[-RATES_OVER:]
+    seconds = sum(each.seconds for each in recent) or 1.0
+    return Status(
+        running=state.running(),
+        batch=committed.batch if committed else None,
+        positions=[_position(*key, offset, ends.get(key)) for key, offset in sorted(positions.items())],
+        rows_per_s=sum(each.rows for each in recent) / seconds,
+        bytes_per_s=sum(each.bytes for each in recent) / seconds,
+        remark=remark,
+        summary=summary(settings),
+    )
+
+
+def _position(topic: str, partition: int, offset: int, end: int | None) -> Position:
+    return Position(topic, partition, offset, end, None if end is None else max(0, end - offset))
+
+
+def _ends(settings: Settings, positions: Positions) -> tuple[Positions, str]:
+    access = Access(settings.pipeline.bootstrap, ASK_MS)
+    try:
+        return access.offsets(dict.fromkeys(positions, LATEST)), ""
+    except ApplianceError as error:
+        return {}, f"ends are not known: {error}"
+    finally:
+        access.close()
+
+
+def publish(settings: Settings, positions: Positions) -> str:
+    """Show the positions in the registry of group offsets, for monitoring; why that failed, or "".
+
+    The checkpoint is the truth, so a registry that cannot be had (there is none without ZooKeeper) is no error.
+    """
+    if not settings.group or not positions:
+        return ""
+    try:
+        with Admin(settings.pipeline.bootstrap, client_name="pipeline", request_timeout_ms=ASK_MS) as admin:
+            admin.commit(settings.group, positions)
+    except ApplianceError as error:
+        return f"offsets are not published: {error}"
+    return ""
