@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -23,6 +24,16 @@ DELAY_MS_MAX: Final = 10_000
 EXIT_BUG: Final = 70  # EX_SOFTWARE
 
 
+def now_ms() -> int:
+    """The supervisor's clock: monotonic ms."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def wall_s() -> float:
+    """Seconds since 1970, for people."""
+    return time.time_ns() / 1e9
+
+
 class Child:
     """One forked process.  ``key`` tells children of a role apart: a worker's index, a writer's partition."""
 
@@ -31,6 +42,7 @@ class Child:
         self.pid, self.pidfd = pid, pidfd
         self.channel = channel
         self.started_ms = started_ms
+        self.started_s = wall_s()
         self.stopping = False
 
     def reap(self) -> int:

@@ -38,6 +38,7 @@ from .child import settle
 from .connection import Connection, Pending
 from .control import Channel
 from .links import Bundle, CoordinatorLink, WriterLink
+from .listeners import address_text
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class NetworkWorker:
         else:
             codec = KafkaCodec()
         local = sock.getsockname()
-        connection = Connection(sock, door, _text(local), _text(address), codec)
+        connection = Connection(sock, door, address_text(local), address_text(address), codec)
         connection.active_ms = self._now_ms
         connection.events = select.EPOLLIN
         self._connections[sock.fileno()] = connection
@@ -668,8 +669,3 @@ class NetworkWorker:
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
-
-
-def _text(address: Any) -> str:
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

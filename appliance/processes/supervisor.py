@@ -45,19 +45,20 @@ from typing import Any, Final
 import msgspec
 
 from ..catalog import Catalog
-from ..config import Config, parse_addresses
-from ..errors import AlreadyRunning, BadValue, ConfigFault
+from ..config import Config
+from ..errors import AlreadyRunning, BadValue, ConfigFault, StorageFault
 from ..shared import memory
 from ..shared.doorbell import Doorbell
-from ..shared.table import STATE_NAMES, TABLE_BYTES, WORKERS_MAX
-from ..zookeeper.ensemble import Ensemble
+from ..shared.table import TABLE_BYTES, WORKERS_MAX
 from . import network, opener, writer
 from .child import settle
-from .children import Child, Restarts, fork
+from .children import Child, Restarts, fork, now_ms, wall_s
 from .control import Channel
+from .listeners import doors, listen
+from .nodes import Nodes
 from .opener import Job
 from .state_file import StateFile
-from .systemd import Notifier, inherited_listeners
+from .systemd import Notifier
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +70,7 @@ STATE_MS: Final = 200
 """state.json is written at most this often."""
 ZOOKEEPER_WAIT_MS: Final = 8_000
 """READY waits so long for ZooKeeper, so that topics can be created right after it; the doors are open before."""
-BACKLOG: Final = 1024
 CREATE_ATTEMPTS_MAX: Final = 3
-
-
-def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = None) -> int:
@@ -129,6 +125,7 @@ class Supervisor:
         self._lock_fd = lock_fd
         self._reload = reload
         self._pid = os.getpid()
+        self._started_s = wall_s()
         self._instance = memory.instance_of(data_dir)
         self._notifier = Notifier(os.environ)
         self._epoll = select.epoll()
@@ -148,18 +145,15 @@ class Supervisor:
         self._orders: dict[int, Order] = {}
         self._arenas: dict[int, str] = {}
         self._worker_stats: dict[int, dict[str, int]] = {}
-        external = config.zookeeper.connect
-        self._zookeeper: dict[str, str] = {"connect": external, "state": "connecting" if external else "off"}
+        self._zookeeper: dict[str, str] = {"connect": "", "state": "off"}
         self._zookeeper_awaited = True
-        self._nodes: dict[int, int] = {}
-        self._node_restarts: dict[int, int] = {}
+        self._nodes: Nodes | None = None
         self._state = "starting"
         self._state_file = StateFile(data_dir / "state.json")
         self._state_dirty = True
         self._state_ms = 0
         self._watchdog_ms = 0
         self._signals: set[int] = set()
-        self._ensemble: Ensemble | None = None
         self._listeners: list[tuple[str, socket.socket]] = []
         self._doors: dict[str, str] = {}
         self._doorbells: list[Doorbell] = []
@@ -171,15 +165,16 @@ class Supervisor:
         for name in memory.unlink_all(self._instance):
             logger.info("removed shared memory of a killed instance: %s", name)
         _raise_file_limit()
-        self._prepare_zookeeper()
-        self._listen()
+        self._nodes = Nodes(self._config.zookeeper, self._data_dir, self._epoll, self._later)
+        if self._nodes.connect:
+            self._zookeeper = {"connect": self._nodes.connect, "state": "connecting"}
+        self._listeners = listen(self._config)
+        self._doors = doors(self._listeners)
         for topic, settings, partition in self._hosted():
             self._add_table((topic, partition), settings)
         self._doorbells = [Doorbell() for _ in range(self._worker_count)]
         self._handle_signals()
-        if self._ensemble is not None:
-            for node in range(self._ensemble.count):
-                self._start_node(node)
+        self._nodes.start()
         gc.collect()
         gc.freeze()
         self._open_all(list(self._tables))
@@ -252,21 +247,14 @@ class Supervisor:
         self._wakeup_reader = reading
         self._epoll.register(reading.fileno(), select.EPOLLIN)
 
-    def _listen(self) -> None:
-        inherited = inherited_listeners(os.environ)
-        for door, listen in (("native", self._config.native.listen), ("kafka", self._config.kafka.listen)):
-            sockets = inherited.get(door) or [_bind(door, *address) for address in parse_addresses(listen)]
-            self._listeners += [(door, sock) for sock in sockets]
-            if sockets:
-                self._doors[door] = _text(sockets[0].getsockname())
-
     def _dispatch(self, fd: int, event: int) -> None:
         child = self._children.get(fd)
         if child is None:
             if fd == self._wakeup_reader.fileno():
                 self._wakeup_reader.recv(4096)
-            elif fd in self._nodes:
-                self._bury_node(fd)
+            elif self._nodes is not None and fd in self._nodes:
+                self._nodes.bury(fd, self._state == "stopping")
+                self._state_dirty = True
             return
         if event & select.EPOLLOUT:
             child.channel.flush()
@@ -296,7 +284,8 @@ class Supervisor:
     def _fork(self, role: str, key: Any, target: Callable[[Channel], int], keep: set[str]) -> Child:
         """Fork a child that keeps, of what only some need, ``keep`` (of "listeners", "lock")."""
         close: list[Callable[[], Any]] = [self._epoll.close, self._wakeup.close, self._wakeup_reader.close]
-        close += [lambda fd=pidfd: os.close(fd) for pidfd in self._nodes]  # type: ignore[misc]
+        assert self._nodes is not None
+        close.append(self._nodes.close_in_child)
         close += [child.channel.close for child in self._children.values()]
         close += [lambda fd=child.pidfd: os.close(fd) for child in set(self._children.values())]  # type: ignore[misc]
         if "listeners" not in keep:
@@ -513,7 +502,7 @@ class Supervisor:
         again = [key for key in left if self._opening[key] < CREATE_ATTEMPTS_MAX]
         given_up = [key for key in left if key not in again]
         if given_up:
-            self._opened([[*key, STATE_NAMES.index("offline"), "opening it was interrupted"] for key in given_up])
+            self._opened([[*key, StorageFault.code, "opening it was interrupted"] for key in given_up])
         if again and self._state != "stopping":
             self._fork_opener(again)
 
@@ -576,35 +565,6 @@ class Supervisor:
 
     # ---- ZooKeeper, configuration, state
 
-    def _prepare_zookeeper(self) -> None:
-        settings = self._config.zookeeper
-        if not settings.connect and settings.nodes:
-            self._ensemble = Ensemble(settings, self._data_dir)
-            self._ensemble.prepare()
-            self._zookeeper = {"connect": self._ensemble.connect, "state": "connecting"}
-
-    def _start_node(self, node: int) -> None:
-        assert self._ensemble is not None
-        process = self._ensemble.start_node(node)
-        pidfd = os.pidfd_open(process.pid)
-        self._nodes[pidfd] = node
-        self._epoll.register(pidfd, select.EPOLLIN)
-        self._state_dirty = True
-
-    def _bury_node(self, pidfd: int) -> None:
-        assert self._ensemble is not None
-        node = self._nodes.pop(pidfd)
-        self._epoll.unregister(pidfd)
-        os.close(pidfd)
-        status = self._ensemble.processes[node].wait()
-        now = now_ms()
-        self._ensemble.node_ended(node, now)
-        self._state_dirty = True
-        if self._state != "stopping":
-            logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
-            self._node_restarts[node] = self._node_restarts.get(node, 0) + 1
-            self._later(self._ensemble.next_restart_ms(node, now) or 0, lambda: self._start_node(node))
-
     def _serve_without_zookeeper(self) -> None:
         """What is on the disk is served all the same; groups and new topics come when the ensemble does."""
         if self._state == "starting" and self._zookeeper["state"] != "connected":
@@ -631,21 +591,18 @@ class Supervisor:
     def _write_state(self) -> None:
         """Replace state.json: what `appliance status` and a start after us read."""
         processes = [
-            {"role": "supervisor", "pid": self._pid, "started": _started(self._pid), "restarts": 0}
+            {"role": "supervisor", "pid": self._pid, "started": self._started_s, "restarts": 0}
         ]
         for child in sorted(set(self._children.values()), key=lambda child: child.pid):
-            row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": _started(child.pid)}
+            row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
             row["restarts"] = self._restarts.count(child.role, child.key)
             if child.role == "writer":
                 row["topic"], row["partition"] = child.key
             if child.role == "network":
                 row |= self._worker_stats.get(child.key, {})
             processes.append(row)
-        for node in self._nodes.values():
-            assert self._ensemble is not None
-            pid = self._ensemble.processes[node].pid
-            row = {"role": "zookeeper", "pid": pid, "started": _started(pid)}
-            processes.append(row | {"restarts": self._node_restarts.get(node, 0), "node": node + 1})
+        if self._nodes is not None:
+            processes += self._nodes.rows()
         state = {
             "pid": self._pid,
             "instance": self._instance,
@@ -683,9 +640,9 @@ class Supervisor:
             self._coordinator.stopping = True
             self._tell(self._coordinator, ["stop"])
             self._wait_until(lambda: self._coordinator is None, deadline_ms)
-        if self._ensemble is not None:
-            self._ensemble.signal_nodes()
-            self._wait_until(lambda: not self._nodes, deadline_ms)
+        assert self._nodes is not None
+        self._nodes.ask_to_end()
+        self._wait_until(lambda: not self._nodes, deadline_ms)
 
     def _wait_until(self, done: Callable[[], bool], deadline_ms: int) -> None:
         while not done() and now_ms() < deadline_ms:
@@ -699,8 +656,8 @@ class Supervisor:
             child.kill()
             child.reap()
         self._children.clear()
-        if self._ensemble is not None:
-            self._ensemble.stop(0)
+        if self._nodes is not None:
+            self._nodes.end()
         memory.unlink_all(self._instance)
         self._state = "stopped"
         self._writers.clear()
@@ -723,34 +680,6 @@ class Order:
 def _raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _bind(door: str, host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address[4])
-        sock.listen(BACKLOG)
-    except OSError as error:
-        raise BadValue(
-            f"{door}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
-        ) from None
-    return sock
-
-
-def _text(address: Any) -> str:
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _started(pid: int) -> float:
-    """When a process was started, in seconds since 1970; 0 when it is gone."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_ctime
-    except FileNotFoundError:
-        return 0.0
 
 
 if sys.platform != "linux":  # pragma: no cover

@@ -1,0 +1,53 @@
+"""The listening sockets of the doors: bound here, or by systemd and passed on."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Final
+
+from ..config import Config, parse_addresses
+from ..errors import BadValue
+from .systemd import inherited_listeners
+
+BACKLOG: Final = 1024
+
+
+def listen(config: Config) -> list[tuple[str, socket.socket]]:
+    """(door, socket) pairs; what systemd passes under a door's name takes the place of its ``listen``.
+
+    Raises:
+        BadValue: an address cannot be listened on; names the key.
+    """
+    inherited = inherited_listeners(os.environ)
+    listeners: list[tuple[str, socket.socket]] = []
+    for door, addresses in (("native", config.native.listen), ("kafka", config.kafka.listen)):
+        sockets = inherited.get(door) or [_bind(door, *address) for address in parse_addresses(addresses)]
+        listeners += [(door, sock) for sock in sockets]
+    return listeners
+
+
+def doors(listeners: list[tuple[str, socket.socket]]) -> dict[str, str]:
+    """Each door's first address, as "host:port"."""
+    return {door: address_text(sock.getsockname()) for door, sock in reversed(listeners)}
+
+
+def _bind(door: str, host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address[4])
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise BadValue(
+            f"{door}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
+        ) from None
+    return sock
+
+
+def address_text(address: Any) -> str:
+    """A socket address as people write it."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
