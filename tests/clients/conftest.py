@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,12 @@ from tests.server import Server
 class Door(Server):
     """An appliance that keeps its addresses when it is started again, as clients expect."""
 
+    def __init__(self, data_dir: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__(data_dir, None, **settings)
+
+    def __enter__(self) -> Door:
+        return self.start()
+
     def start(self) -> Door:
         super().start()
         self.settings |= {"kafka.listen": self.kafka, "native.listen": self.native}
@@ -20,5 +28,5 @@ class Door(Server):
 
 @pytest.fixture(scope="session")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    with Door(tmp_path_factory.mktemp("clients") / "data", **{"zookeeper.nodes": 1}) as running:
+    with Door(tmp_path_factory.mktemp("clients") / "data", {"zookeeper.nodes": 1}) as running:
         yield running

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.server import wait_for
 
@@ -36,7 +36,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
 def test_ipv6(tmp_path: Path) -> None:
-    with Door(tmp_path / "data", **{"kafka.listen": "[::1]:0"}) as door:
+    with Door(tmp_path / "data", {"kafka.listen": "[::1]:0"}) as door:
         assert door.kafka.startswith("[::1]:")
         topic = new_topic()
         for client in CLIENTS[:3]:
@@ -49,7 +49,7 @@ def test_a_client_that_came_to_a_name_is_sent_to_the_advertised_one(tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = {"kafka.listen": f"127.0.0.1:{port}", "kafka.advertised": f"localhost:{port}"}
-    with Door(tmp_path / "data", **settings) as door:
+    with Door(tmp_path / "data", settings) as door:
         assert f"localhost:{port}" in kcat("-b", door.kafka, "-L")
         assert len(confluent_produce(door.kafka, new_topic(), "none", BATCH)) == BATCH
 
@@ -58,9 +58,9 @@ def test_a_client_that_came_to_a_name_is_sent_to_the_advertised_one(tmp_path: Pa
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, Door]]:
     """Two appliances; the second uses the ZooKeeper of the first."""
     data = tmp_path_factory.mktemp("two")
-    with Door(data / "first", **{"zookeeper.nodes": 1}) as first:
+    with Door(data / "first", {"zookeeper.nodes": 1}) as first:
         connect = first.state["zookeeper"]["connect"]
-        with Door(data / "second", **{"zookeeper.connect": connect, "broker.id": 1}) as second:
+        with Door(data / "second", {"zookeeper.connect": connect, "broker.id": 1}) as second:
             admin = AdminClient({"bootstrap.servers": first.kafka})
             wait_for(lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2, "both are registered")
             yield first, second

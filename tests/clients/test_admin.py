@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
@@ -34,15 +35,15 @@ def admin(door: Door) -> Iterator[AdminClient]:
     yield AdminClient({"bootstrap.servers": door.kafka})
 
 
-def done(futures: dict[object, object]) -> None:
+def done(futures: dict[Any, Any]) -> None:
     for future in futures.values():
-        future.result(DEADLINE_S)  # type: ignore[attr-defined]
+        future.result(DEADLINE_S)
 
 
-def code(futures: dict[object, object]) -> str:
+def code(futures: dict[Any, Any]) -> str:
     (future,) = futures.values()
     with pytest.raises(KafkaException) as raised:
-        future.result(DEADLINE_S)  # type: ignore[attr-defined]
+        future.result(DEADLINE_S)
     return str(raised.value.args[0].name())
 
 

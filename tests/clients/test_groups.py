@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from .adapters import DEADLINE_S, confluent_events, new_topic
 from .conftest import Door
@@ -91,7 +91,7 @@ class Members:
             message = consumer.poll(0.05)
             if message is not None:
                 assert message.error() is None, message.error()
-                self.seen[message.value().decode()] += 1
+                self.seen[(message.value() or b"").decode()] += 1
                 self.commit(consumer, message)
 
     def commit(self, consumer: Consumer, message: Message) -> None:

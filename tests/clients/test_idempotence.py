@@ -21,7 +21,7 @@ def cut_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, C
     data = tmp_path_factory.mktemp("cut") / "data"
     with (
         CuttingProxy(bytes_mean=300_000, seed=23) as proxy,
-        Door(data, **{"kafka.advertised": proxy.address}) as door,
+        Door(data, {"kafka.advertised": proxy.address}) as door,
     ):
         host, port = door.kafka.rsplit(":", 1)
         proxy.target = host, int(port)
