@@ -20,7 +20,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -320,6 +320,12 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
             raise ValueError('must be "host:port" or "[v6 address]:port", several separated by commas')
         addresses.append((match[1] or match[2], int(match[3])))
     return addresses
+
+
+def address_text(address: tuple[Any, ...]) -> str:
+    """The first two fields of a socket address, as :func:`parse_addresses` reads them."""
+    host, port = address[0], address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:

@@ -119,8 +119,8 @@ def smaps_bytes(pid: int, field: str) -> int:
 @contextmanager
 def appliance(**settings: Any) -> Iterator[Appliance]:
     """An appliance in a temporary directory."""
-    with tempfile.TemporaryDirectory(prefix="perf-") as directory, Appliance(Path(directory) / "data", **settings) as it:
-        yield it
+    with tempfile.TemporaryDirectory(prefix="perf-") as place, Appliance(Path(place) / "data", **settings) as one:
+        yield one
 
 
 def digest(values: Iterable[bytes]) -> str:

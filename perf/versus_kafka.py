@@ -16,7 +16,6 @@ import argparse
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +29,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 VALUE = bytes(PAYLOAD_BYTES)
-LARGE = {"linger.ms": 50, "batch.size": 1_000_000, "batch.num.messages": 10_000, "queue.buffering.max.messages": 500_000}
+LARGE = {
+    "linger.ms": 50,
+    "batch.size": 1_000_000,
+    "batch.num.messages": 10_000,
+    "queue.buffering.max.messages": 500_000,
+}
 FIFTY = {"linger.ms": 50, "batch.num.messages": 50, "queue.buffering.max.messages": 200_000}
 ONE = {"linger.ms": 0, "batch.num.messages": 1, "max.in.flight.requests.per.connection": 5}
 PERCENTILES = (50, 99, 99.9)
@@ -244,7 +248,8 @@ def main() -> None:
             with Appliance(Path(directory) / "data", **settings) as ours:
                 sides = [Side("ours", ours, ours.kafka), Side("kafka", kafka, kafka.address)]
                 contest = Contest(sides, rounds, scale, arguments.only)
-                contest.report("start until it serves", "seconds", {"ours": [ours.serving_s], "kafka": [kafka.serving_s]})
+                starts = {"ours": [ours.serving_s], "kafka": [kafka.serving_s]}
+                contest.report("start until it serves", "seconds", starts)
                 for side in sides:  # warm up: JIT on one side, page cache and connections on both
                     for _ in range(1 if scale > 1 else 3):
                         topic = side.topic()

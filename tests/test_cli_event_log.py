@@ -20,7 +20,7 @@ def record(message: str, *arguments: object, fault: bool = False) -> logging.Log
             raise ValueError("what")
         except ValueError:
             info = sys.exc_info()
-    return logging.LogRecord("appliance.processes.writer", logging.WARNING, "w.py", 1, message, arguments, info)
+    return logging.LogRecord("appliance.processes.writer.process", logging.WARNING, "w.py", 1, message, arguments, info)
 
 
 def test_text_has_time_level_pid_module_and_message() -> None:
@@ -38,7 +38,7 @@ def test_json_is_one_object_per_line() -> None:
     line = Json().format(record("bug", fault=True))
     event = json.loads(line)
     assert "\n" not in line
-    assert (event["level"], event["module"]) == ("warning", "appliance.processes.writer")
+    assert (event["level"], event["module"]) == ("warning", "appliance.processes.writer.process")
     assert "ValueError: what" in event["message"]
 
 

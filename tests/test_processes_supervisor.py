@@ -138,7 +138,7 @@ def test_what_cannot_work_is_refused_with_the_key_named(tmp_path: Path, settings
 
 
 def test_an_unknown_key_offers_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(NotServing, match="did you mean 'network.workers'"):
+    with pytest.raises(NotServing, match=r"did you mean 'network\.workers'"):
         Server(tmp_path / "data", **{"network.worker": 1}).start()
 
 

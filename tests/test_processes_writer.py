@@ -52,7 +52,7 @@ def test_a_full_disk_is_retriable_and_goes_away_by_itself(small_disk: Path) -> N
         assert part[:3] == [0, 0, written]
         assert peer.produce("t", LARGE)[0] == DiskFull.code  # also the next one, and the one after
         filler.unlink()
-        error, base, end, _ = peer.produce("t", LARGE, acks=-1)
+        error, _base, end, _ = peer.produce("t", LARGE, acks=-1)
         assert (error, end) == (0, written + len(LARGE))
         assert server_partition(server)["state"] == "online"
 
@@ -136,7 +136,7 @@ def test_repeats_are_recognised_also_by_the_next_writer(make_appliance: Callable
             encode_batch(
                 [(None, b"%d" % number, (), 1_000)], producer_id=producer["producer_id"],
                 producer_epoch=producer["epoch"], base_sequence=number,
-            )  # fmt: skip
+            )
             for number in range(4)
         ]
         first = [peer.produce("t", batch)[:3] for batch in batches[:3]]

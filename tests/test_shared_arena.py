@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -51,7 +53,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def extents_do_not_overlap(self) -> None:
         spans = sorted((extent.start, extent.stop) for extent, _ in self.held)
-        assert all(left[1] <= right[0] for left, right in zip(spans, spans[1:], strict=False))
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans))
         assert self.arena.used_bytes == sum(stop - start for start, stop in spans)
 
 

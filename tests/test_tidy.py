@@ -37,7 +37,7 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"except( Exception)?:|except BaseException": ({"processes/"}, "catch one branch of errors.py"),
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
-    r"\bprint\(": ({"cli/", "processes/supervisor.py"}, "log it, or return it"),
+    r"\bprint\(": ({"cli/", "processes/supervisor/"}, "log it, or return it"),
     r"\b(import|from) kazoo\b": (
         {"zookeeper/", "client/", "processes/"},
         "only zookeeper, the coordinator and clients",

@@ -105,9 +105,7 @@ HOSTILE = {
     "4 billion topics, compact": HEADER_METADATA_9 + b"\xff\xff\xff\xff\x0f" + b"\0" * 50,
     "null where the definition has none": HEADER_METADATA_0 + struct.pack(">i", -1),
     "negative count": HEADER_METADATA_0 + struct.pack(">i", -2),
-    "negative string, which moves backwards": HEADER_METADATA_0
-    + struct.pack(">ih", 1_000, -5)
-    + b"\0" * 2_000,
+    "negative string, which moves backwards": HEADER_METADATA_0 + struct.pack(">ih", 1_000, -5) + b"\0" * 2_000,
     "string beyond the frame": HEADER_METADATA_0 + struct.pack(">ih", 1, 100) + b"abc",
     "endless varint": HEADER_METADATA_9 + b"\x80" * 1_000_000,
     "many tagged fields": HEADER_METADATA_9 + b"\1\0\0\0" + b"\xff\xff\x03" + b"\0" * 200_000,

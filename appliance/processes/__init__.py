@@ -1,1 +1,4 @@
-"""The processes: supervisor, network worker, writer, coordinator; one file and one ``run`` each."""
+"""The processes, a package each with one ``run``: supervisor, network worker, writer, coordinator.
+
+``child`` is what a forked process does first, ``control`` how processes talk, ``clock`` what time it is.
+"""

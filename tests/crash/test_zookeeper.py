@@ -1,32 +1,94 @@
-"""ZooKeeper killed, frozen and missing under an appliance: what does not need it never notices."""
+"""ZooKeeper killed, frozen and missing under an appliance: what does not need it never notices, groups come back."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.client.admin import Admin
-from appliance.client.group import GroupConsumer
-from appliance.errors import ZooKeeperAway
+from appliance.client import Admin, Consumer
+from appliance.errors import BrokerAway, Unavailable, ZooKeeperAway
+from appliance.zookeeper.ensemble import probe
 from appliance.zookeeper.operations import Operation
 from appliance.zookeeper.registry import BrokerRegistry
 from appliance.zookeeper.session import Session
 
+from ..group_readers import SESSION_MS
 from ..native_peer import Peer
 from ..server import Server, wait_for
+from .group_load import Group
 from .load import Load, check
 
 PARTITIONS = 2
-LOCAL = {"zookeeper.nodes": 3, "zookeeper.session_timeout_ms": 2_000}
+NODES = 3
+GENTLE = 50
+LOCAL: dict[str, Any] = {"zookeeper.nodes": NODES, "zookeeper.session_timeout_ms": SESSION_MS}
+UP_S_MAX = 60
+REFUSED_S_MAX = 10
+"""How long a request that needs ZooKeeper may take to say that it is away."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("ensemble") / "data", **LOCAL) as running:
+        yield running
+        assert running.stop() == 0
+        assert running.leftovers() == []
+
+
+@pytest.fixture(autouse=True)
+def whole(request: pytest.FixtureRequest) -> None:
+    """Each test on the shared appliance begins with three nodes that serve."""
+    if "server" in request.fixturenames:
+        wait_whole(request.getfixturevalue("server"))
+
+
+def wait_whole(server: Server) -> None:
+    wait_for(lambda: None not in modes(server) and state(server) == "connected", "all nodes serve", UP_S_MAX)
 
 
 def state(server: Server) -> str:
     return str(server.state["zookeeper"]["state"])
+
+
+def modes(server: Server) -> list[str | None]:
+    """What each node says that it is; None for one that does not serve."""
+    addresses = str(server.state["zookeeper"]["connect"]).split(",")
+    return [probe(int(address.rpartition(":")[2])) for address in addresses]
+
+
+def pid_of(server: Server, node: int) -> int:
+    return int((server.data_dir / "zookeeper" / f"node-{node + 1}" / "pid").read_text())
+
+
+def kill_nodes(server: Server, *nodes: int) -> None:
+    """kill -9, and wait until the supervisor has started each of them again."""
+    before = {node: pid_of(server, node) for node in nodes}
+    for pid in before.values():
+        server.kill(pid)
+    wait_for(
+        lambda: all(pid_of(server, node) != pid for node, pid in before.items()), "they are started again", UP_S_MAX
+    )
+
+
+@contextmanager
+def frozen(server: Server, *nodes: int) -> Iterator[None]:
+    """Stopped in their tracks: connections stay, nothing is answered, and nobody restarts them."""
+    pids = [pid_of(server, node) for node in nodes]
+    for pid in pids:
+        server.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            server.kill(pid, signal.SIGCONT)
 
 
 def ask(server: Server, operation: Operation[Any]) -> Any:
@@ -38,114 +100,134 @@ def ask(server: Server, operation: Operation[Any]) -> Any:
         session.close()
 
 
+def assert_registered(server: Server, topic: str) -> None:
+    def registered() -> bool:
+        brokers = ask(server, BrokerRegistry().brokers())
+        shown = 0 in brokers and brokers[0].native == server.native
+        return shown and brokers[0].partitions.get(topic) == list(range(PARTITIONS))
+
+    wait_for(registered, "the broker is registered, with its partitions")
+
+
 @contextmanager
-def frozen(server: Server) -> Iterator[None]:
-    """All nodes stopped in their tracks: connections stay, nothing is answered, and nobody restarts them."""
-    pids = server.pids("zookeeper")
-    for pid in pids:
-        server.kill(pid, signal.SIGSTOP)
+def group_under_load(server: Server, topic: str) -> Iterator[tuple[Group, Load]]:
+    """Two members that read while the block runs; afterwards they must have read all.
+
+    They may have lost their sessions on the way, so they may have read again what was not committed.
+    """
+    with Peer(server.native) as peer:
+        peer.create(topic, PARTITIONS)
+    with Group(server.native, topic, topic, PARTITIONS) as group:
+        members = group.start(2)
+        with Load(server.native, topic, PARTITIONS, in_flight_max=GENTLE) as load:
+            group.wait_reading(*members)
+            yield group, load
+            group.wait_reading(*members)
+        group.wait_caught_up()
+        group.check(load, may_go_back=members)
+
+
+def test_each_node_is_killed_and_then_the_leader(server: Server, topic: str) -> None:
+    """Goal: no single node matters.  Method: one after the other, each back before the next; the leader once more."""
+    with group_under_load(server, topic) as (group, load):
+        for node in (*range(NODES), modes(server).index("leader")):
+            kill_nodes(server, node)
+            load.wait_for_more(200)
+            wait_whole(server)
+            group.wait_committing()
+    assert_registered(server, topic)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_majority_is_killed_at_once(server: Server, topic: str, count: int) -> None:
+    """Goal: produce and fetch never notice; topics can be made and groups read again when the nodes are back."""
+    with group_under_load(server, topic) as (group, load), Peer(server.native) as peer:
+        group.wait_committing()
+        kill_nodes(server, *range(count))
+        load.wait_for_more(500)
+        end = peer.end(topic)
+        assert peer.fetch(topic, end, wait_ms=20_000)[1]
+        with Admin(server.native) as admin:
+            wait_for(lambda: created(admin, f"{topic}-later"), "a topic can be made again", UP_S_MAX)
+        wait_whole(server)
+        group.wait_committing()
+    assert_registered(server, topic)
+
+
+def created(admin: Admin, name: str) -> bool:
+    """Make a topic; it is no fault that this cannot be done now, if it is said in time."""
+    started_s = time.monotonic()
     try:
-        yield
-    finally:
-        for pid in pids:
-            server.kill(pid, signal.SIGCONT)
+        admin.ensure_topic(name)
+    except Unavailable:
+        assert time.monotonic() - started_s < REFUSED_S_MAX
+        return False
+    return True
 
 
-def test_zookeeper_away_never_stops_produce_and_fetch(make_appliance: Callable[..., Server]) -> None:
-    server = make_appliance(**LOCAL)
-    with Peer(server.native) as peer, Admin(server.native) as admin:
-        peer.create("t", PARTITIONS)
-        with Load(server.native, "t", PARTITIONS) as load:
-            load.wait_for_more(200)
-            with frozen(server):
-                wait_for(lambda: state(server) == "lost", "the session is known to be lost")
-                load.wait_for_more(500)
-                assert peer.fetch("t", 0)[0][0] == 0
-                with pytest.raises(ZooKeeperAway):
-                    admin.create_topic("later")
-                with Peer(server.native) as newcomer:
-                    assert newcomer.end("t") > 0
-                load.wait_for_more(500)
-            wait_for(lambda: state(server) == "connected", "the session is back")
-            load.wait_for_more(200)
-        check(server.native, "t", load, PARTITIONS)
-        admin.create_topic("later")
-    brokers = ask(server, BrokerRegistry().brokers())
-    assert brokers[0].native == server.native and brokers[0].partitions["t"] == [0, 1]
-    assert server.stop() == 0
-    assert server.leftovers() == []
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_majority_is_frozen_for_longer_than_the_session(server: Server, topic: str, count: int) -> None:
+    """Goal: without a quorum what is here is served, what needs one is refused soon, with an error that says to try
+    again; and no message is handed out by a member whose session may be over.  All of it heals by itself.
+    """
+    with group_under_load(server, topic) as (group, load), Peer(server.native) as peer, Admin(server.native) as admin:
+        group.wait_committing()
+        with frozen(server, *range(count)):
+            wait_for(lambda: state(server) == "lost", "the session is known to be lost")
+            members_saw = [len(member.seen) for member in group.members]
+            load.wait_for_more(500)
+            started_s = time.monotonic()
+            with pytest.raises(ZooKeeperAway):
+                admin.create_topic(f"{topic}-later")
+            assert time.monotonic() - started_s < REFUSED_S_MAX
+            with Consumer(server.native) as newcomer:
+                newcomer.assign([(topic, 0)])
+                assert newcomer.poll(20)
+            assert peer.end(topic) > 0
+            assert [len(member.seen) for member in group.members] == members_saw, "handed out without a lease"
+        wait_whole(server)
+        wait_for(lambda: created(admin, f"{topic}-later"), "a topic can be made again", UP_S_MAX)
+        group.wait_committing()
+    assert_registered(server, topic)
 
 
-def test_every_node_is_killed_and_comes_back_under_load(make_appliance: Callable[..., Server]) -> None:
-    server = make_appliance(**LOCAL)
-    with Peer(server.native) as peer:
-        peer.create("t", PARTITIONS)
-    with Load(server.native, "t", PARTITIONS) as load:
-        for victim in server.pids("zookeeper"):
-            server.kill(victim)
-            load.wait_for_more(200)
-            wait_for(lambda: len(set(server.pids("zookeeper")) - {victim}) == 3, "another node")  # noqa: B023
-        for victim in server.pids("zookeeper"):
-            server.kill(victim)
-        load.wait_for_more(200)
-        wait_for(lambda: len(server.pids("zookeeper")) == 3, "all nodes")
-        wait_for(lambda: [row["restarts"] for row in server.processes("zookeeper")] == [2, 2, 2], "all restarts")
-        wait_for(lambda: ask(server, BrokerRegistry().brokers()), "the broker is registered")
-    check(server.native, "t", load, PARTITIONS)
+@pytest.mark.parametrize("why", ["nobody answers", "Java fails"])
+def test_what_is_on_disk_is_served_without_any_zookeeper(tmp_path: Path, why: str) -> None:
+    """Goal: a start on existing data waits for no ZooKeeper.
 
-
-def test_a_group_keeps_its_place_when_all_nodes_are_killed(make_appliance: Callable[..., Server]) -> None:
-    server = make_appliance(**LOCAL)
-    with Peer(server.native) as peer:
-        peer.create("t", 1)
-    with Load(server.native, "t", 1) as load:
-        load.wait_for_more(200)
-    acknowledged = load.acknowledged[0]
-    half = len(acknowledged) // 2
-
-    def consume(count: int) -> list[int]:
-        with GroupConsumer(server.native, "g", session_timeout_ms=2_000) as consumer:
-            (stream,) = consumer.create_message_streams({"t": 1})["t"]
-            return [int(message.value or b"") for _, message in zip(range(count), stream, strict=False)]
-
-    first = consume(half)
-    for victim in server.pids("zookeeper"):
-        server.kill(victim)
-    wait_for(lambda: len(server.pids("zookeeper")) == 3, "all nodes")
-    wait_for(lambda: state(server) == "connected", "the session is back")
-    assert first + consume(len(acknowledged) - half) == acknowledged
-
-
-def test_what_is_on_disk_is_served_without_any_zookeeper(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server:
-        with Peer(server.native) as peer:
+    Method: one that refuses connections and one that takes them and is silent; or a local ensemble whose Java ends at
+    once.  All is served before the appliance even says that it is ready, for which it gives ZooKeeper a few seconds.
+    """
+    with Server(tmp_path / "data") as first:
+        address = first.native
+        with Peer(address) as peer:
             peer.create("t", PARTITIONS)
-        with Load(server.native, "t", PARTITIONS) as load:
+        with Load(address, "t", PARTITIONS) as load:
             load.wait_for_more(100)
-    settings: dict[str, Any] = {"zookeeper.connect": "127.0.0.1:1"}
-    with Server(tmp_path / "data", **settings) as again:
-        check(again.native, "t", load, PARTITIONS)
-        assert state(again) == "connecting"
-        with Load(again.native, "t", PARTITIONS) as more:
-            more.wait_for_more(100)
-        with Admin(again.native) as admin, pytest.raises(ZooKeeperAway):
-            admin.create_topic("later")
-        assert again.stop() == 0
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings: dict[str, Any] = {"native.listen": address, "zookeeper.nodes": NODES, "zookeeper.java": "/bin/false"}
+        if why == "nobody answers":
+            connect = f"127.0.0.1:1,127.0.0.1:{silent.getsockname()[1]}"
+            settings = {"native.listen": address, "zookeeper.connect": connect}
+        again = Server(tmp_path / "data", **settings)
+        starting = threading.Thread(target=again.start)
+        starting.start()
+        try:
+            wait_for(lambda: answers(address), "the door is open")
+            check(address, "t", load, PARTITIONS)
+            with Load(address, "t", PARTITIONS) as more:
+                more.wait_for_more(100)
+            assert starting.is_alive(), "all this came before it was ready"
+            with Admin(address) as admin, pytest.raises(ZooKeeperAway):
+                admin.create_topic("later")
+        finally:
+            starting.join()
+        assert state(again) == "connecting" and again.stop() == 0
 
 
-def test_a_killed_supervisor_leaves_an_ensemble_that_the_next_one_takes_up(tmp_path: Path) -> None:
-    settings: dict[str, Any] = LOCAL
-    first = Server(tmp_path / "data", **settings).start()
-    with Peer(first.native) as peer:
-        peer.create("t", PARTITIONS)
-        peer.admin("commit", group="g", offsets=[["t", 0, 5]])
-    connect = first.state["zookeeper"]["connect"]
-    first.kill_supervisor()
-    with Server(tmp_path / "data", **settings) as again:
-        wait_for(lambda: state(again) == "connected", "the session")
-        assert again.state["zookeeper"]["connect"] == connect
-        with Peer(again.native) as peer:
-            assert peer.admin("offsets", group="g") == [["t", 0, 5]]
-        assert wait_for(lambda: ask(again, BrokerRegistry().brokers()), "registered")[0].native == again.native
-        assert again.stop() == 0
-        assert again.leftovers() == []
+def answers(address: str) -> bool:
+    try:
+        with Admin(address) as admin:
+            return [row["name"] for row in admin.topics()] == ["t"]
+    except BrokerAway:
+        return False

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from appliance.errors import BadValue, StaleProducerEpoch, UnknownPartition
+from appliance.errors import BadValue, MessageTooLarge, StaleProducerEpoch, UnknownPartition
 from appliance.records.batch import walk
 from appliance.records.compression import CODECS
 from appliance.records.decode import Record, decode_batch
@@ -240,6 +240,24 @@ def test_a_replayed_micro_batch_is_not_doubled(spark: SparkSession, topics: Topi
     run()
     found = sorted(record.value or b"" for number in range(2) for record in stored(topics.server, sink, number))
     assert found == sorted(b"%d.%d" % (partition, n) for partition in range(2) for n in range(500))
+
+
+def test_a_named_write_that_is_repeated_is_not_doubled(spark: SparkSession, topics: Topics, topic: str) -> None:
+    topics.create(topic)
+    frame = spark.createDataFrame([(f"{number}",) for number in range(100)], "value string").coalesce(1)
+    for version in (0, 1, 1, 2):
+        write(frame, topics, topic, txnAppId=f"{topic}-lines", txnVersion=str(version))
+    write(frame, topics, topic, txnAppId=f"{topic}-others", txnVersion="2")
+    assert len(stored(topics.server, topic)) == 400
+    with pytest.raises(PySparkException, match="give both"):
+        write(frame, topics, topic, txnAppId="lines")
+
+
+def test_a_row_that_is_too_large_is_named(topics: Topics, topic: str) -> None:
+    topics.create(topic, max_message_bytes=1000)
+    large = pa.record_batch([pa.array([b"small", b"x" * 2000])], names=["value"])
+    with pytest.raises(MessageTooLarge, match=rf"{topic}-0: .*max\.message\.bytes"):
+        task(topics, topic, topic).write(iter([large]))
 
 
 @pytest.mark.timeout(400)

@@ -25,9 +25,9 @@ from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from ..catalog import Catalog, Topic, check_name
-from ..config import KIB, TOPIC_KEYS, Config, TopicSettings
-from ..errors import (
+from ...catalog import Catalog, Topic, check_name
+from ...config import KIB, TOPIC_KEYS, Config, TopicSettings
+from ...errors import (
     ApplianceError,
     InvalidPartitions,
     InvalidSetting,
@@ -38,12 +38,12 @@ from ..errors import (
     WriterGone,
     ZooKeeperAway,
 )
-from ..zookeeper import identity
-from ..zookeeper.assignment import place_partitions
-from ..zookeeper.operations import Operation
-from ..zookeeper.paths import TopicInfo
-from ..zookeeper.registry import BrokerRegistry
-from ..zookeeper.session import State
+from ...zookeeper import identity
+from ...zookeeper.assignment import place_partitions
+from ...zookeeper.operations import Operation
+from ...zookeeper.paths import TopicInfo
+from ...zookeeper.registry import BrokerRegistry
+from ...zookeeper.session import State
 from .partitions import Key, Partitions
 from .registry import Registry
 

@@ -17,12 +17,12 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from ..config import Config
-from ..errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
-from ..zookeeper.operations import Operation
-from ..zookeeper.paths import BrokerInfo, TopicInfo
-from ..zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
-from ..zookeeper.session import Session, State
+from ...config import Config
+from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
+from ...zookeeper.operations import Operation
+from ...zookeeper.paths import BrokerInfo, TopicInfo
+from ...zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
+from ...zookeeper.session import Session, State
 
 QUESTION_MS_MAX: Final = 5_000
 REGISTER_DELAY_S: Final = 0.05

@@ -17,9 +17,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import ApplianceError, RequestTimedOut, StorageFault, UnknownPartition, from_code
-from ..shared import memory
-from ..shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
+from ...errors import ApplianceError, RequestTimedOut, StorageFault, UnknownPartition, from_code
+from ...shared import memory
+from ...shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
 
 ORDER_MS_MAX: Final = 15_000
 ORDER_ROWS_MAX: Final = 50

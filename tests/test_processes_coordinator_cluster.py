@@ -1,4 +1,4 @@
-"""appliance.processes.cluster: groups in the registry, and what lies before an offset given up."""
+"""appliance.processes.coordinator.cluster: groups in the registry, and what lies before an offset given up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from appliance import config as configs
 from appliance.catalog import Catalog, Topic
 from appliance.errors import InvalidRequest, OffsetOutOfRange, UnknownPartition, ZooKeeperAway
 from appliance.groups.cluster import Commit, RegisteredMember
-from appliance.processes.cluster import Cluster
-from appliance.processes.partitions import Partitions
-from appliance.processes.producer_ids import ProducerIds
-from appliance.processes.topics import Topics
+from appliance.processes.coordinator.cluster import Cluster
+from appliance.processes.coordinator.partitions import Partitions
+from appliance.processes.coordinator.producer_ids import ProducerIds
+from appliance.processes.coordinator.topics import Topics
 from appliance.shared.table import ONLINE, ROWS, SegmentTable
 from appliance.zookeeper.operations import Operation, ask, create
 from appliance.zookeeper.paths import BrokerInfo, consumer, owner

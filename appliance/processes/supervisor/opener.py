@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config import Config, TopicSettings
-from ..errors import ApplianceError, StorageFault
-from ..log import Log, peek
-from ..shared import memory
-from ..shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
-from .child import settle
-from .control import Channel
-from .writer import clock_ms
+from ...config import Config, TopicSettings
+from ...errors import ApplianceError, StorageFault
+from ...log import Log, peek
+from ...shared import memory
+from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from ..child import settle
+from ..clock import wall_ms
+from ..control import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
             summary = peek(path)
             if summary is None:
                 settings = TopicSettings.parse(job.settings, config.topics.defaults)
-                log = Log.open(path, settings, clock_ms, SEGMENTS_MAX)
+                log = Log.open(path, settings, wall_ms, SEGMENTS_MAX)
                 log.close(clean=True)
                 table.publish(log.bases, log.start, log.written, log.records)
                 table.set_written(log.written)

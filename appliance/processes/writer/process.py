@@ -22,7 +22,6 @@ import contextlib
 import logging
 import select
 import socket
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,16 +29,17 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ..broker.sequences import Sequences
-from ..config import Config, TopicSettings
-from ..errors import ClientFault, DiskFull, InvalidRequest, InvalidTimestamp, StorageFault
-from ..log import FlushTicket, Log
-from ..records.batch import BatchInfo, check, place, stamp
-from ..shared import memory
-from ..shared.doorbell import Doorbell, fence
-from ..shared.table import DISK_FULL, OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
-from .child import settle
-from .control import Channel
+from ...broker.sequences import Sequences
+from ...config import Config, TopicSettings
+from ...errors import ClientFault, DiskFull, InvalidRequest, InvalidTimestamp, StorageFault
+from ...log import FlushTicket, Log
+from ...records.batch import BatchInfo, check, place, stamp
+from ...shared import memory
+from ...shared.doorbell import Doorbell, fence
+from ...shared.table import DISK_FULL, OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from ..child import settle
+from ..clock import wall_ms
+from ..control import Channel
 from .flusher import Flusher
 
 logger = logging.getLogger(__name__)
@@ -104,10 +104,6 @@ class _Handed(NamedTuple):
         self.ticket.sync()
 
 
-def clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def run(assignment: Assignment, control: Channel, supervisor_pid: int) -> int:
     """The writer process, from fork to exit; returns its exit status."""
     settle(f"wr {assignment.topic}-{assignment.partition}", supervisor_pid, 0)
@@ -151,7 +147,7 @@ class Writer:
             StorageFault: it cannot be trusted.
         """
         assignment = self._assignment
-        self._log = Log.open(assignment.path, self._settings, clock_ms, SEGMENTS_MAX)
+        self._log = Log.open(assignment.path, self._settings, wall_ms, SEGMENTS_MAX)
         self._restore_sequences()
         log = self._log
         if log.flushed < log.written:
@@ -244,7 +240,7 @@ class Writer:
 
     def _timeout_s(self) -> float:
         if self._unflushed_since_ms:
-            return max(0, self._unflushed_since_ms + self._settings.flush_ms - clock_ms()) / 1000
+            return max(0, self._unflushed_since_ms + self._settings.flush_ms - wall_ms()) / 1000
         return self._assignment.config.writer.idle_ms / 1000
 
     def _take(self, fd: int, event: int) -> list[tuple[_Link, list[Any]]]:
@@ -364,7 +360,7 @@ class Writer:
                 return *repeat, position
             self._sequences.record(producer_id, epoch, sequence, count, end - count, end)
         if settings.message_timestamp_type == "LogAppendTime":
-            stamp(arena, start, size, clock_ms())
+            stamp(arena, start, size, wall_ms())
         place(arena, start, position, size, count)
         group.append((arena[start:stop], info))
         return end - count, end, end
@@ -403,7 +399,7 @@ class Writer:
         if self._settings.flush_messages:
             self._unflushed_records += records
             self._unflushed_bytes += size
-            self._unflushed_since_ms = self._unflushed_since_ms or clock_ms()
+            self._unflushed_since_ms = self._unflushed_since_ms or wall_ms()
         else:
             with self._flusher.lock:
                 self._expose(log.written, log.records)
@@ -441,7 +437,7 @@ class Writer:
         for answer in answers:
             if answer.acks == -1 and durable:
                 self._unflushed_answers.append(answer)
-                self._unflushed_since_ms = self._unflushed_since_ms or clock_ms()
+                self._unflushed_since_ms = self._unflushed_since_ms or wall_ms()
             else:
                 ready.setdefault(answer.link, []).append(answer.reply)
         for link, replies in ready.items():
@@ -474,7 +470,7 @@ class Writer:
             self._unflushed_records >= settings.flush_messages
             or (settings.flush_bytes and self._unflushed_bytes >= settings.flush_bytes)
             or (not self._unflushed_records and self._unflushed_answers)
-            or clock_ms() - self._unflushed_since_ms >= settings.flush_ms
+            or wall_ms() - self._unflushed_since_ms >= settings.flush_ms
         ):
             with self._flusher.lock:
                 self._hand_over()

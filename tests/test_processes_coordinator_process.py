@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator: the real process; the test is its supervisor and its network worker."""
+"""appliance.processes.coordinator.process: the real process; the test is its supervisor and its network worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from appliance.errors import (
     WriterGone,
     ZooKeeperAway,
 )
-from appliance.processes.admin import NativeDoor
+from appliance.processes.coordinator.admin import NativeDoor
 from appliance.wire import native
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, remove_tree

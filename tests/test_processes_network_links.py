@@ -1,11 +1,12 @@
-"""appliance.processes.links and writer: the largest messages that either side can send fit the control channel."""
+"""appliance.processes.network.links: the largest messages that worker and writer can send fit their channel."""
 
 from __future__ import annotations
 
 import msgpack
 
-from appliance.processes import links, writer
 from appliance.processes.control import MESSAGE_BYTES_MAX
+from appliance.processes.network import links
+from appliance.processes.writer import process as writer
 
 OFFSET_MAX = 2**63 - 1
 POSITION_MAX = 2**32 - 1
@@ -24,4 +25,5 @@ def test_the_largest_answer_fits() -> None:
     small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}]] * (writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3))
     assert len(msgpack.packb([*small, full])) < MESSAGE_BYTES_MAX
     refused = [2**40, [2, -1, -1], {0: "x" * writer.TEXT_CHARACTERS_MAX}]
-    assert len(msgpack.packb([refused] * (writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3) + 1))) < MESSAGE_BYTES_MAX
+    count = writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3) + 1
+    assert len(msgpack.packb([refused] * count)) < MESSAGE_BYTES_MAX

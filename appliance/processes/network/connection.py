@@ -16,9 +16,9 @@ from collections import deque
 from itertools import takewhile
 from typing import Any, Final
 
-from ..shared.arena import BLOCK_BYTES, Arena, Extent
-from ..wire.frames import SIZE_BYTES, cut
-from ..wire.requests import Codec, FileRange, Request
+from ...shared.arena import BLOCK_BYTES, Arena, Extent
+from ...wire.frames import SIZE_BYTES, cut
+from ...wire.requests import Codec, FileRange, Request
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
@@ -149,9 +149,9 @@ class Connection:
                 self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
 
     def give_up(self, kind: type) -> None:
-        """Forget the first unanswered request of this kind and all behind it: their replies could not leave before."""
-        kept = takewhile(lambda pending: pending.reply is not None or not isinstance(pending.request, kind), self.requests)
-        self.requests = deque(kept)
+        """Forget the first unanswered request of this kind, and all behind it: they could not leave before it."""
+        requests = takewhile(lambda one: one.reply is not None or not isinstance(one.request, kind), self.requests)
+        self.requests = deque(requests)
 
     def send(self) -> None:
         """Write what the socket takes.
@@ -178,10 +178,7 @@ class Connection:
                 break
             chunks.append(piece)
         more = socket.MSG_MORE if len(out) > len(chunks) else 0
-        if len(chunks) == 1:
-            sent = self.sock.send(chunks[0], more)
-        else:
-            sent = self.sock.sendmsg(chunks, (), more)
+        sent = self.sock.send(chunks[0], more) if len(chunks) == 1 else self.sock.sendmsg(chunks, (), more)
         self.out_bytes -= sent
         for chunk in chunks:
             if sent < len(chunk):

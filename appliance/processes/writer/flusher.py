@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..errors import StorageFault
+from ...errors import StorageFault
 
 
 class Ticket(Protocol):

@@ -18,27 +18,26 @@ import itertools
 import logging
 import select
 import socket
-import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..broker import plan
-from ..config import Config
-from ..errors import ApplianceError, ProtocolFault, StorageFault, UnknownPartition, WriterGone
-from ..log import FileCache, LogReader
-from ..shared import memory
-from ..shared.arena import Arena
-from ..shared.doorbell import Doorbell, fence
-from ..shared.table import OFFLINE, SegmentTable
-from ..wire.kafka.hot import KafkaCodec
-from ..wire.native import NativeCodec
-from ..wire.requests import Codec, Cold, Fetch, FetchResult, Local, Offsets, Produce, ProduceResult
-from .child import settle
+from ...broker import plan
+from ...config import Config, address_text
+from ...errors import ApplianceError, ProtocolFault, StorageFault, UnknownPartition, WriterGone
+from ...log import FileCache, LogReader
+from ...shared import memory
+from ...shared.arena import Arena
+from ...shared.doorbell import Doorbell, fence
+from ...shared.table import OFFLINE, SegmentTable
+from ...wire.kafka.hot import KafkaCodec
+from ...wire.native import NativeCodec
+from ...wire.requests import Codec, Cold, Fetch, FetchResult, Local, Offsets, Produce, ProduceResult
+from ..child import settle
+from ..clock import now_ms
+from ..control import Channel
 from .connection import Connection, Pending
-from .control import Channel
 from .links import Bundle, CoordinatorLink, WriterLink
-from .listeners import address_text
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +82,6 @@ class Parked:
         self.pending = pending
         self.deadline_ms = deadline_ms
         self.partitions: list[Partition] = []
-
-
-def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def run(post: Post, control: Channel, supervisor_pid: int) -> int:

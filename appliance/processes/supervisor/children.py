@@ -10,11 +10,11 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from .control import Channel
+from ..clock import wall_s
+from ..control import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +22,6 @@ YOUNG_MS: Final = 10_000
 DELAY_MS_FIRST: Final = 100
 DELAY_MS_MAX: Final = 10_000
 EXIT_BUG: Final = 70  # EX_SOFTWARE
-
-
-def now_ms() -> int:
-    """The supervisor's clock: monotonic ms."""
-    return time.monotonic_ns() // 1_000_000
-
-
-def wall_s() -> float:
-    """Seconds since 1970, for people."""
-    return time.time_ns() / 1e9
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""appliance.processes.admin: what the native door's metadata and admin verbs answer, from a real coordinator."""
+"""appliance.processes.coordinator.admin: native metadata and admin verbs, from a real coordinator."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from ..config import parse_addresses
-from ..errors import ProtocolFault
-from ..wire import native
-from ..wire.requests import OffsetsPart, OffsetsResult
+from ...config import parse_addresses
+from ...errors import ProtocolFault
+from ...wire import native
+from ...wire.requests import OffsetsPart, OffsetsResult
 
 PEER_MS_MAX: Final = 2_000
 REPLY_BYTES_MAX: Final = 4 << 20

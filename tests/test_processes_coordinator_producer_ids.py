@@ -1,4 +1,4 @@
-"""appliance.processes.producer_ids: no id twice, whatever happens to the process."""
+"""appliance.processes.coordinator.producer_ids: no id twice, whatever happens to the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.errors import StorageFault
-from appliance.processes.producer_ids import COUNTERS, FILE_NAME, GENERATIONS, ProducerIds
+from appliance.processes.coordinator.producer_ids import COUNTERS, FILE_NAME, GENERATIONS, ProducerIds
 
 
 @settings(max_examples=25, deadline=None)

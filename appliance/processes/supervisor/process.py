@@ -16,9 +16,10 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from an opener     ["opened" | "removed", [[topic, partition, error, message] ...]]
     to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["doors", {...}]  ["zookeeper", connect]
                        ["done", token, rows]    ["reload", {...}]      ["stop"]
-    from it            ["create", token, [[topic, partition, settings] ...]]   ["delete", token, [[topic, partition] ...]]
-                       ["settings", [[topic, partition] ...], {...}]           ["cut", topic, partition, offset]
-                       ["zookeeper", {...}]
+    from it            ["create", token, [[topic, partition, settings] ...]]
+                       ["delete", token, [[topic, partition] ...]]
+                       ["settings", [[topic, partition] ...], {...}]
+                       ["cut", topic, partition, offset]        ["zookeeper", {...}]
 
 A writer is forked when somebody needs it and retires when idle: the workers hang up first, so nothing is on its way
 when it ends.  The data directory's lock is shared with the writers: as long as one of a killed instance lives, no other
@@ -44,16 +45,18 @@ from typing import Any, Final
 
 import msgspec
 
-from ..catalog import Catalog
-from ..config import Config
-from ..errors import AlreadyRunning, BadValue, ConfigFault, StorageFault
-from ..shared import memory
-from ..shared.doorbell import Doorbell
-from ..shared.table import TABLE_BYTES, WORKERS_MAX
-from . import network, opener, writer
-from .child import settle
-from .children import Child, Restarts, fork, now_ms, wall_s
-from .control import Channel
+from ...catalog import Catalog
+from ...config import Config
+from ...errors import AlreadyRunning, BadValue, ConfigFault, StorageFault
+from ...shared import memory
+from ...shared.doorbell import Doorbell
+from ...shared.table import TABLE_BYTES, WORKERS_MAX
+from .. import network, writer
+from ..child import settle
+from ..clock import now_ms, wall_s
+from ..control import Channel
+from . import opener
+from .children import Child, Restarts, fork
 from .listeners import doors, listen
 from .nodes import Nodes
 from .opener import Job
@@ -85,7 +88,7 @@ def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = No
         StorageFault: the catalog cannot be read.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
-        raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64; run it on such a machine")
+        raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
     data_dir.mkdir(parents=True, exist_ok=True)
     lock_fd = _lock(data_dir)
     supervisor = Supervisor(config, data_dir, lock_fd, reload)
@@ -342,7 +345,7 @@ class Supervisor:
     def _fork_coordinator(self) -> None:
         def target(channel: Channel) -> int:
             settle("coordinator", self._pid)
-            from . import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
+            from .. import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
 
             coordinator.run(self._config, self._data_dir, self._instance, channel)
             return 0

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import ZooKeeper
-from ..zookeeper.ensemble import Ensemble
-from .children import now_ms, wall_s
+from ...config import ZooKeeper
+from ...zookeeper.ensemble import Ensemble
+from ..clock import now_ms, wall_s
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..catalog import Topic
-from ..config import Config, TopicSettings, parse_addresses
-from ..errors import (
+from ...catalog import Topic
+from ...config import Config, TopicSettings, parse_addresses
+from ...errors import (
     ApplianceError,
     BadValue,
     OffsetOutOfRange,
@@ -28,12 +28,12 @@ from ..errors import (
     Unavailable,
     UnknownPartition,
 )
-from ..groups import cluster as kafka
-from ..groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
-from ..log.reader import FileCache, LogReader
-from ..wire.requests import EARLIEST, LATEST, OffsetsPart
-from ..zookeeper import operations, paths
-from ..zookeeper.paths import CommittedOffset, Subscription, TopicPartition
+from ...groups import cluster as kafka
+from ...groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
+from ...log.reader import FileCache, LogReader
+from ...wire.requests import EARLIEST, LATEST, OffsetsPart
+from ...zookeeper import operations, paths
+from ...zookeeper.paths import CommittedOffset, Subscription, TopicPartition
 from .partitions import Key, Partitions
 from .peers import ask_offsets
 from .producer_ids import ProducerIds

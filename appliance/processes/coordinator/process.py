@@ -34,14 +34,14 @@ from uuid import uuid4
 import msgpack
 import msgspec
 
-from ..catalog import Catalog
-from ..config import Config, parse_addresses
-from ..errors import ApplianceError, ProtocolFault
-from ..groups.api import KafkaDoor
-from ..zookeeper.paths import BrokerInfo
+from ...catalog import Catalog
+from ...config import Config, parse_addresses
+from ...errors import ApplianceError, ProtocolFault
+from ...groups.api import KafkaDoor
+from ...zookeeper.paths import BrokerInfo
+from ..control import Channel
 from .admin import NativeDoor
 from .cluster import Cluster
-from .control import Channel
 from .partitions import Partitions
 from .producer_ids import ProducerIds
 from .registry import Registry

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgpack
 
-from ..shared.arena import Extent
+from ...shared.arena import Extent
+from ..control import Channel
 from .connection import Connection, Pending
-from .control import Channel
 
 BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""

@@ -1,4 +1,4 @@
-"""appliance.processes.sweep: the coordinator orders what retention has decided, from real files and tables."""
+"""appliance.processes.coordinator.sweep: orders what retention has decided, from real files and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.processes.partitions: orders to the supervisor, whole, refused, or never answered."""
+"""appliance.processes.coordinator.partitions: orders to the supervisor, whole, refused, or never answered."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from appliance.errors import DiskFull, RequestTimedOut, StorageFault, UnknownPartition
-from appliance.processes import partitions as module
-from appliance.processes.partitions import ORDER_ROWS_MAX, Partitions
+from appliance.processes.coordinator import partitions as module
+from appliance.processes.coordinator.partitions import ORDER_ROWS_MAX, Partitions
 
 
 class Supervisor:

@@ -38,18 +38,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .. import status
-from ..catalog import Topic
-from ..errors import (
+from ... import status
+from ...catalog import Topic
+from ...errors import (
     ApplianceError,
     InvalidRequest,
     ProtocolFault,
     UnknownGroup,
     UnknownPartition,
 )
-from ..groups.cluster import Commit, RegisteredGroup
-from ..groups.state import Group, State
-from ..wire import native
+from ...groups.cluster import Commit, RegisteredGroup
+from ...groups.state import Group, State
+from ...wire import native
 from .cluster import Cluster, Measured
 from .partitions import Key
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ..config import Config
-from ..errors import Unavailable
-from ..log.files import log_path
-from ..retention import PartitionUse, Segment, plan
-from ..shared.table import OFFLINE, View
+from ...config import Config
+from ...errors import Unavailable
+from ...log.files import log_path
+from ...retention import PartitionUse, Segment, plan
+from ...shared.table import OFFLINE, View
 from .partitions import Key, Partitions
 from .topics import Topics
 

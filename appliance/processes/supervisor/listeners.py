@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Final
+from typing import Final
 
-from ..config import Config, parse_addresses
-from ..errors import BadValue
+from ...config import Config, address_text, parse_addresses
+from ...errors import BadValue
 from .systemd import inherited_listeners
 
 BACKLOG: Final = 1024
@@ -45,9 +45,3 @@ def _bind(door: str, host: str, port: int) -> socket.socket:
             f"{door}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
         ) from None
     return sock
-
-
-def address_text(address: Any) -> str:
-    """A socket address as people write it."""
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ..catalog import replace_file
-from ..errors import StorageFault
+from ...catalog import replace_file
+from ...errors import StorageFault
 
 FILE_NAME: Final = "producer-id"
 GENERATION_SHIFT: Final = 10

@@ -1,0 +1,20 @@
+"""What time it is: the two clocks of the processes, passed on as arguments where logic depends on them."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_ms() -> int:
+    """Monotonic milliseconds: for deadlines and delays."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970: for what is stored."""
+    return time.time_ns() // 1_000_000
+
+
+def wall_s() -> float:
+    """Seconds since 1970: for people."""
+    return time.time_ns() / 1e9
