@@ -14,7 +14,7 @@ import typer
 
 from .. import __version__
 from ..errors import ApplianceError
-from . import config_commands, data_commands, demo_command, groups, log_commands, service, topics
+from . import config_commands, data_commands, demo_command, groups, log_commands, pipeline_commands, service, topics
 from .faults import EXIT_STATUSES, report
 
 app = typer.Typer(
@@ -61,6 +61,7 @@ service.register(app)
 data_commands.register(app)
 app.add_typer(topics.app, name="topics", rich_help_panel="Topics and groups")
 app.add_typer(groups.app, name="groups", rich_help_panel="Topics and groups")
+app.add_typer(pipeline_commands.app, name="pipeline", rich_help_panel="Topics and groups")
 app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")
 demo_command.register(app)

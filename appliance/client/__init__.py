@@ -2,11 +2,12 @@
 
 Reading order: ``connection`` (frames and a socket), ``cluster`` (who leads what), ``delivery`` and ``lane``
 (a message and its partition's order, pure), ``sender`` and ``producer``, ``consumer``, ``group`` (the paper's
-consumer), ``admin``.
+consumer), ``audit`` (counts of what was delivered), ``admin``.
 """
 
 from ..wire.requests import EARLIEST, LATEST
 from .admin import Admin
+from .audit import Audit
 from .consumer import Consumer, Message, Values
 from .delivery import Delivery, Sent
 from .group import Blacklist, GroupConsumer, Whitelist
@@ -17,6 +18,7 @@ __all__ = [
     "EARLIEST",
     "LATEST",
     "Admin",
+    "Audit",
     "Blacklist",
     "Consumer",
     "Delivery",

@@ -129,11 +129,11 @@ class Batch:
 
     def settle(self, error: ApplianceError | None, offset: int) -> None:
         assert not self.settled, "a batch is delivered or fails once"
-        self.settled = True
         self.error = error
         self.offset = offset
         self.encoded = None
         self.items = []
+        self.settled = True  # last: other threads look at it without the lock
 
     def offset_of(self, index: int) -> int:
         return self.offset + index if self.offset >= 0 else OFFSET_UNKNOWN

@@ -11,7 +11,8 @@
     [audit]               counts that producers publish
     [spark]               settings handed to Spark as they are
 
-A key's unit is in its name: ``_bytes`` also takes "64MiB", ``_ms`` also "30s" or "7d".  Paths are relative to the file.
+``example.toml`` beside this module shows most of them.  A key's unit is in its name: ``_bytes`` also takes "64MiB",
+``_ms`` also "30s" or "7d".  Paths are relative to the file.
 
 Errors: UnknownKey offers the nearest name that there is; BadValue says where, and what would be right.
 """

@@ -1,0 +1,163 @@
+"""``appliance pipeline``: run the Spark pipeline of a configuration file, look at it, draw it.
+
+pyspark and what belongs to it are imported when a command runs; without them the command says what to install.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigFault
+from . import output, target
+from .target import Connect, Data, Json
+
+if TYPE_CHECKING:
+    from ..spark.pipeline.settings import Settings
+    from ..spark.pipeline.state import Progress
+    from ..spark.pipeline.status import Summary
+
+app = typer.Typer(no_args_is_help=True, help="Turn topics into tables, with Spark.")
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to read, how to parse it, where to write.")]
+
+
+@app.command()
+def run(
+    config: Config,
+    once: Annotated[bool, typer.Option("--once", help="Read what there is now, then end.")] = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Read topics, parse their lines, write tables, totals and dead letters; goes on where it was.
+
+    Each line is in the tables once, whatever is killed meanwhile.  Ctrl-C ends it in order.
+
+    [b]Examples[/b]
+
+        appliance pipeline example > web.toml
+
+        appliance pipeline run web.toml --once
+    """
+    settings = load(config, data, connect)
+    from ..spark.pipeline.run import run as run_pipeline
+
+    with watching(settings.pipeline.name) as show:
+        result = run_pipeline(settings, once=once, on_progress=show)
+    if as_json:
+        output.print_json(result.as_json())
+        return
+    seconds = max(result.seconds, 1e-9)
+    output.remark(
+        f"{result.rows:,} rows, {output.size(result.bytes)} in {result.batches} micro-batches, {result.seconds:.1f} s: "
+        f"{result.rows / seconds:,.0f} rows/s, {result.bytes / seconds / 1e6:.1f} MB/s"
+    )
+    show_summary(result.summary, result.remark)
+
+
+@app.command()
+def example() -> None:
+    """Print a configuration to start from."""
+    print((files("appliance.spark.pipeline") / "example.toml").read_text(), end="")
+
+
+@app.command()
+def status(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Positions, lag, rates and what is in the tables; publishes the positions as those of a group, too."""
+    settings = load(config, data, connect)
+    from ..spark.pipeline.status import status as ask
+
+    found = ask(settings)
+    if as_json:
+        output.print_json(found.as_json())
+        return
+    rows = [each._asdict() for each in found.positions]
+    output.print_rows(rows, ["topic", "partition", "offset", "end", "lag_bytes"], title="Positions")
+    doing = f"run by process {found.running}" if found.running else "not running"
+    rates = f"lately {found.rows_per_s:,.0f} rows/s, {found.bytes_per_s / 1e6:.1f} MB/s"
+    output.remark(f"{settings.pipeline.name}: {doing}, micro-batch {found.batch}, {rates}")
+    show_summary(found.summary, found.remark)
+
+
+@app.command()
+def report(
+    config: Config,
+    directory: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where to; by default the pipeline's state directory.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw what is in the tables: one HTML page that needs nothing else, and one PNG."""
+    settings = load(config, None, None)
+    from ..spark.pipeline.report import write
+
+    page, picture = write(settings, directory or settings.state_dir)
+    if as_json:
+        output.print_json({"html": str(page), "png": str(picture)})
+        return
+    print(page)
+    print(picture)
+
+
+def load(config: Path, data: Path | None, connect: str | None) -> Settings:
+    """The settings; an appliance that is named on the command line goes over the file's.
+
+    Raises:
+        ConfigFault: Spark is not installed, or the file is wrong.
+    """
+    missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigFault(f"the pipeline needs {', '.join(missing)}: `pip install 'appliance[spark]'`")
+    import msgspec
+
+    from ..spark.pipeline.settings import load as load_file
+
+    settings = load_file(config)
+    if data is None and connect is None:
+        return settings
+    pipeline = msgspec.structs.replace(settings.pipeline, bootstrap=target.address(data, connect))
+    return msgspec.structs.replace(settings, pipeline=pipeline)
+
+
+def show_summary(summary: Summary, remark: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"what": f"parsed: {name}", "messages": count} for name, count in summary.parsed.items()
+    ]
+    rows += [{"what": f"dead letter: {reason}", "messages": count} for reason, count in summary.dead.items()]
+    output.print_rows(rows, ["what", "messages"], title="Lines")
+    if summary.audit is not None:
+        output.remark(f"audit: {summary.audit}")
+    output.remark(f"events: {summary.events}")
+    if remark:
+        output.remark(remark)
+
+
+@contextlib.contextmanager
+def watching(name: str) -> Iterator[Callable[[Progress], None]]:
+    """A line on a terminal that follows the micro-batches; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    rows = 0
+    with console.status(f"{name}: starting Spark") as line:
+
+        def show(progress: Progress) -> None:
+            nonlocal rows
+            rows += progress.rows
+            line.update(
+                f"{name}: {rows:,} rows, now {progress.rows_per_s:,.0f} rows/s, {progress.bytes_per_s / 1e6:.1f} MB/s, "
+                f"lag {output.size(progress.lag_bytes)}"
+            )
+
+        yield show
