@@ -104,6 +104,8 @@ class SinkOptions:
     codec: str = "none"
     batch_bytes_max: int = 512 * 1024
     sort_rows: bool = False
+    transaction: tuple[str, int] | None = None
+    """Name and version of a write, by which a repeat of it is known; without, every write is a new one."""
     retry_timeout_ms: int = 120_000
 
 
@@ -297,6 +299,11 @@ def _check_bounds(reader: _Reader, starting: Bound, ending: Bound, streaming: bo
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Raises BadValue or UnknownKey, with the option named."""
     reader = _Reader(options)
+    name, version = reader.take("txnAppId", str.strip, ""), reader.take("txnVersion", _number(0), -1)
+    if bool(name) != (version >= 0):
+        raise BadValue(
+            "options txnAppId and txnVersion: give both, the name of a sequence of writes and a number in it"
+        )
     parsed = SinkOptions(
         _bootstrap(reader),
         topic=reader.take("topic", str.strip, ""),
@@ -304,6 +311,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         codec=reader.take("compression", _one_of(*CODECS), "none"),
         batch_bytes_max=reader.take("batchBytes", _size, 512 * 1024),
         sort_rows=reader.take("sortRows", _flag, False),
+        transaction=(name, version) if name else None,
         retry_timeout_ms=reader.take("retryTimeoutMs", _number(0), 120_000),
     )
     reader.finish()

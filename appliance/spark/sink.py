@@ -9,7 +9,7 @@ will repeat, and not from the process::
 
     producer id    2^62 + hash(query id, number of the task, batch id / 2^15)    query id: from the checkpoint
     epoch          batch id % 2^15                                               a write without a stream: a
-    sequence       number of the row within the task, per partition              random id, and epoch 0
+    sequence       number of the row within the task, per partition              random id or txnAppId, txnVersion
 
 The partition's writer compares these with what is in its log, so a row that is there already is confirmed and not
 written again; no marker or transaction is needed, and what half a micro-batch has left behind is completed.  A task of
@@ -37,7 +37,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import ArrayType, BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
 from ..client.connection import Connection
-from ..errors import ApplianceError, BadValue, ClientFault, RequestTimedOut, Unavailable, UnknownPartition, from_code
+from ..errors import (
+    ApplianceError,
+    BadValue,
+    ClientFault,
+    MessageTooLarge,
+    RequestTimedOut,
+    Unavailable,
+    UnknownPartition,
+    from_code,
+)
 from ..records.encode import Fields, encode_batch, encode_values
 from ..records.partitioner import partition_for
 from ..wire.native import ProduceHead
@@ -114,6 +123,7 @@ class _Lane:
     key: Key
     head: ProduceHead
     bytes_max: int
+    message_bytes_max: int
     values: list[bytes] = field(default_factory=list)
     records: list[Fields] = field(default_factory=list)
     waiting_bytes: int = 0
@@ -192,7 +202,8 @@ class TaskWriter:
         lane = self._lanes.get((topic, partition))
         if lane is None:
             head = ProduceHead(topic, partition, self._options.acks, int(REQUEST_TIMEOUT_S * 1000))
-            lane = _Lane((topic, partition), head, self._batch_bytes_max(topic))
+            limit = int(self._access.cluster.topic(topic).settings.get("max.message.bytes", 1 << 30))
+            lane = _Lane((topic, partition), head, min(self._options.batch_bytes_max, limit * 9 // 10), limit)
             self._lanes[topic, partition] = lane
         return lane
 
@@ -212,10 +223,6 @@ class TaskWriter:
         self._turn[topic] = self._who.producer_id % count
         return count
 
-    def _batch_bytes_max(self, topic: str) -> int:
-        settings = self._access.cluster.topic(topic).settings
-        return min(self._options.batch_bytes_max, int(settings.get("max.message.bytes", 1 << 30)) * 9 // 10)
-
     def _seal(self, lane: _Lane) -> None:
         """Make a batch of what waits, and send it."""
         count = len(lane.records) or len(lane.values)
@@ -231,6 +238,11 @@ class TaskWriter:
             batch = encode_batch(lane.records, **numbers)
         else:
             batch = encode_values(lane.values, self._timestamp, **numbers)
+        if len(batch) > lane.message_bytes_max:
+            raise MessageTooLarge(
+                f"{lane.key[0]}-{lane.key[1]}: a row makes a batch of {len(batch)} bytes, limit "
+                f"{lane.message_bytes_max}: raise the topic's max.message.bytes"
+            )
         lane.sequence += count
         lane.values, lane.records, lane.waiting_bytes = [], [], 0
         lane.unconfirmed.append(batch)
@@ -327,17 +339,22 @@ def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One job: its tasks write under an id that is drawn here, on the driver, and is the same in a task's retry."""
+    """One job.
+
+    Its tasks write under an id that is drawn here, on the driver, and is the same in a task's retry.  The options
+    ``txnAppId`` and ``txnVersion`` (Delta's names) say instead who writes, and the how-manieth write it is, so that a
+    repeat of the whole job is known too: in ``foreachBatch``, a name for each of its writes and the id of the batch.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self._options = options
-        self._query = uuid.uuid4().hex
+        self._query, self._batch = options.transaction or (uuid.uuid4().hex, 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
-        return TaskWriter(self._options, identity(self._query, context.partitionId(), 0)).write(iterator)
+        return TaskWriter(self._options, identity(self._query, context.partitionId(), self._batch)).write(iterator)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -345,6 +362,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema, options)
+        if options.transaction:
+            raise BadValue("option txnAppId: a stream's micro-batches are numbered by Spark")
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
