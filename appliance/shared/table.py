@@ -160,6 +160,10 @@ class SegmentTable:
         waits = self._cells[WAITS : WAITS + workers]
         return [worker for worker in range(workers) if 0 < waits[worker] <= end]
 
+    def anybody_waits(self, workers: int) -> bool:
+        """Whether a worker waits for any END.  Call after ``doorbell.fence``."""
+        return any(self._cells[WAITS : WAITS + workers])
+
     # ---- a network worker's side
 
     def set_wait(self, worker: int, end: int) -> None:

@@ -99,6 +99,11 @@ class WriterLink:
             self.channel.send(message)
         self.waiting.clear()
 
+    def ask_for_flush(self) -> None:
+        """A consumer waits for what is written already."""
+        if self.channel is not None:
+            self.channel.send(())
+
     def receive(self) -> list[tuple[Bundle, list[int], dict[int, str]]]:
         """The bundles that one message answers, with three numbers per request: error, base, end."""
         assert self.channel is not None

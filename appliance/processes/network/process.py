@@ -504,6 +504,9 @@ class NetworkWorker:
         if any(partition.table.end >= partition.parked[parked] for partition in parked.partitions):
             self._unpark(parked)
             return False
+        for partition in parked.partitions:
+            if partition.table.written >= partition.parked[parked]:
+                partition.link.ask_for_flush()
         heapq.heappush(self._deadlines, (parked.deadline_ms, next(self._sequence), parked))
         return True
 

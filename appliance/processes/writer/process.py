@@ -10,7 +10,7 @@ Messages on the channel of a network worker, msgpack arrays::
     worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
     writer → worker   [[token, [error, base, end, ...], {index: text}] ...]   three numbers per request; -1: for all
 
-A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
+No bundles at all ask for a flush: a consumer has come to wait for what is written.  A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
 requests in a bundle all at once.  A closed channel means that the worker is gone and nobody wants the answers.
 
 Messages on the control channel: see ``supervisor``.
@@ -51,6 +51,8 @@ NUMBERS_PER_MESSAGE: Final = 2_048
 """A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
 as three for each of ``links.BUNDLE_REQUESTS_MAX``, and texts, and it still fits."""
 BUNDLE_NUMBERS: Final = 8
+FLUSH_DELAY_MS: Final = 4
+"""A flush that is due, but that no acks=all and no consumer waits for, may be so late: it takes more along."""
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
 FOR_ALL: Final = -1
@@ -240,7 +242,10 @@ class Writer:
 
     def _timeout_s(self) -> float:
         if self._unflushed_since_ms:
-            return max(0, self._unflushed_since_ms + self._settings.flush_ms - wall_ms()) / 1000
+            delay_ms = self._settings.flush_ms
+            if self._unflushed_records >= self._settings.flush_messages:
+                delay_ms = min(delay_ms, FLUSH_DELAY_MS)
+            return max(0, self._unflushed_since_ms + delay_ms - wall_ms()) / 1000
         return self._assignment.config.writer.idle_ms / 1000
 
     def _take(self, fd: int, event: int) -> list[tuple[_Link, list[Any]]]:
@@ -466,12 +471,16 @@ class Writer:
         if not self._unflushed_since_ms:
             return
         settings = self._settings
-        if (
+        waited_ms = wall_ms() - self._unflushed_since_ms
+        due = (
             self._unflushed_records >= settings.flush_messages
-            or (settings.flush_bytes and self._unflushed_bytes >= settings.flush_bytes)
             or (not self._unflushed_records and self._unflushed_answers)
-            or wall_ms() - self._unflushed_since_ms >= settings.flush_ms
-        ):
+            or waited_ms >= settings.flush_ms
+        )
+        if due and waited_ms < FLUSH_DELAY_MS and not self._unflushed_answers:
+            fence()  # WRITTEN before the wait cells: a worker that parks meanwhile sees it and tells us
+            due = self._table.anybody_waits(len(self._doorbells))
+        if due or (settings.flush_bytes and self._unflushed_bytes >= settings.flush_bytes):
             with self._flusher.lock:
                 self._hand_over()
 
