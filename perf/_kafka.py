@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from _bench import cpu_s, pss_bytes, tree
+from _bench import answers, cpu_s, free_port, pss_bytes, tree
 
 HERE = Path(__file__).parent
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
@@ -46,14 +45,8 @@ def find_jars(cache: Path) -> Path | None:
     return lib if lib.is_dir() else None
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 class Kafka:
-    """A broker on free ports, formatted and started; ``serving_s`` from exec until its port answers."""
+    """A broker on free ports, formatted and started; ``serving_s`` from exec until it answers."""
 
     def __init__(self, lib: Path, directory: Path) -> None:
         self.lib = lib
@@ -69,24 +62,14 @@ class Kafka:
         self.process = subprocess.Popen(
             ["java", *JVM, "-cp", f"{lib}/*", "kafka.Kafka", str(properties)], stdout=self._log, stderr=self._log
         )
-        while not self._answers():
+        while not answers(self.address):
             if self.process.poll() is not None or time.perf_counter() - start > 60:
                 sys.exit(f"Kafka did not start; see {directory}/kafka.log")
-            time.sleep(0.02)
+            time.sleep(0.005)
         self.serving_s = time.perf_counter() - start
 
     def java(self, *arguments: str) -> list[str]:
         return ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{self.lib}/*", *arguments]
-
-    def _answers(self) -> bool:
-        """Whether it serves requests: an ApiVersions request is answered."""
-        request = b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff"
-        try:
-            with socket.create_connection(tuple(self.address.split(":")), 0.2) as sock:  # type: ignore[arg-type]
-                sock.sendall(request)
-                return bool(sock.recv(1))
-        except OSError:
-            return False
 
     def cpu_s(self) -> float:
         return sum(cpu_s(pid) for pid in tree(self.process.pid))

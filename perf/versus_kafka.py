@@ -62,13 +62,12 @@ class Side:
         # No callback per message, which would measure Python: what is missing shows when it is counted.
         produce, poll = producer.produce, producer.poll
         for number in range(count):
-            try:
-                produce(topic, VALUE, partition=0)
-            except BufferError:
-                poll(0.01)
-                while len(producer) > 100_000:
+            while True:
+                try:
+                    produce(topic, VALUE, partition=0)
+                    break
+                except BufferError:
                     poll(0.01)
-                produce(topic, VALUE, partition=0)
             if not number % 10_000:
                 poll(0)
         assert producer.flush(120) == 0, "not everything was delivered"
