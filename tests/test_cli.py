@@ -126,6 +126,7 @@ def test_config_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         (["start"], 2, "--data"),
         (["start", "--data", "/tmp/x", "--set", "network.wrkers=1"], 78, "did you mean 'network.workers'"),
         (["start", "--data", "/tmp/x", "--config", "/nonexistent.toml"], 78, "/nonexistent.toml"),
+        (["start", "--data", "/etc/passwd"], 66, "is no directory"),
         (["bogus"], 2, "No such command"),
     ],
 )

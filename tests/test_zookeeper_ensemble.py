@@ -98,7 +98,9 @@ def test_jars_are_looked_for_in_the_documented_order(tmp_path: Path, monkeypatch
     assert "zookeeper-jute-" in find_classpath("", debian)  # the pyspark of this environment
     debian.touch()
     assert find_classpath("", debian) == str(debian)
-    assert find_classpath("/opt/zookeeper/lib/*", debian) == "/opt/zookeeper/lib/*"
+    assert find_classpath(f"{tmp_path}/*", debian) == f"{tmp_path}/*"
+    with pytest.raises(ConfigFault, match="there is no /opt/none"):
+        find_classpath(f"{tmp_path}/*:/opt/none.jar", debian)
     monkeypatch.setattr(module, "_package_directory", lambda name: None)
     with pytest.raises(ConfigFault, match="pip install pyspark"):
         find_classpath("", tmp_path / "none.jar")

@@ -52,7 +52,7 @@ REMEDIES: dict[type[ApplianceError], str] = {
     InvalidTopic: "a name has 1 to 249 of the characters a-z A-Z 0-9 . _ -",
     CorruptLog: f"look with {_VERIFY}; `appliance log repair` cuts it there and keeps a copy",
     StorageFault: f"look with {_VERIFY}; the partition stays offline until it is repaired",
-    AlreadyRunning: "stop that one first, or choose another directory",
+    AlreadyRunning: "",  # its message says it
     ConfigFault: "`appliance config show` documents every key",
 }
 
@@ -70,6 +70,8 @@ def report(error: ApplianceError | OSError) -> int:
         message, hint, status = str(error) or type(error).__name__, remedy(error), error.exit_status
     elif isinstance(error, PermissionError):
         message, hint, status = f"{error.filename}: not permitted", "run it as the owner of the data", NOT_PERMITTED
+    elif isinstance(error, FileExistsError | NotADirectoryError):
+        message, hint, status = f"{error.filename}: is no directory", "", NO_INPUT
     elif isinstance(error, IsADirectoryError):
         message, hint, status = f"{error.filename}: is a directory, not a file", "", NO_INPUT
     elif isinstance(error, FileNotFoundError):

@@ -226,5 +226,5 @@ def exclusive(root: Path) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             pid = lock.read().strip()
-            raise AlreadyRunning(f"{root} is in use by the appliance with pid {pid}") from None
+            raise AlreadyRunning(f"{root} is in use by the appliance with pid {pid}: stop it first") from None
         yield

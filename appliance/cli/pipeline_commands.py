@@ -65,13 +65,23 @@ def run(
 
 @app.command()
 def example() -> None:
-    """Print a configuration to start from."""
+    """Print a configuration to start from.
+
+    [b]Example[/b]
+
+        appliance pipeline example > web.toml
+    """
     print((files("appliance.spark.pipeline") / "example.toml").read_text(), end="")
 
 
 @app.command()
 def status(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """Positions, lag, rates and what is in the tables; publishes the positions as those of a group, too."""
+    """Positions, lag, rates and what is in the tables; publishes the positions as those of a group, too.
+
+    [b]Example[/b]
+
+        appliance pipeline status web.toml --json
+    """
     settings = load(config, data, connect)
     from ..spark.pipeline.status import status as ask
 
@@ -95,7 +105,12 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw what is in the tables: one HTML page that needs nothing else, and one PNG."""
+    """Draw what is in the tables: one HTML page that needs nothing else, and one PNG.
+
+    [b]Example[/b]
+
+        appliance pipeline report web.toml --to /var/www/reports
+    """
     settings = load(config, None, None)
     from ..spark.pipeline.report import write
 

@@ -381,9 +381,12 @@ def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR) -> str:
     """The class path to use: configured, Debian's package, the jars inside an installed pyspark.
 
     Raises:
-        ConfigFault: there are none.
+        ConfigFault: there are none, or what is configured is not there.
     """
     if configured:
+        for entry in configured.split(":"):  # Java itself would pass over it without a word
+            if not Path(entry.removesuffix("*")).exists():
+                raise ConfigFault(f"zookeeper.classpath = {configured!r}: there is no {entry}")
         return configured
     if debian_jar.is_file():
         logging_jars = [debian_jar.parent / name for name in DEBIAN_LOGGING]
