@@ -24,11 +24,13 @@ from ..client.cluster import Cluster
 from ..client.connection import Connection
 from ..errors import (
     ApplianceError,
+    CorruptBatch,
     CorruptLog,
     OffsetOutOfRange,
     RequestTimedOut,
     Unavailable,
     UnknownPartition,
+    UnsupportedVersion,
     from_code,
 )
 from ..log import FileCache, LogReader
@@ -190,10 +192,12 @@ class Access:
 
     # ---- reading
 
-    def read(self, wanted: Range, home: Home | None, bytes_max: int, fail_on_data_loss: bool) -> Iterator[memoryview]:
+    def read(
+        self, wanted: Range, home: Home | None, bytes_max: int, fail_on_data_loss: bool
+    ) -> Iterator[tuple[int, memoryview]]:
         """Whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
 
-        What is yielded is overwritten by the next step.
+        Yields the offset at which the bytes start, and the bytes, which the next step overwrites.
 
         Raises:
             OffsetOutOfRange: retention was faster, and the user wants to know.
@@ -204,7 +208,7 @@ class Access:
             try:
                 steps = self._local(wanted, position, home, bytes_max) if home else None
                 for following, data in steps or self._remote(wanted, position, bytes_max):
-                    yield data
+                    yield following - len(data), data
                     position = following
                     patience.progress()
             except OffsetOutOfRange:
@@ -224,18 +228,19 @@ class Access:
         with_leader = self.cluster.connect(self.cluster.address(self.cluster.leader(topic, partition)))
         try:
             _ask(with_leader, wanted, position, bytes_max)
+            at_start = False
             while position < wanted.end:
                 reply = _wait(with_leader)
-                error, _, _, size = reply.header[2][0]
+                error, _, end, _ = reply.header[2][0]
                 if error:
                     raise _named(error, (topic, partition))
-                if size:
-                    _, first_size, base, count, _ = next(walk(reply.payload, 0, size))
-                    position = base + count - first_size + size
+                if not reply.payload:
+                    raise RequestTimedOut(f"{topic}-{partition} ends at {end}, before {wanted.end}, which was there")
+                position = (position if at_start else _start(reply.payload, wanted, position)) + len(reply.payload)
+                at_start = True
                 if position < wanted.end:
                     _ask(with_leader, wanted, position, bytes_max)
-                if size:
-                    yield position, reply.payload
+                yield position, reply.payload
         finally:
             with_leader.close()
 
@@ -276,6 +281,24 @@ def _segments(
         assert base is not None
         position = base + found.position + found.count
         yield position, buffer[: found.count]
+
+
+def _start(data: memoryview, wanted: Range, position: int) -> int:
+    """Where ``data`` starts, which is whole batches from the one that contains ``position`` on.
+
+    Only its batches tell, and offsets are outside of their checksums: the first one is believed if what it says fits,
+    else the last one.
+    """
+    where = f"{wanted.topic}-{wanted.partition}: around offset {position}"
+    try:
+        batches = list(walk(data, 0, len(data)))
+    except (CorruptBatch, UnsupportedVersion) as error:
+        raise CorruptBatch(f"{where}: {error}; check: appliance log verify") from error
+    for start, size, base, count, _ in batches[:1] + batches[-1:]:
+        found = base + count - size - start
+        if found <= position < found + batches[0][1]:
+            return found
+    raise CorruptBatch(f"{where}: batches contradict each other; check: appliance log verify")
 
 
 def _ask(connection: Connection, wanted: Range, position: int, bytes_max: int) -> None:

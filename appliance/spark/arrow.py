@@ -62,7 +62,8 @@ _MS_MAX = (1 << 63) // 1000 - 1
 OnCorrupt = Callable[[CorruptBatch], None]
 
 
-_BASE_AND_LENGTH = struct.Struct(">qi")
+_BASE = struct.Struct(">q")
+_LENGTH = struct.Struct(">8xi")
 
 
 @dataclass(slots=True)
@@ -110,30 +111,26 @@ class Decoder:
     on_corrupt: OnCorrupt | None = None
     bytes_max: int = BYTES_MAX
 
-    def decode(self, buffer: bytes | bytearray | memoryview) -> Iterator[pa.RecordBatch]:
-        """The rows of the whole batches in ``buffer``, which starts with a batch.
+    def decode(self, buffer: bytes | bytearray | memoryview, position: int) -> Iterator[pa.RecordBatch]:
+        """The rows of the whole batches in ``buffer``, which starts with the batch at offset ``position``.
 
-        Nothing of ``buffer`` is referred to by what was returned.
+        A batch of S bytes and N records at P has the base offset P + S - N: base offsets are outside of checksums,
+        but not even a bad disk can move a record unnoticed.  Nothing of ``buffer`` is referred to by what was
+        returned.
         """
         view = memoryview(buffer)
         group = _Group()
         start, stop = 0, len(view)
-        while stop - start >= HEADER_BYTES:
-            base, length = _BASE_AND_LENGTH.unpack_from(view, start)
-            size = length + LENGTH_END
-            if size < HEADER_BYTES:
-                # Without a length there is no way to the next batch, whatever the caller would like to skip.
-                raise CorruptBatch(
-                    f"{self.topic}-{self.partition}: no record batch where offset {base} should be; "
-                    "check the log with: appliance log verify"
-                )
-            if size > stop - start:
+        while start < stop and position + start < self.end:
+            size = _LENGTH.unpack_from(view, start)[0] + LENGTH_END if stop - start >= HEADER_BYTES else 0
+            if not HEADER_BYTES <= size <= stop - start:
+                # Without its length there is no way to the next batch: what was fetched with it is lost too.
+                self._corrupt(position + start, CorruptBatch("its length is wrong; check: appliance log verify"))
                 break
-            if base < self.end:
-                try:
-                    self._add(group, view, start, start + size, base)
-                except (CorruptBatch, MessageTooLarge, UnsupportedVersion) as error:
-                    self._corrupt(base, error)
+            try:
+                self._add(group, view, start, start + size, position + start)
+            except (CorruptBatch, MessageTooLarge, UnsupportedVersion) as error:
+                self._corrupt(position + start, error)
             start += size
             if group.bytes >= GROUP_BYTES:
                 yield from self._rows(group, view)
@@ -141,8 +138,11 @@ class Decoder:
         if group.bases:
             yield from self._rows(group, view)
 
-    def _add(self, group: _Group, view: memoryview, start: int, stop: int, base: int) -> None:
+    def _add(self, group: _Group, view: memoryview, start: int, stop: int, position: int) -> None:
         info = check(view, start, stop, stop - start)
+        base = position + info.size - info.count
+        if _BASE.unpack_from(view, start)[0] != base:
+            raise CorruptBatch(f"the batch at {position} says that it is another one")
         start += HEADER_BYTES
         if codec := info.attributes & CODEC_MASK:
             unpacked = decompress(codec, bytes(view[start:stop]), self.bytes_max)
@@ -158,8 +158,8 @@ class Decoder:
         group.starts.append(start)
         group.stops.append(stop)
 
-    def _corrupt(self, base: int, error: Exception) -> None:
-        named = CorruptBatch(f"{self.topic}-{self.partition}: batch at offset {base}: {error}")
+    def _corrupt(self, offset: int, error: Exception) -> None:
+        named = CorruptBatch(f"{self.topic}-{self.partition}: batch at offset {offset}: {error}")
         if self.on_corrupt is None:
             raise named from error
         self.on_corrupt(named)

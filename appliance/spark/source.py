@@ -143,8 +143,9 @@ class Planner:
             on_corrupt=_report if options.skip_corrupt else None,
         )
         try:
-            for data in self.access.read(part, task.home, options.fetch_bytes_max, options.fail_on_data_loss):
-                yield from decoder.decode(data)
+            pieces = self.access.read(part, task.home, options.fetch_bytes_max, options.fail_on_data_loss)
+            for start, data in pieces:
+                yield from decoder.decode(data, start)
         finally:
             self.access.close()
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from appliance.errors import BrokerAway, OffsetOutOfRange
+from appliance.errors import BrokerAway, CorruptBatch, OffsetOutOfRange
+from appliance.records.batch import place
 from appliance.records.encode import encode_values
+from appliance.spark import access as access_module
 from appliance.spark.access import Access, Home
 from appliance.spark.arrow import Decoder
 from appliance.spark.offsets import Range
@@ -40,8 +42,8 @@ def whole(access: Access, topic: str) -> Range:
 def values(access: Access, wanted: Range, home: Home | None, fails: bool = True) -> list[bytes]:
     decoder = Decoder(wanted.topic, wanted.partition, wanted.first, wanted.end)
     found: list[bytes] = []
-    for data in access.read(wanted, home, 3000, fails):
-        for batch in decoder.decode(data):
+    for start, data in access.read(wanted, home, 3000, fails):
+        for batch in decoder.decode(data, start):
             found += batch.column("value").to_pylist()
     return found
 
@@ -92,3 +94,27 @@ def test_what_retention_took_meanwhile(
 def test_an_appliance_that_is_away_is_named(access_to: Callable[..., Access]) -> None:
     with pytest.raises(BrokerAway, match=r"gave up after 0.05 s.*127\.0\.0\.1:1"):
         access_to("127.0.0.1:1", 50).offsets({("logs", 0): LATEST})
+
+
+def test_where_fetched_bytes_start_is_checked() -> None:
+    """The first batch says it; when that was damaged, the last one; when both were, nobody is believed."""
+    data = bytearray()
+    for _ in range(3):
+        batch = memoryview(bytearray(encode_values([b"abc"] * 5, 5)))
+        place(batch, 0, 700 + len(data), len(batch), 5)
+        data += batch
+    size = len(data) // 3
+    wanted = Range("logs", 0, 0, 10_000, 10_000)
+    for position in (700, 700 + size - 1):
+        assert access_module._start(memoryview(data), wanted, position) == 700
+    for position in (699, 700 + size):
+        with pytest.raises(CorruptBatch, match="contradict each other"):
+            access_module._start(memoryview(data), wanted, position)
+    data[6] ^= 1
+    assert access_module._start(memoryview(data), wanted, 710) == 700
+    data[2 * size + 6] ^= 1
+    with pytest.raises(CorruptBatch, match="logs-0: around offset 710"):
+        access_module._start(memoryview(data), wanted, 710)
+    data[8:12] = b"\0\0\0\1"
+    with pytest.raises(CorruptBatch, match="logs-0: around offset 710"):
+        access_module._start(memoryview(data), wanted, 710)

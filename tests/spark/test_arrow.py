@@ -57,7 +57,7 @@ def reseal(batch: bytearray) -> bytearray:
 def rows(data: bytes | bytearray, first: int = 0, end: int = EVERYTHING, **keywords: object) -> list[dict[str, object]]:
     decoder = Decoder("logs", 3, first, end, headers=True, **keywords)  # type: ignore[arg-type]
     out: list[dict[str, object]] = []
-    for batch in decoder.decode(data):
+    for batch in decoder.decode(data, 0):
         assert batch.schema.equals(SCHEMA_WITH_HEADERS)
         batch.validate(full=True)
         batch = batch.set_column(5, "timestamp", batch.column(5).view(pa.int64()))
@@ -142,9 +142,13 @@ def test_any_cut_gives_every_record_to_one_side(draw: st.DataObject) -> None:
     assert left + right == expected(data)
 
 
-def test_a_partial_batch_at_the_end_is_left_out() -> None:
+@pytest.mark.parametrize("cut", [1, 10, 70])
+def test_bytes_that_are_no_whole_batch_are_corrupt(cut: int) -> None:
+    """Whoever serves them serves whole batches, so a rest means that a length is wrong."""
     data = log([encode_values([b"abc"] * 7, 5), encode_values([b"abc"] * 3, 6)])
-    assert rows(data[:-1]) == expected(data)[:7]
+    with pytest.raises(CorruptBatch, match="appliance log verify"):
+        rows(data[:-cut])
+    assert rows(data[:-cut], on_corrupt=lambda _: None) == expected(data)[:7]
     assert rows(b"") == []
 
 
@@ -162,7 +166,7 @@ def test_absurd_timestamps_do_not_wrap() -> None:
 
 def test_without_headers_the_columns_are_those_of_the_connector() -> None:
     data = log([encode_batch([(None, b"a", [("h", b"x")], 10)])])
-    (batch,) = Decoder("logs", 3, 0, EVERYTHING).decode(data)
+    (batch,) = Decoder("logs", 3, 0, EVERYTHING).decode(data, 0)
     assert batch.schema.equals(SCHEMA)
     assert batch.num_rows == 1
 
@@ -178,14 +182,13 @@ def broken_in_the_middle(codec: str) -> tuple[bytearray, int, int]:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_corrupt_batch_fails_or_is_skipped(codec: str) -> None:
     data, start, stop = broken_in_the_middle(codec)
-    offset = int.from_bytes(data[start : start + 8], "big")
     data[stop - 1] ^= 1
-    with pytest.raises(CorruptBatch, match=rf"logs-3: batch at offset {offset}: .*CRC"):
+    with pytest.raises(CorruptBatch, match=rf"logs-3: batch at offset {start}: .*CRC"):
         rows(data)
     reported: list[CorruptBatch] = []
     kept = rows(data, on_corrupt=reported.append)
     assert kept == expected(data[:start]) + expected(data[stop:])
-    assert f"offset {offset}" in str(reported[0]) and len(reported) == 1
+    assert f"offset {start}" in str(reported[0]) and len(reported) == 1
 
 
 def test_a_batch_with_a_good_checksum_and_bad_records_is_found_among_others() -> None:
@@ -198,11 +201,25 @@ def test_a_batch_with_a_good_checksum_and_bad_records_is_found_among_others() ->
     assert len(reported) == 1
 
 
-def test_a_batch_without_a_length_always_fails() -> None:
+@pytest.mark.parametrize("bit", range(64))
+def test_a_flipped_bit_of_a_base_offset_is_noticed(bit: int) -> None:
+    """It is outside of the checksum."""
+    data, start, stop = broken_in_the_middle("none")
+    data[start + bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptBatch, match="says that it is another one"):
+        rows(data)
+    assert rows(data, on_corrupt=lambda _: None) == expected(data[:start]) + expected(data[stop:])
+
+
+@pytest.mark.parametrize("length", [-1, 3, 48, 100_000])
+def test_a_batch_without_a_length_takes_those_behind_it_along(length: int) -> None:
     data, start, _ = broken_in_the_middle("none")
-    data[start + LENGTH_AT : start + LENGTH_AT + 4] = struct.pack(">i", 3)
-    with pytest.raises(CorruptBatch, match="appliance log verify"):
-        rows(data, on_corrupt=lambda _: None)
+    data[start + LENGTH_AT : start + LENGTH_AT + 4] = struct.pack(">i", length)
+    with pytest.raises(CorruptBatch, match=rf"logs-3: batch at offset {start}: its length is wrong"):
+        rows(data)
+    reported: list[CorruptBatch] = []
+    assert rows(data, on_corrupt=reported.append) == expected(data[:start])
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
