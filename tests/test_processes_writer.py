@@ -134,8 +134,10 @@ def test_repeats_are_recognised_also_by_the_next_writer(make_appliance: Callable
         producer = peer.admin("init_producer")
         batches = [
             encode_batch(
-                [(None, b"%d" % number, (), 1_000)], producer_id=producer["producer_id"],
-                producer_epoch=producer["epoch"], base_sequence=number,
+                [(None, b"%d" % number, (), 1_000)],
+                producer_id=producer["producer_id"],
+                producer_epoch=producer["epoch"],
+                base_sequence=number,
             )
             for number in range(4)
         ]

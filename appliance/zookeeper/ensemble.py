@@ -53,7 +53,9 @@ from ..errors import ConfigFault
 log = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
-TICK_MS: Final = 500
+INIT_MS_MAX: Final = 20_000  # for a follower to take over the leader's state
+SYNC_MS_MAX: Final = 10_000  # for one to keep up
+TICK_MS_MAX: Final = 1000  # with half of it idle nodes use twice the CPU
 LOG_BYTES_MAX: Final = 2 << 20
 LOG_FILES_MAX: Final = 2
 PORT_MIN: Final = 20_000
@@ -236,15 +238,16 @@ class Ensemble:
         return Command(argv, env, node, node / "console.log")
 
     def _zoo_cfg(self, i: int) -> str:
+        tick_ms = min(TICK_MS_MAX, self._config.session_timeout_ms // 4)
         lines = [
             "# written by the appliance; changes are overwritten at its next start",
-            f"tickTime={TICK_MS}",
-            "initLimit=40",
-            "syncLimit=20",
+            f"tickTime={tick_ms}",
+            f"initLimit={INIT_MS_MAX // tick_ms}",
+            f"syncLimit={SYNC_MS_MAX // tick_ms}",
             f"dataDir={self._node_directory(i)}/data",
             f"clientPort={self.ports[i].client}",
             f"clientPortAddress={LOOPBACK}",
-            f"minSessionTimeout={2 * TICK_MS}",
+            f"minSessionTimeout={2 * tick_ms}",
             f"maxSessionTimeout={max(60_000, self._config.session_timeout_ms)}",
             "maxClientCnxns=2000",  # per address, and all clients share the loopback address
             "admin.enableServer=false",

@@ -205,5 +205,3 @@ class Connection:
         if self.extent is not None:
             self.extent.drop()
             self.extent = None
-
-

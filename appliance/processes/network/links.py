@@ -8,7 +8,7 @@ died is answered with a retriable error, since nobody knows whether it was writt
 The coordinator: frames that a worker does not understand travel as they are, and so do the replies.  What a killed
 coordinator has not answered is sent to its successor.
 
-Both memories are bounded by the arena (bundles) and by ``network.requests_max`` per connection (frames).
+Both memories are bounded: bundles by the arena, frames by ``IN_FLIGHT_BYTES_MAX``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgpack
 
+from ...errors import ProtocolFault
 from ...shared.arena import Extent
 from ..control import Channel
 from .connection import Connection, Pending
@@ -26,6 +27,8 @@ BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
 BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
 REPLY_BYTES_MAX: Final = 256 << 20
+IN_FLIGHT_BYTES_MAX: Final = 64 << 20
+"""Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
 
 
 class Bundle:
@@ -149,6 +152,7 @@ class CoordinatorLink:
         self._out = bytearray()
         self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
         self._in_flight: dict[int, tuple[Pending, bytes]] = {}
+        self._in_flight_bytes = 0
         self._token = 0
 
     @property
@@ -164,12 +168,18 @@ class CoordinatorLink:
         self.flush()
 
     def ask(self, pending: Pending, frame: memoryview) -> None:
+        """Pass a frame on.
+
+        Raises:
+            ProtocolFault: what is unanswered already takes IN_FLIGHT_BYTES_MAX.
+        """
+        if self._in_flight_bytes + len(frame) > IN_FLIGHT_BYTES_MAX:
+            raise ProtocolFault("too much waits for the coordinator already")
         connection = pending.connection
         self._token += 1
-        packed = msgpack.packb(
-            (self._token, connection.door, connection.listener, connection.peer, bytes(frame))
-        )
+        packed = msgpack.packb((self._token, connection.door, connection.listener, connection.peer, bytes(frame)))
         self._in_flight[self._token] = (pending, packed)
+        self._in_flight_bytes += len(packed)
         if self.sock is not None:
             self._out += packed
             self.flush()
@@ -178,7 +188,7 @@ class CoordinatorLink:
         """The connection is gone: nobody wants its answers."""
         gone = [token for token, (pending, _) in self._in_flight.items() if pending.connection is connection]
         for token in gone:
-            del self._in_flight[token]
+            self._in_flight_bytes -= len(self._in_flight.pop(token)[1])
             if self.sock is not None:
                 self._out += msgpack.packb([token])
         if gone:
@@ -213,5 +223,6 @@ class CoordinatorLink:
         for token, reply in self._unpacker:
             waiting = self._in_flight.pop(token, None)
             if waiting is not None:
+                self._in_flight_bytes -= len(waiting[1])
                 replies.append((waiting[0], reply))
         return replies

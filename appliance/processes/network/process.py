@@ -46,6 +46,7 @@ WRITER_WAIT_MS_MAX: Final = 15_000
 """A produce waits at most this long for its partition's writer to be forked and to recover."""
 WAIT_MS_MAX: Final = 300_000
 SWEEP_MS: Final = 1_000
+COMPLAINTS_MAX: Final = 20
 STATS_MS: Final = 5_000
 
 
@@ -114,6 +115,7 @@ class NetworkWorker:
         self._bundled: dict[Partition, None] = {}
         self._starved: OrderedDict[Connection, None] = OrderedDict()
         self._refused = 0
+        self._complaints = self._complaints_ms = 0
         self._stopping = False
         self._now_ms = now_ms()
         self._sweep_ms = self._stats_ms = self._now_ms
@@ -289,7 +291,7 @@ class NetworkWorker:
             return
         if len(self._connections) >= self._limits.connections_max:
             self._refused += 1
-            logger.warning("connection of %s refused: network.connections_max reached", address[0])
+            self._complain("connection of %s refused: network.connections_max reached", address[0])
             sock.close()
             return
         sock.setblocking(False)
@@ -624,9 +626,19 @@ class NetworkWorker:
                 if not connection.closed and not connection.starved:
                     self._watch(connection)
 
+    def _complain(self, text: str, *arguments: str) -> None:
+        """One line about a peer, COMPLAINTS_MAX a second: garbage at full speed must not fill the host's log."""
+        if self._now_ms - self._complaints_ms >= 1_000:
+            if self._complaints > COMPLAINTS_MAX:
+                logger.warning("%d more connections refused or closed", self._complaints - COMPLAINTS_MAX)
+            self._complaints, self._complaints_ms = 0, self._now_ms
+        self._complaints += 1
+        if self._complaints <= COMPLAINTS_MAX:
+            logger.warning(text, *arguments)
+
     def _hang_up(self, connection: Connection, reason: str) -> None:
         """Close a connection for a reason that the log tells, after the replies that are ready."""
-        logger.warning("%s door: connection of %s closed: %s", connection.door, connection.peer, reason)
+        self._complain("%s door: connection of %s closed: %s", connection.door, connection.peer, reason)
         connection.collect()
         try:
             connection.send()

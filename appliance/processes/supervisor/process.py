@@ -120,9 +120,7 @@ def _lock(data_dir: Path) -> int:
 
 
 class Supervisor:
-    def __init__(
-        self, config: Config, data_dir: Path, lock_fd: int, reload: Callable[[], Config] | None
-    ) -> None:
+    def __init__(self, config: Config, data_dir: Path, lock_fd: int, reload: Callable[[], Config] | None) -> None:
         self._config = config
         self._data_dir = data_dir
         self._lock_fd = lock_fd
@@ -309,9 +307,7 @@ class Supervisor:
         if index in self._arenas:
             memory.unlink(self._arenas[index])
         self._arenas[index] = name
-        post = network.Post(
-            self._config, self._data_dir, index, name, self._listeners, self._doorbells[index]
-        )
+        post = network.Post(self._config, self._data_dir, index, name, self._listeners, self._doorbells[index])
         pid = self._pid
         worker = self._fork("network", index, lambda channel: network.run(post, channel, pid), {"listeners"})
         self._workers[index] = worker
@@ -475,9 +471,7 @@ class Supervisor:
         config, data_dir, pid = self._config, self._data_dir, self._pid
         for key in keys:
             self._opening[key] = self._opening.get(key, 0) + 1
-        self._fork(
-            "opener", tuple(keys), lambda channel: opener.run(config, data_dir, jobs, channel, pid), {"lock"}
-        )
+        self._fork("opener", tuple(keys), lambda channel: opener.run(config, data_dir, jobs, channel, pid), {"lock"})
 
     def _opened(self, rows: list[list[Any]]) -> None:
         for topic, partition, error, reason in rows:
@@ -593,9 +587,7 @@ class Supervisor:
 
     def _write_state(self) -> None:
         """Replace state.json: what `appliance status` and a start after us read."""
-        processes = [
-            {"role": "supervisor", "pid": self._pid, "started": self._started_s, "restarts": 0}
-        ]
+        processes = [{"role": "supervisor", "pid": self._pid, "started": self._started_s, "restarts": 0}]
         for child in sorted(set(self._children.values()), key=lambda child: child.pid):
             row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
             row["restarts"] = self._restarts.count(child.role, child.key)

@@ -317,9 +317,7 @@ class Writer:
             messages: dict[int, str] = {}
             for index in range(0, len(positions), 2):
                 try:
-                    base, end, position = self._admit(
-                        arena, positions[index], positions[index + 1], position, group
-                    )
+                    base, end, position = self._admit(arena, positions[index], positions[index + 1], position, group)
                     results += (0, base, end)
                 except ClientFault as error:
                     refused += 1

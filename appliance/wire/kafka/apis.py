@@ -81,9 +81,7 @@ APIS: Final[dict[int, Api]] = {
     DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 1, 0),
 }
 
-ADVERTISED: Final[dict[int, tuple[int, int]]] = {
-    key: (api.version_min, api.version_max) for key, api in APIS.items()
-}
+ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.version_max) for key, api in APIS.items()}
 """API key → (lowest, highest version), as ApiVersions answers it."""
 
 HOT: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, API_VERSIONS})

@@ -100,9 +100,7 @@ def read_count(frame: memoryview, position: int, flexible: bool, element_bytes_m
     return count, position
 
 
-def read_topic(
-    frame: memoryview, position: int, flexible: bool, partition_bytes_min: int
-) -> tuple[str, Group, int]:
+def read_topic(frame: memoryview, position: int, flexible: bool, partition_bytes_min: int) -> tuple[str, Group, int]:
     """Name and group of the topic at ``position``, and the position of its first partition."""
     if flexible:
         size, start = read_varint(frame, position)

@@ -112,9 +112,7 @@ def decode_one(frame: memoryview, position: int, correlation_id: int, version: i
     return Produce((correlation_id, version, _ONE_TOPIC, [group]), acks, timeout_ms, [part])
 
 
-def decode_one_flexible(
-    frame: memoryview, position: int, correlation_id: int, version: int
-) -> Produce | Local:
+def decode_one_flexible(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
     """:func:`decode_one` for version 9."""
     if len(frame) < position + _HEAD_ONE_FLEXIBLE.size:
         return decode(frame, position, correlation_id, version)
@@ -144,9 +142,7 @@ def _read_parts(frame: memoryview, position: int, topic: str, count: int, parts:
     return position
 
 
-def _read_parts_flexible(
-    frame: memoryview, position: int, topic: str, count: int, parts: list[ProducePart]
-) -> int:
+def _read_parts_flexible(frame: memoryview, position: int, topic: str, count: int, parts: list[ProducePart]) -> int:
     """As above, and the tagged fields that end each partition and the topic."""
     for _ in range(count):
         (index,) = I32.unpack_from(frame, position)
@@ -236,9 +232,7 @@ def _encode_v9(index: int, result: ProduceResult) -> bytes:
     if not message:
         return _PART_V9.pack(index, error, base, -1, log_start, 1, 0)
     text = message[:MESSAGE_CHARACTERS_MAX].encode()
-    return b"".join(
-        (_PART_V5.pack(index, error, base, -1, log_start), b"\1", varint(len(text) + 1), text, b"\0")
-    )
+    return b"".join((_PART_V5.pack(index, error, base, -1, log_start), b"\1", varint(len(text) + 1), text, b"\0"))
 
 
 _ENCODERS: Final[list[Callable[[int, ProduceResult], bytes]]] = [
