@@ -10,8 +10,9 @@ Messages on the channel of a network worker, msgpack arrays::
     worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
     writer → worker   [[token, [error, base, end, ...], {index: text}] ...]   three numbers per request; -1: for all
 
-No bundles at all ask for a flush: a consumer has come to wait for what is written.  A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
-requests in a bundle all at once.  A closed channel means that the worker is gone and nobody wants the answers.
+No bundles at all ask for a flush: a consumer has come to wait for what is written.  A bundle is answered once; with
+acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the requests in a bundle all at once.
+A closed channel means that the worker is gone and nobody wants the answers.
 
 Messages on the control channel: see ``supervisor``.
 """
