@@ -24,7 +24,7 @@ class RunningDemo:
         self.room.mkdir()
         log = tmp_path / "a.log"
         log.write_text("".join(f"line {number} of a log\n" for number in range(LINES // 2)))
-        words = [sys.executable, "-m", "appliance", "demo", str(log), "--lines", str(LINES), "--json"]
+        words = [sys.executable, "-m", "appliance", "demo", str(log), "--lines", str(LINES), "--json", "--no-pipeline"]
         self.process = subprocess.Popen(
             words,
             env=os.environ | {"TMPDIR": str(self.room)},

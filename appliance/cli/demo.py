@@ -1,10 +1,10 @@
-"""The demo: an appliance, a producer, a group of consumers of which one is killed, and the accounts at the end.
+"""The demo: an appliance, a producer, a group of consumers of which one is killed, a pipeline, and the accounts.
 
 The order of things is fixed, so that the death of a consumer always falls into the middle of the work.  When two
 consumers share the partitions, half of the lines are shipped; when both have read some, one is killed and a successor
 started; most of the rest is shipped, and the last of it when the successor has got partitions.  What comes back is
 compared with what was sent by :mod:`.demo_ledger`; where all of it lives and how it is removed is :mod:`.demo_room`'s
-business.
+business.  In the end :mod:`.demo_pipeline` turns the same lines into tables, and audits them.
 
 Every wait has a limit that counts from the last progress, so a demo that hangs fails and says what it waited for.
 """
@@ -20,11 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..client import Producer
+from ..client import Audit, Producer
 from ..client.cluster import Cluster
 from ..errors import RequestTimedOut, Unavailable, UnknownGroup
 from ..status import collect
-from . import output
+from . import demo_pipeline, output
 from .demo_ledger import Ledger, Spool, line_bytes
 from .demo_logs import Plan, Source, plan, shipped
 from .demo_report import Move, Report, show
@@ -41,7 +41,7 @@ BLOCKS_MIN = 1000
 POLL_S = 0.05
 
 
-def run(files: list[Path], lines_min: int, as_json: bool) -> int:
+def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int:
     """The whole demo; the exit status."""
     for left in clear_abandoned():
         output.remark(f"removed what a killed demo left behind: {left}")
@@ -49,7 +49,7 @@ def run(files: list[Path], lines_min: int, as_json: bool) -> int:
     previous = signal.signal(signal.SIGTERM, _interrupt)
     room = Room()
     try:
-        report = Demo(room, work).run()
+        report = Demo(room, work, pipeline).run()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not leave things half removed
             signal.signal(number, signal.SIG_IGN)
@@ -66,9 +66,10 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 class Demo:
-    def __init__(self, room: Room, work: Plan) -> None:
+    def __init__(self, room: Room, work: Plan, pipeline: bool) -> None:
         self._room = room
         self._plan = work
+        self._pipeline = pipeline
         self._topics = sorted({source.topic for source in work.sources})
         self._ledger = Ledger()
         self._spools: dict[str, Spool] = {}
@@ -89,6 +90,7 @@ class Demo:
             groups = self._wait_for_lag()
             for name in self._consumers:
                 self._end(name)
+            tables = self._tables()
             status = self._room.stop(self._appliance)
         return Report(
             plan=self._plan,
@@ -97,6 +99,7 @@ class Demo:
             shares={name: spool.count for name, spool in self._spools.items()},
             lag=sum(row["lag_messages"] or 0 for row in groups),
             move=move,
+            tables=tables,
             exit_status=status,
         )
 
@@ -115,6 +118,7 @@ class Demo:
         with self._asking() as cluster:
             for topic in self._topics:
                 cluster.admin("create_topic", {"name": topic, "partitions": PARTITIONS})
+            cluster.admin("create_topic", {"name": demo_pipeline.AUDIT, "partitions": 1})
 
     @contextmanager
     def _asking(self) -> Iterator[Cluster]:
@@ -144,7 +148,11 @@ class Demo:
         self._start_consumer("first")
         self._start_consumer("second")
         lines = shipped(self._plan.sources)
-        with Producer(self._bootstrap, client_name="demo") as producer, self._asking() as cluster:
+        with (
+            Producer(self._bootstrap, client_name="demo") as sender,
+            Audit(sender, demo_pipeline.AUDIT) as producer,
+            self._asking() as cluster,
+        ):
             self._until(lambda: len(self._owners(cluster)) == len(self._consumers), "both consumers to join")
             begun = time.monotonic()
             self._ship(producer, islice(lines, self._plan.lines // 2))
@@ -180,7 +188,7 @@ class Demo:
             return set()
         return {member["id"] for member in members if member["partitions"]}
 
-    def _ship(self, producer: Producer, lines: Iterable[tuple[Source, int, bytes]]) -> None:
+    def _ship(self, producer: Audit, lines: Iterable[tuple[Source, int, bytes]]) -> None:
         """Send lines; those of one block of a file have one key, so they stay together and in order."""
         begun = time.monotonic()
         block_lines = max(1, min(BLOCK_LINES_MAX, self._plan.lines // BLOCKS_MIN))
@@ -193,6 +201,16 @@ class Demo:
                 self._look()
         producer.flush()
         self._shipping_s += time.monotonic() - begun
+
+    def _tables(self) -> demo_pipeline.Tables | None:
+        """What the pipeline makes of the lines; None when it is not wanted, or cannot be."""
+        if not self._pipeline:
+            return None
+        if without := demo_pipeline.missing():
+            self._view.say(f"no pipeline: {without}")
+            return None
+        self._view.say("the pipeline reads the same lines with Spark")
+        return demo_pipeline.run(self._room, self._bootstrap, self._topics)
 
     def _look(self) -> None:
         """Take in what the consumers have written down, and show how far things are."""

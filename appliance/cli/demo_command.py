@@ -17,14 +17,17 @@ def demo(
     lines: Annotated[
         int, typer.Option("--lines", min=1, help="Ship files that have fewer lines several times over.")
     ] = 300_000,
+    pipeline: Annotated[
+        bool, typer.Option("--pipeline/--no-pipeline", help="In the end, turn the lines into tables with Spark.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Ship log files through an appliance and account for every line; leaves nothing behind.
+    """Ship log files through an appliance and account for every line; leaves nothing behind but tables of them.
 
     Starts an appliance with a local ZooKeeper ensemble on free ports and a temporary directory, creates topics,
     ships the files, consumes them with a group of two processes, kills one of them (SIGKILL), replaces it, and
-    compares per partition what came out with what went in.  Exit status 1 when one line is lost, altered or
-    out of order.
+    compares per partition what came out with what went in.  Then the Spark pipeline turns the same lines into Parquet
+    and audits them; its tables are what stays.  Exit status 1 when one line is lost, altered or out of order.
 
     [b]Examples[/b]
 
@@ -34,7 +37,7 @@ def demo(
     """
     from .demo import run
 
-    raise typer.Exit(run(files or [], lines, as_json))
+    raise typer.Exit(run(files or [], lines, pipeline, as_json))
 
 
 def register(app: typer.Typer) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from . import output
 from .demo_ledger import Account, Partition
 from .demo_logs import Plan
+from .demo_pipeline import Tables
 
 
 class Move(NamedTuple):
@@ -29,6 +30,7 @@ class Report:
     lag: int
     move: Move
     exit_status: int
+    tables: Tables | None = None
     leftovers: list[str] = field(default_factory=list)
 
     @property
@@ -41,6 +43,8 @@ class Report:
             faults.append(f"the group lags {self.lag} messages behind")
         if self.exit_status:
             faults.append(f"the appliance ended with status {self.exit_status}")
+        if self.tables is not None:
+            faults += self.tables.faults(self.lines)
         return faults + [f"left behind: {what}" for what in self.leftovers]
 
     @property
@@ -88,6 +92,7 @@ class Report:
             "remark": self.plan.remark,
             "partitions": self.partitions(),
             "consumers": self.consumers(),
+            "pipeline": None if self.tables is None else self.tables.as_json(),
             "faults": self.faults,
         }
 
@@ -109,9 +114,25 @@ def show(report: Report, as_json: bool) -> None:
     )
     print(f"first consumer killed: its successor read its first line {move.takeover_s:.1f} s later")
     print(f"lag of the group: {report.lag}")
+    if report.tables is not None:
+        show_tables(report.tables)
     for fault in report.faults:
         output.remark(f"FAULT: {fault}")
-    print("every line accounted for, nothing left behind" if report.good else "NOT every line is accounted for")
+    rest = "" if report.tables is None else " but these tables"
+    good = f"every line accounted for, nothing left behind{rest}"
+    print(good if report.good else "NOT every line is accounted for")
+
+
+def show_tables(tables: Tables) -> None:
+    dead = sum(tables.dead.values())
+    print(f"pipeline: {tables.parsed:,} lines parsed, {dead:,} dead letters, in {tables.seconds:.1f} s")
+    for reason, count in tables.dead.items():
+        print(f"  dead letters: {count:,}: {reason}")
+    print(f"audit: {tables.lost:,} lost, {tables.doubled:,} doubled")
+    rows = [{"talker": name, "messages": count} for name, count in tables.talkers]
+    output.print_rows(rows, ["talker", "messages"], title="Top talkers")
+    print(f"tables: {tables.events}")
+    print(f"report: {tables.page}")
 
 
 def _aside(remark: str) -> str:

@@ -116,6 +116,10 @@ class Audit:
                 if batch.error is None:
                     self._delivered[batch.topic, start_ms] += count
 
+    def flush(self, timeout: float | None = None) -> None:
+        """As the producer's."""
+        self._producer.flush(timeout)
+
     def publish(self) -> None:
         """Send the counts of what has been delivered and not been told yet.
 

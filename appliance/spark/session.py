@@ -60,8 +60,15 @@ exec "{java}" "$@"
 """
 
 
-def build_session(name: str, settings: Mapping[str, str] | None = None, *, log_level: str = "OFF") -> SparkSession:
+def build_session(
+    name: str, settings: Mapping[str, str] | None = None, *, scratch: Path | None = None, log_level: str = "OFF"
+) -> SparkSession:
     """A session with the formats of this package registered; the active one if there is one.
+
+    Args:
+        settings: Spark's own; they win.
+        scratch: a directory for temporary files, emptied first: a JVM that is killed leaves them behind.
+        log_level: of what the JVM writes to standard error.
 
     Raises:
         ConfigFault: no Java.
@@ -75,7 +82,13 @@ def build_session(name: str, settings: Mapping[str, str] | None = None, *, log_l
         wanted |= LOCAL_DEFAULTS | {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
     logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
     logging.write_text(LOGGING.format(level=log_level))
-    wanted["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging}"
+    options = f"-Dlog4j2.configurationFile={logging}"
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        wanted["spark.local.dir"] = str(scratch)
+        options += f" -Djava.io.tmpdir={scratch}"
+    wanted["spark.driver.extraJavaOptions"] = options
     builder = SparkSession.builder
     for key, value in {**wanted, **(settings or {})}.items():
         if not given.contains(key) or key in (settings or {}):

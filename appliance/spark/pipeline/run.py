@@ -71,7 +71,9 @@ def run(
         open_store(settings, identity, schema).prepare()
         ensure_topics(settings)
         own = session is None
-        spark = session or build_session(f"pipeline {settings.pipeline.name}", settings.spark)
+        spark = session or build_session(
+            f"pipeline {settings.pipeline.name}", settings.spark, scratch=state.path / "spark"
+        )
         try:
             return _Run(settings, state, on_progress).follow(start(spark, settings, state, identity, once))
         finally:

@@ -105,20 +105,26 @@ class Job:
         self._files.add(events)
         for total in self._aggregates:
             self._add(total.name, total.partial(events))
-        dead_bytes = pc.fill_null(pc.binary_length(dead.column("value")), 0).cast(pa.int64())
-        if len(dead):
-            whose = {"parser": pa.array([""] * len(dead)), "reason": plain_reasons(dead.column("reason"))}
-            self._enter(dead.column("timestamp"), dead.column("topic"), whose, dead_bytes)
+        dead_bytes = self._reject(dead)
         if len(events):
             # Bytes need not be told apart by parser: the first row stands for all.
             size = np.zeros(len(events), np.int64)
-            size[0] = (pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0) - (pc.sum(dead_bytes).as_py() or 0)
+            size[0] = (pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0) - dead_bytes
             whose = {"parser": events.column("parser"), "reason": pa.array([""] * len(events))}
             self._enter(events.column("received"), events.column("topic"), whose, pa.array(size))
         if self._settings.audit.topic:
             micros = np.asarray(batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False))
             arrived = {"arrived": pa.array(np.ones(len(micros), np.int64))}
             self._sum("audit", micros, {"topic": batch.column("topic")}, arrived)
+
+    def _reject(self, dead: pa.Table) -> int:
+        """Enter dead letters into the ledger; how many bytes they have."""
+        if not len(dead):
+            return 0
+        sizes = pc.fill_null(pc.binary_length(dead.column("value")), 0).cast(pa.int64())
+        whose = {"parser": pa.array([""] * len(dead)), "reason": plain_reasons(dead.column("reason"))}
+        self._enter(dead.column("timestamp"), dead.column("topic"), whose, sizes)
+        return int(pc.sum(sizes).as_py())
 
     def _enter(self, stamps: pa.ChunkedArray, topics: pa.ChunkedArray, whose: dict[str, Any], sizes: pa.Array) -> None:
         """Into the ledger."""
@@ -150,7 +156,9 @@ class Job:
             counted = {"counted": pa.array(counts, pa.int64())}
             self._sum("audit", np.array(starts, np.int64), {"topic": pa.array(topics)}, counted)
         told = pa.array(reasons, pa.string())
-        return pa.Table.from_batches([batch]).append_column("reason", told).filter(pc.is_valid(told))
+        dead = pa.Table.from_batches([batch]).append_column("reason", told).filter(pc.is_valid(told))
+        self._reject(dead)
+        return dead
 
     def _add(self, name: str, partial: pa.Table) -> None:
         if not len(partial):

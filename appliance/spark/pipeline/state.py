@@ -3,6 +3,7 @@
     identity        who it is, for ever: the output, and the numbers of what it writes to topics, follow from it
     lock            held while it runs; content: the pid
     checkpoint/     Spark's: the truth about positions
+    spark/          temporary files of Spark
     history.jsonl   the last micro-batches: rows, rates, lag
 
 Reading is for everybody, while it runs as well as after; writing is for the one that holds the lock.

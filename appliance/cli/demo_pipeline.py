@@ -1,0 +1,142 @@
+"""The end of the demo: the Spark pipeline over the lines that were shipped.
+
+It runs as a process of its own, ``appliance pipeline run --once``, like everybody's would.  Its tables are what the
+demo leaves behind, in one directory that the next demo replaces; everything else, Spark's files too, lies in the demo's
+room and goes with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import RequestTimedOut, Unavailable
+from .demo_room import Room
+
+AUDIT = "audit"
+DEAD_LETTERS = "dead-letters"
+TALKERS = "talkers"
+LOG = "pipeline"
+PATIENCE_S = 300.0
+TOP = 5
+PARSERS = {
+    "system": ["syslog5424", "syslog", "dpkg", "alternatives"],
+    "applications": ["syslog", "access", "plain"],
+    "files": ["syslog5424", "syslog", "access", "dpkg", "alternatives", "json", "logfmt"],
+}
+
+
+class Tables(NamedTuple):
+    """What the pipeline found; ``talkers``: service and number of lines, the most first."""
+
+    seconds: float
+    parsed: int
+    dead: dict[str, int]
+    lost: int
+    doubled: int
+    talkers: list[tuple[str, int]]
+    events: str
+    page: str
+
+    def faults(self, lines: int) -> list[str]:
+        """``lines``: how many were shipped."""
+        faults = []
+        if self.lost or self.doubled:
+            faults.append(f"the audit found {self.lost} lines lost and {self.doubled} doubled")
+        found = self.parsed + sum(self.dead.values())
+        if found != lines:
+            faults.append(f"the pipeline accounts for {found} lines, not for {lines}")
+        return faults
+
+    def as_json(self) -> dict[str, Any]:
+        return self._asdict() | {"talkers": dict(self.talkers)}
+
+
+def missing() -> str:
+    """Why there can be no pipeline here; "" when there can."""
+    names = [name for name in ("pyspark", "pyarrow", "numpy", "matplotlib") if importlib.util.find_spec(name) is None]
+    return f"without {', '.join(names)} (pip install 'appliance[spark]')" if names else ""
+
+
+def run(room: Room, bootstrap: str, topics: Sequence[str]) -> Tables:
+    """Read all that is in the topics.
+
+    Raises:
+        Unavailable: it failed; the end of its log is in the message.
+    """
+    tables = Path(tempfile.gettempdir()) / f"appliance-tables-{os.getuid()}"
+    shutil.rmtree(tables, ignore_errors=True)
+    config = room.path / "pipeline.toml"
+    config.write_text(_config(room.path, tables, bootstrap, topics))
+    result = _told(room, "run", str(config), "--once")
+    page = _told(room, "report", str(config), "--to", str(tables))["html"]
+    from ..spark.pipeline.settings import load
+    from ..spark.pipeline.status import heaviest
+
+    talkers = heaviest(load(config), TALKERS, TOP)
+    return Tables(
+        seconds=result["seconds"],
+        parsed=result["parsed"],
+        dead=result["by_reason"],
+        lost=result["audit"]["lost"],
+        doubled=result["audit"]["doubled"],
+        talkers=[(row["service"], row["count"]) for row in talkers],
+        events=result["events"],
+        page=page,
+    )
+
+
+def _told(room: Room, *words: str) -> Any:
+    """What a command of the pipeline prints."""
+    child = room.spawn("appliance", "pipeline", *words, "--json", log=LOG)
+    try:
+        status = child.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        raise RequestTimedOut(f"the pipeline took more than {PATIENCE_S:.0f} s:\n{room.complaint(LOG)}") from None
+    if status:
+        raise Unavailable(f"the pipeline ended with status {status}:\n{room.complaint(LOG)}")
+    return json.loads(room.said(LOG))
+
+
+def _config(room: Path, tables: Path, bootstrap: str, topics: Sequence[str]) -> str:
+    """TOML; JSON texts and lists are TOML, too."""
+    sources = "".join(
+        f"[[source]]\ntopics = {json.dumps([topic])}\nparsers = {json.dumps(PARSERS[topic])}\n"
+        f"service = {json.dumps(topic)}\n"
+        for topic in topics
+    )
+    return f"""\
+[pipeline]
+name = "demo"
+bootstrap = {json.dumps(bootstrap)}
+{sources}
+[output]
+path = {json.dumps(str(tables))}
+[[aggregate]]
+name = "{TALKERS}"
+kind = "top"
+by = ["service"]
+window_ms = "1d"
+[[aggregate]]
+name = "packages"
+kind = "top"
+by = ["package"]
+window_ms = "1d"
+[[aggregate]]
+name = "lines"
+kind = "count"
+by = ["topic", "service"]
+window_ms = "1h"
+[dead_letters]
+topic = "{DEAD_LETTERS}"
+[audit]
+topic = "{AUDIT}"
+grace_ms = 1
+"""
