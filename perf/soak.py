@@ -2,8 +2,9 @@
 
     python perf/soak.py [--smoke]
 
-One producer and one consumer at full speed, 200-byte messages, retention that keeps 1 GB.  Printed every tenth: PSS of all processes, what the log holds on the disk, open files of the workers; at the end the growth since the first
-tenth.  The consumer counts what arrived.
+One producer and one consumer at full speed, 200-byte messages, retention that keeps 1 GB.  Printed every tenth: PSS of
+all processes, what the log holds on the disk, open files of the workers; at the end the growth since the first tenth.
+The consumer counts what arrived.
 """
 
 from __future__ import annotations
