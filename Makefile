@@ -21,7 +21,7 @@ demo: setup
 	@$(BIN)/appliance demo $(FILES)
 
 test: setup
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -14,7 +14,15 @@ from .zookeeper_fixture import ensemble, standalone
 
 __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that each is made once in a run
 
+HERE = Path(__file__).parent
 _topics = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers a file stays on one, and all that needs Spark does: one session in a run."""
+    for item in items:
+        spark = "spark" in item.path.relative_to(HERE).parts
+        item.add_marker(pytest.mark.xdist_group("spark" if spark else str(item.path.relative_to(HERE))))
 
 
 @pytest.fixture(scope="session")
