@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from ..group_readers import SESSION_MS
+from appliance.client import Admin, Producer
+
+from ..group_readers import ROOT, SESSION_MS, Member
 from ..native_peer import Peer
 from ..server import Server, wait_for
 from .group_load import Group, twice
@@ -15,6 +19,7 @@ from .load import Load
 
 PARTITIONS = 4
 KILLS = 2
+UP_S_MAX = 60
 LOCAL: dict[str, Any] = {"zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
 GENTLE = 50
 """Messages in flight: consumers on the same two cores keep up with that."""
@@ -54,6 +59,55 @@ def test_members_are_killed_and_replaced(server: Server, topic: str) -> None:
                     assert offset >= before[partition], "committed, and delivered again"
         group.wait_caught_up()
         group.check(load)
+
+
+HOLDING = """
+import sys, threading
+from appliance.client import GroupConsumer
+address, group, topic, way = sys.argv[1:]
+consumer = GroupConsumer(address, group, session_timeout_ms=1000, auto_commit_ms=50)
+def read(stream):
+    for got in getattr(stream, way)():
+        if b"stop" in (getattr(got, "value", None), *getattr(got, "values", ())):
+            threading.Event().wait()
+for stream in consumer.create_message_streams({topic: 2})[topic]:
+    threading.Thread(target=read, args=(stream,)).start()
+"""
+
+
+@pytest.mark.parametrize("way", ["messages", "batches"])
+def test_what_a_killed_member_had_in_hand_is_delivered_again(server: Server, topic: str, way: str) -> None:
+    """Goal: what a reader has not finished is never committed, however long it takes.
+
+    Method: one of two streams holds on to a message while positions of the other are seen to be committed twice.
+    """
+    with Peer(server.native) as peer:
+        peer.create(topic, 2)
+    command = [sys.executable, "-c", HOLDING, server.native, topic, topic, way]
+    with (
+        Producer(server.native, linger_ms=0) as producer,
+        Admin(server.native) as admin,
+        subprocess.Popen(command, cwd=ROOT) as child,
+    ):
+
+        def committed(partition: int) -> int:
+            return admin.offsets(topic).get((topic, partition), 0)
+
+        def publish(value: bytes, partition: int) -> int:
+            return producer.send(topic, value, partition=partition).result(30).offset
+
+        try:
+            before, held, _ = (publish(value, 0) for value in (b"first", b"stop", b"behind"))
+            for _ in range(2):
+                offset = publish(b"other", 1)
+                wait_for(lambda: committed(1) > offset, "a commit of the other stream")  # noqa: B023
+                wait_for(lambda: committed(0) > before, "a commit in front of what is held")
+            assert before < committed(0) <= held
+        finally:
+            child.kill()
+        with Member(server.native, topic, topic) as heir:
+            wait_for(lambda: len(heir.seen) == 2, "the rest is delivered", UP_S_MAX)
+        assert heir.values() == [b"stop", b"behind"]
 
 
 @pytest.mark.parametrize("role", ["coordinator", "writer", "network"])
