@@ -20,7 +20,7 @@ from appliance.errors import (
     UnsupportedVersion,
 )
 from appliance.records.decode import decode_batch
-from appliance.records.encode import encode_values
+from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native
 
 from .native_peer import Peer
@@ -266,3 +266,24 @@ def test_a_full_arena_stops_reading_and_loses_nothing(make_appliance: Callable[.
     assert ends == list(itertools.accumulate([len(batch)] * 8))
     for peer in peers:
         peer.close()
+
+
+def test_the_offset_for_a_time_is_that_of_the_first_such_record(peer: Peer, topic: str) -> None:
+    """Also inside a batch, compressed or not; the records before it are counted."""
+    peer.create(topic)
+    ends = [0]
+    for number, codec in enumerate(("none", "zstd")):
+        records = [(None, b"%d" % at, (), 1_000 * number + 100 * at) for at in range(5)]
+        ends.append(peer.produce(topic, encode_batch(records, codec=codec), acks=-1)[2])
+    asked = [0, 150, 200, 401, 1_250, 1_400, 1_401]
+    header, _ = peer.call([native.OFFSETS, 1, [[topic, 0, timestamp, -1] for timestamp in asked]])
+    first, second = ends[1] - 5, ends[2] - 5
+    assert header[2] == [
+        [0, first, 0, 0],
+        [0, first + 2, 200, 2],
+        [0, first + 2, 200, 2],
+        [0, second, 1_000, 5],
+        [0, second + 3, 1_300, 8],
+        [0, second + 4, 1_400, 9],
+        [0, -1, -1, -1],
+    ]

@@ -14,6 +14,7 @@ from ..errors import (
     UnknownPartition,
     WriterGone,
 )
+from ..log.reader import Found
 from ..shared.table import OFFLINE, OPENING, SegmentTable, View
 from ..wire.requests import (
     EARLIEST,
@@ -27,7 +28,6 @@ from ..wire.requests import (
     OffsetsResult,
 )
 
-
 EMPTY_BATCH = CorruptBatch("a produce request without record batches")
 
 
@@ -36,9 +36,11 @@ class Reader(Protocol):
 
     def locate(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
 
-    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int) -> tuple[int, int, int] | None: ...
+    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int) -> Found | None: ...
 
-    def max_timestamp(self, bases: tuple[int, ...], end: int) -> tuple[int, int, int] | None: ...
+    def max_timestamp(self, bases: tuple[int, ...], end: int) -> Found | None: ...
+
+    def first_record(self, bases: tuple[int, ...], end: int, batch: Found, timestamp: int) -> Found: ...
 
     def at(self, bases: tuple[int, ...], end: int, offset: int) -> tuple[int, int]: ...
 
@@ -133,7 +135,6 @@ def _offsets(part: OffsetsPart, view: View, partition: Readable) -> OffsetsResul
         raise InvalidTimestamp(f"timestamp {part.timestamp}: must be ms >= 0, or -1 latest, -2 earliest, -3 largest")
     if found is None:  # nothing that young: Kafka answers with no offset
         return OffsetsResult(0, -1, -1, -1)
-    offset, timestamp, records = found
-    if offset < start:
-        offset = start
-    return OffsetsResult(0, offset, timestamp, records)
+    wanted = part.timestamp if part.timestamp >= 0 else found.timestamp
+    offset, timestamp, records = reader.first_record(bases, end, found, wanted)
+    return OffsetsResult(0, max(offset, start), timestamp, records)

@@ -18,13 +18,14 @@ moment later.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import OffsetOutOfRange, StorageFault
+from ..errors import ClientFault, OffsetOutOfRange, StorageFault
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
@@ -32,6 +33,7 @@ from .segment import headers, stands
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
+UNPACKED_BYTES_MAX: Final = 64 << 20  # of the one batch that is looked into to answer by time
 """How many boundaries each of two generations holds."""
 STEPS_BACK_MAX: Final = 8
 """How many wrong index entries are stepped over before the segment is walked from its base."""
@@ -215,6 +217,26 @@ class LogReader:
                 continue
             largest = peak if largest is None else max(largest, peak)
         return None if largest is None else self.by_time(bases, end, largest)
+
+    def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int) -> Found:
+        """The first record of a batch that :meth:`by_time` found whose own timestamp is at least ``timestamp`` ms.
+
+        The one place where the broker looks into a batch; what cannot be unpacked is answered as a whole.
+        """
+        from ..records.decode import decode_batch  # brings the codecs, which a worker needs for nothing else
+
+        piece = self.locate(bases, end, batch.offset, 1)
+        if piece is None:
+            return batch
+        data = os.pread(piece.file.fd, piece.count, piece.position)
+        try:
+            records = decode_batch(data, bytes_max=UNPACKED_BYTES_MAX)
+        except ClientFault:
+            return batch
+        for number, record in enumerate(records):
+            if record.timestamp >= timestamp:
+                return Found(record.offset, record.timestamp, batch.records + number)
+        return batch
 
     def at(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
         """Largest timestamp (ms) of the batch that contains ``offset``, and how many records came before ``offset``.
