@@ -10,7 +10,7 @@ What no parser takes comes back as dead letters with a reason.  Pure: no I/O but
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,7 +22,7 @@ import pyarrow.csv
 from ...errors import BadValue
 from .parsers import COMMON, LineParser, build
 from .settings import Lookup, Settings, Source
-from .times import MICROS
+from .times import EPOCH, MICROS, MICROS_MAX, within
 
 PROVENANCE: Final = {
     "topic": pa.string(),
@@ -77,8 +77,10 @@ class Transform:
         values = batch.column("value")
         lines, unreadable = _texts(values)
         received = batch.column("timestamp").cast(MICROS)
-        latest = pc.max(received).as_py() if len(values) else datetime.now(UTC)
-        columns, names, reasons = self._parse(parsers, lines, unreadable, latest)
+        # Not the latest: one stamp from the future would move a batch of lines that do not say their year.
+        micros = received.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        about = EPOCH + timedelta(microseconds=int(np.median(micros)))
+        columns, names, reasons = self._parse(parsers, lines, unreadable, about)
         good = pc.is_valid(names)
         dead = pa.Table.from_batches([batch]).append_column("reason", reasons)
         complete = pc.all(good).as_py()
@@ -240,7 +242,15 @@ class _Lookup:
 
 
 def by_topic(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of a batch with one topic each; nearly always the whole."""
+    """Slices of a batch with one topic each, nearly always the whole; with timestamps that are dates.
+
+    A producer may stamp messages as it likes: what is before 1970 or after 9000 is brought to that.
+    """
+    place = batch.schema.get_field_index("timestamp")
+    stamps = batch.column(place)
+    if not within(stamps):
+        micros = np.clip(stamps.cast(pa.int64()).to_numpy(zero_copy_only=False), 0, MICROS_MAX)
+        batch = batch.set_column(place, "timestamp", pa.array(micros).cast(MICROS))
     topics = batch.column("topic").dictionary_encode()
     if len(topics.dictionary) <= 1:
         if batch.num_rows:

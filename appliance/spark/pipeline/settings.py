@@ -34,7 +34,7 @@ from ...config import DURATIONS_MS, GIB, MIB, SIZES
 from ...errors import BadValue, UnknownKey
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-Milliseconds = Annotated[int, Meta(ge=1)]
+Milliseconds = Annotated[int, Meta(ge=1, le=366 * 86_400_000)]
 FieldType = Literal["string", "int", "float", "bool"]
 BUILT_IN: Final = ("syslog", "syslog5424", "access", "dpkg", "alternatives", "json", "logfmt", "plain")
 OWN_TABLES: Final = ("events", "ledger", "audit")

@@ -18,12 +18,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Meta
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -34,6 +35,7 @@ from ..sink import TaskWriter, identity
 from .events import Transform, by_topic
 from .settings import OWN_TABLES, Settings, decode
 from .tables import Change, EventFiles, NewFile, open_store
+from .times import MICROS_MAX
 from .totals import Sessions, Sums, build, micros_of
 
 FORMAT: Final = "appliance-pipeline"
@@ -53,10 +55,10 @@ class Work(WriterCommitMessage):
 class Counts(msgspec.Struct):
     """A message of the audit topic, as ``appliance.client.audit`` writes it."""
 
-    topic: str
-    window_start_ms: int
-    window_ms: int
-    count: int
+    topic: Annotated[str, Meta(max_length=249)]
+    window_start_ms: Annotated[int, Meta(ge=0, le=MICROS_MAX // 1000)]
+    window_ms: Annotated[int, Meta(ge=1)]
+    count: Annotated[int, Meta(ge=0, le=1 << 53)]
     server: str = ""
 
 
@@ -147,7 +149,7 @@ class Job:
             except msgspec.DecodeError as error:
                 reasons.append(f"audit: {error}")
                 continue
-            fits = said.window_ms <= window_ms and window_ms % max(1, said.window_ms) == 0
+            fits = said.window_ms <= window_ms and window_ms % said.window_ms == 0
             reasons.append(None if fits else f"audit: windows of {said.window_ms} ms do not fit {window_ms} ms")
             if fits:
                 rows.append((said.window_start_ms * 1000, said.topic, said.count))

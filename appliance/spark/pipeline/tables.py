@@ -388,4 +388,4 @@ class DeltaStore:
         if opened is None:
             return None
         wanted = [("date", "in", list(days))] if days is not None else None
-        return opened.to_pyarrow_table(partitions=wanted)
+        return opened.to_pyarrow_table(filters=wanted)

@@ -19,6 +19,10 @@ import pyarrow.compute as pc
 
 Style = Literal["any", "rfc3164", "clf"]
 MICROS: Final = pa.timestamp("us", tz="UTC")
+MICROS_MAX: Final = 221_845_392_000_000_000
+"""The year 9000: Python's dates, and with them the ends of windows, end with 9999.  Later is no time; nor is earlier
+than 1970.
+"""
 CACHED_MAX: Final = 100_000
 DAY: Final = timedelta(days=1)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,9 +60,12 @@ class Times:
         distinct = encoded.dictionary
         if self._iso and len(distinct) > 1000 and pc.all(pc.match_substring_regex(distinct, _ZONED)).as_py():
             try:
-                return distinct.cast(MICROS).take(encoded.indices)
+                whole = distinct.cast(MICROS)
             except pa.ArrowInvalid:
                 pass  # one of them is the 31st of February: one by one
+            else:
+                if within(whole):
+                    return whole.take(encoded.indices)
         if received.year != self._year or len(self._known) > CACHED_MAX:
             self._known.clear()
             self._year = received.year
@@ -71,6 +78,8 @@ class Times:
             found = self._parse(text, received)
             micros = None if found is None else (found - EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError):
+            micros = None
+        if micros is not None and not 0 <= micros <= MICROS_MAX:
             micros = None
         self._known[text] = micros
         return micros
@@ -93,13 +102,20 @@ class Times:
         month, day, *clock, fraction = match.groups()
         hour, minute, second = map(int, clock)
         micros = int(f"{(fraction or '.')[1:]:0<6}")
-        for year in range(received.year + 1, received.year - 5, -1):
+        for year in range(min(received.year + 1, 9999), received.year - 5, -1):
             if day == "29" and month == "Feb" and not _leap(year):
                 continue
             found = datetime(year, MONTHS[month], int(day), hour, minute, second, micros, self._zone)
             if found <= received + DAY:
                 return found
         return None
+
+
+def within(times: pa.Array) -> bool:
+    """Whether all are times that can be reckoned with."""
+    ends = pc.min_max(times.cast(pa.int64()))
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    return least is None or (least >= 0 and most <= MICROS_MAX)
 
 
 def _leap(year: int) -> bool:

@@ -1,0 +1,153 @@
+"""Records to events: every line is an event or a dead letter, complete, and from where it came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import BadValue
+from appliance.spark.pipeline.events import Transform, by_topic
+from appliance.spark.pipeline.settings import parse
+from appliance.spark.pipeline.times import MICROS
+
+RECEIVED = datetime(2026, 11, 20, 12, tzinfo=UTC)
+DPKG = b"2025-06-24 23:36:25 status installed libc:amd64 2.36\n"
+SYSLOG = b"<34>Oct 11 22:14:15 db-1 su: failed"
+
+
+def transform(base: Path, **tables: Any) -> Transform:
+    least = {
+        "pipeline": {"name": "p"},
+        "source": [{"topics": ["t"], "parsers": ["syslog", "dpkg"], "host": "here"}],
+        "output": {"path": "out"},
+    }
+    return Transform(parse(least | tables, base))
+
+
+def batch(values: Sequence[bytes | None], topics: Sequence[str] | None = None) -> pa.RecordBatch:
+    count = len(values)
+    columns = {
+        "key": pa.nulls(count, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "topic": pa.array(topics or ["t"] * count, pa.string()),
+        "partition": pa.array([3] * count, pa.int32()),
+        "offset": pa.array(range(100, 100 + count), pa.int64()),
+        "timestamp": pa.array([RECEIVED] * count, MICROS),
+    }
+    return pa.record_batch(columns)
+
+
+def test_events_are_complete(tmp_path: Path) -> None:
+    made = transform(tmp_path)
+    found = made.run(batch([DPKG, SYSLOG]))
+    assert found.events.schema == made.schema and len(found.dead) == 0
+    dpkg, syslog = found.events.to_pylist()
+    assert (dpkg["topic"], dpkg["partition"], dpkg["offset"], dpkg["parser"]) == ("t", 3, 100, "dpkg")
+    assert (dpkg["date"], dpkg["hour"], dpkg["received"]) == ("2025-06-24", 23, RECEIVED)
+    assert (dpkg["host"], syslog["host"]) == ("here", "db-1"), "what the line says wins"
+    assert dpkg["message"] == "status installed libc:amd64 2.36", "without the end of the line"
+    assert syslog["package"] is None and dpkg["facility"] is None
+
+
+def test_what_is_not_parsed_is_dead_and_says_why(tmp_path: Path) -> None:
+    found = transform(tmp_path).run(batch([b"?", DPKG, b"\xff", None, b"2025-99-24 14:36:25 status a b c"]))
+    assert found.events.column("offset").to_pylist() == [101]
+    assert found.dead.column("offset").to_pylist() == [100, 102, 103, 104]
+    assert found.dead.column("value").to_pylist()[1] == b"\xff"
+    reasons = ["not a line of syslog, dpkg", "not UTF-8 text", "no value", "dpkg: time is not a time"]
+    assert found.dead.column("reason").to_pylist() == reasons
+
+
+def test_a_line_without_a_time_has_that_of_its_record(tmp_path: Path) -> None:
+    source = [{"topics": ["t"], "parsers": ["plain"], "service": "s"}]
+    (event,) = transform(tmp_path, source=source).run(batch([b"words"])).events.to_pylist()
+    assert (event["time"], event["date"], event["service"]) == (RECEIVED, "2026-11-20", "s")
+
+
+def test_the_whole_line_is_kept_when_asked_for(tmp_path: Path) -> None:
+    made = transform(tmp_path, output={"path": "out", "raw": True})
+    assert made.run(batch([SYSLOG])).events.column("line").to_pylist() == [SYSLOG.decode()]
+
+
+def test_a_lookup_adds_columns(tmp_path: Path) -> None:
+    (tmp_path / "hosts.csv").write_text("host,rack,owner\ndb-1,7,ann\nweb-1,8,\n")
+    made = transform(tmp_path, lookup=[{"file": "hosts.csv", "key": "host"}])
+    rows = made.run(batch([SYSLOG, DPKG])).events.to_pylist()
+    assert [(row["rack"], row["owner"]) for row in rows] == [("7", "ann"), (None, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("host,rack\na,1\na,2\n", {}, "not unique"),
+        ("name,rack\na,1\n", {}, "key 'host' must be a column of the file"),
+        ("host,level\na,1\n", {}, "events have a column 'level' already"),
+        ("host,rack\na,1\n", {"columns": ["rak"]}, "no column 'rak'"),
+        ("", {}, "Empty CSV"),
+    ],
+)
+def test_lookups_that_cannot_be(tmp_path: Path, text: str, options: dict[str, Any], says: str) -> None:
+    (tmp_path / "hosts.csv").write_text(text)
+    with pytest.raises(BadValue, match=says):
+        transform(tmp_path, lookup=[{"file": "hosts.csv", "key": "host"} | options])
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"aggregate": [{"name": "a", "kind": "top", "by": ["rack"]}]}, "aggregate a: there is no column 'rack'"),
+        ({"output": {"path": "x", "partition_by": ["hour"]}}, "'hour' is int32: directories are named by texts"),
+        (
+            {
+                "source": [{"topics": ["t"], "parsers": ["access", "own"]}],
+                "parser": {"own": {"kind": "json", "columns": {"status": "string"}}},
+            },
+            "column 'status' is string, but int64 in another parser",
+        ),
+        (
+            {
+                "source": [{"topics": ["t"], "parsers": ["own"]}],
+                "parser": {"own": {"kind": "json", "columns": {"offset": "int"}}},
+            },
+            "'offset' is the pipeline's own",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(tmp_path: Path, tables: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        transform(tmp_path, **tables)
+
+
+@given(st.lists(st.sampled_from([DPKG, SYSLOG, b"?", b"\xff\xfe", None, b""]), min_size=1, max_size=30))
+def test_nothing_is_lost_between_events_and_dead_letters(values: list[bytes | None]) -> None:
+    found = transform(Path("/nowhere")).run(batch(values))
+    events, dead = found.events.column("offset").to_pylist(), found.dead.column("offset").to_pylist()
+    assert sorted(events + dead) == list(range(100, 100 + len(values)))
+    assert [values[at - 100] for at in dead] == found.dead.column("value").to_pylist()
+    assert all(values[at - 100] in (DPKG, SYSLOG) for at in events)
+    assert found.dead.column("reason").null_count == 0
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=20))
+def test_batches_are_told_apart_by_topic(topics: list[str]) -> None:
+    parts = list(by_topic(batch([b"x"] * len(topics), topics)))
+    assert all(part.column("topic").unique().to_pylist() == [part.column("topic")[0].as_py()] for part in parts)
+    found = sorted(offset for part in parts for offset in part.column("offset").to_pylist())
+    assert found == list(range(100, 100 + len(topics)))
+
+
+def test_stamps_of_producers_may_be_anything(tmp_path: Path) -> None:
+    strange = [-(1 << 62), 1 << 62, 0]
+    given_rows = batch([b"?", b"?", DPKG])
+    given_rows = given_rows.set_column(5, "timestamp", pa.array(strange, pa.int64()).cast(MICROS))
+    (tamed,) = by_topic(given_rows)
+    found = transform(tmp_path).run(tamed)
+    assert [stamp.year for stamp in found.dead.column("timestamp").to_pylist()] == [1970, 9000]
+    assert len(found.events) == 1

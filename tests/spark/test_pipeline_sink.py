@@ -1,0 +1,123 @@
+"""A task and the driver's commit, without Spark between them: what they hand over, and what a repetition does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from appliance.spark.pipeline.settings import Settings
+from appliance.spark.pipeline.sink import Committer, Job, number_space
+from appliance.spark.pipeline.tables import claim, open_store
+from appliance.spark.pipeline.times import MICROS
+
+from .conftest import Topics
+from .pipelines import access, events, settings
+from .test_sink import stored
+
+STAMP = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def records(values: Sequence[bytes], topic: str, first: int = 0) -> pa.RecordBatch:
+    count = len(values)
+    columns = {
+        "key": pa.array([b"k"] * count, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+        "topic": pa.array([topic] * count, pa.string()),
+        "partition": pa.array([0] * count, pa.int32()),
+        "offset": pa.array(range(first, first + count), pa.int64()),
+        "timestamp": pa.array([STAMP] * count, MICROS),
+    }
+    return pa.record_batch(columns)
+
+
+def micro_batch(made: Settings, batch: int, tasks: Sequence[Sequence[pa.RecordBatch]], attempt: int = 0) -> None:
+    claim(made, "me")
+    open_store(made, "me").prepare()
+    works = [Job(made, "me", batch, number, attempt).run(iter(given)) for number, given in enumerate(tasks)]
+    Committer(made, "me").commit(works, batch)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_path: Path, kind: str) -> None:
+    """Also when the driver died between the tasks' work and the commit, and when tasks were repeated."""
+    for name in (f"{topic}-dead", f"{topic}-changes"):
+        topics.create(name)
+    aggregate = {"name": "hits", "kind": "count", "by": ["client"], "topic": f"{topic}-changes"}
+    made = settings(
+        tmp_path,
+        topics,
+        topic,
+        output={"path": "out", "format": kind},
+        dead_letters={"topic": f"{topic}-dead"},
+        aggregate=[aggregate],
+    )
+    first = [records([access(number) for number in range(100)] + [b"dead 1"], topic)]
+    second = [records([b"dead 2"], topic, 500), records([access(number) for number in range(100, 150)], topic, 501)]
+    for number, given in enumerate([first, second]):
+        Job(made, "me", 0, number, 0).run(iter(given))  # a driver that dies before its commit
+    micro_batch(made, 0, [first, second], attempt=1)
+    micro_batch(made, 0, [first, second])
+    assert len(events(made)) == 150
+    assert sorted(record.value or b"" for record in stored(topics.server, f"{topic}-dead")) == [b"dead 1", b"dead 2"]
+    told = [json.loads(record.value or b"") for record in stored(topics.server, f"{topic}-changes")]
+    assert sum(row["count"] for row in told) == 150 and {row["aggregate"] for row in told} == {"hits"}
+    micro_batch(made, 1, [[records([access(7)], topic, 900)]])
+    hits = open_store(made, "me").read("hits")
+    assert hits is not None and sum(hits.column("count").to_pylist()) == 151
+    (last,) = stored(topics.server, f"{topic}-changes")[len(told) :]
+    assert json.loads(last.key or b"")["client"] == "10.0.0.0" and json.loads(last.value or b"")["count"] > 1
+
+
+def test_dead_letters_carry_their_origin(topics: Topics, topic: str, tmp_path: Path) -> None:
+    topics.create(f"{topic}-dead")
+    made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
+    micro_batch(made, 0, [[records([b"x"], topic, 77)]])
+    (record,) = stored(topics.server, f"{topic}-dead")
+    assert (record.key, record.value) == (b"k", b"x")
+    assert dict(record.headers) == {
+        "reason": b"not a line of access",
+        "topic": topic.encode(),
+        "partition": b"0",
+        "offset": b"77",
+        "timestamp": b"2026-11-20T00:00:00+00:00",
+        "pipeline": topic.encode(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "counted", "reason"),
+    [
+        ({"topic": "t", "window_start_ms": 0, "window_ms": 60_000, "count": 5}, 5, None),
+        ({"topic": "t", "window_start_ms": 30_000, "window_ms": 30_000, "count": 5, "server": "a"}, 5, None),
+        ({"topic": "t", "window_start_ms": 0, "window_ms": 90_000, "count": 5}, 0, "windows of 90000 ms do not fit"),
+        ({"topic": "t", "count": 5}, 0, "missing required field"),
+        ({"topic": "t", "window_start_ms": 0, "window_ms": 0, "count": 5}, 0, ">= 1"),
+        ({"topic": "t", "window_start_ms": 1 << 62, "window_ms": 1, "count": 5}, 0, "<="),
+        ({"topic": "t", "window_start_ms": 0, "window_ms": 1, "count": -5}, 0, ">= 0"),
+    ],
+)
+def test_counts_of_producers(
+    topics: Topics, topic: str, tmp_path: Path, message: dict[str, Any], counted: int, reason: str | None
+) -> None:
+    made = settings(tmp_path, topics, topic, audit={"topic": "counts"})
+    micro_batch(made, 0, [[records([json.dumps(message).encode()], "counts")]])
+    audit, ledger = (open_store(made, "me").read(name) for name in ("audit", "ledger"))
+    assert (0 if audit is None else sum(audit.column("counted").to_pylist())) == counted
+    if reason is None:
+        assert ledger is None
+    else:
+        assert ledger is not None and reason in ledger.column("reason").to_pylist()[0]
+
+
+def test_another_configuration_writes_under_other_numbers(topics: Topics, topic: str, tmp_path: Path) -> None:
+    made = settings(tmp_path, topics, topic)
+    other = msgspec.structs.replace(made, output=msgspec.structs.replace(made.output, raw=True))
+    assert number_space(made, "me") == number_space(made, "me")
+    assert len({number_space(made, "me"), number_space(other, "me"), number_space(made, "you")}) == 3

@@ -1,0 +1,202 @@
+"""Stores: a micro-batch is seen whole or not at all, once, wherever the driver is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+
+from appliance.errors import BadValue
+from appliance.spark.pipeline import tables
+from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.tables import Change, EventFiles, NewFile, ParquetStore, Store, claim, open_store, split
+
+SCHEMA = pa.schema([("topic", pa.string()), ("date", pa.string()), ("n", pa.int64())])
+Make = Callable[[], Store]
+
+
+@pytest.fixture(params=["parquet", "delta"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    given = {
+        "pipeline": {"name": "p"},
+        "source": [{"topics": ["t"], "parsers": ["plain"]}],
+        "output": {"path": "out", "format": request.param},
+    }
+    return parse(given, tmp_path)
+
+
+@pytest.fixture
+def make(settings: Settings) -> Make:
+    """A store as a new driver opens it."""
+
+    def made() -> Store:
+        claim(settings, "me")
+        store = open_store(settings, "me", SCHEMA)
+        store.prepare()
+        return store
+
+    return made
+
+
+def write(store: Store, settings: Settings, batch: int, numbers: list[int], attempt: int = 0) -> list[NewFile]:
+    """What a task does; every third event is of another day."""
+    files = EventFiles(store, settings.output, batch, 0, attempt)
+    days = ["2026-11-21" if number % 3 == 0 else "2026-11-20" for number in numbers]
+    files.add(pa.table([["a/b c"] * len(numbers), days, numbers], schema=SCHEMA))
+    files.flush()
+    return files.files
+
+
+def change(days: dict[str, int]) -> Change:
+    columns = {"date": pa.array(list(days), pa.string()), "n": pa.array(list(days.values()), pa.int64())}
+    return Change(pa.table(columns), tuple(days))
+
+
+def seen(settings: Settings) -> list[int]:
+    path = Path(settings.output.path) / "events"
+    if settings.output.format == "delta":
+        from deltalake import DeltaTable
+
+        found = DeltaTable(str(path)).to_pyarrow_table()
+    elif not path.exists():
+        return []
+    else:
+        found = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive").to_table()
+        assert set(found.column("topic").to_pylist()) <= {"a/b c"}
+    return sorted(found.column("n").to_pylist())
+
+
+def totals(store: Store, name: str = "counts") -> dict[str, int]:
+    found = store.read(name)
+    return (
+        {} if found is None else dict(zip(found.column("date").to_pylist(), found.column("n").to_pylist(), strict=True))
+    )
+
+
+def test_files_are_seen_when_they_are_committed(settings: Settings, make: Make) -> None:
+    store = make()
+    files = write(store, settings, 0, [1, 2, 3])
+    assert len(files) == 2, "one for each partition"
+    if settings.output.format == "parquet":
+        assert seen(settings) == []
+    store.change(0, "counts", change({"2026-11-20": 2, "2026-11-21": 1}))
+    store.commit(0, files)
+    assert seen(settings) == [1, 2, 3] and store.done(0) and not store.done(1)
+    assert totals(store) == {"2026-11-20": 2, "2026-11-21": 1}
+    found = store.read("counts", ["2026-11-21", "2026-11-22"])
+    assert found is not None and found.column("n").to_pylist() == [1]
+    store.change(1, "counts", change({"2026-11-21": 5}))
+    store.commit(1, write(store, settings, 1, [4]))
+    assert seen(settings) == [1, 2, 3, 4]
+    assert totals(store) == {"2026-11-20": 2, "2026-11-21": 5}
+
+
+def test_a_repeated_micro_batch_adds_nothing(settings: Settings, make: Make) -> None:
+    first = make()
+    first.change(0, "counts", change({"2026-11-20": 1}))
+    first.commit(0, write(first, settings, 0, [1, 2, 3]))
+    again = make()
+    again.change(0, "counts", change({"2026-11-20": 9}))
+    again.commit(0, write(again, settings, 0, [1, 2, 3]))
+    assert seen(settings) == [1, 2, 3] and totals(again) == {"2026-11-20": 1}
+
+
+def test_a_failed_attempt_is_not_seen(settings: Settings, make: Make) -> None:
+    store = make()
+    write(store, settings, 0, [1, 2, 3])
+    store.commit(0, write(store, settings, 0, [1, 2, 3], attempt=1))
+    assert seen(settings) == [1, 2, 3]
+
+
+def test_a_date_that_loses_its_rows_is_empty(settings: Settings, make: Make) -> None:
+    store = make()
+    store.change(0, "counts", change({"2026-11-20": 1, "2026-11-21": 1}))
+    store.commit(0, [])
+    store.change(1, "counts", Change(change({"2026-11-20": 2}).rows, ("2026-11-20", "2026-11-21", "2026-11-22")))
+    store.commit(1, [])
+    assert totals(store) == {"2026-11-20": 2}
+
+
+class Stopped(Exception):
+    """The driver was killed here."""
+
+
+@pytest.mark.parametrize("settings", ["parquet"], indirect=True)
+def test_a_driver_killed_at_any_step_of_a_commit(
+    settings: Settings, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops before each change of the file system in turn; the next driver repeats the micro-batch."""
+    step, batch, expected = 0, 0, 0
+    finished = False
+    while not finished:
+        store = make()
+        assert isinstance(store, ParquetStore)
+        files = write(store, settings, batch, [batch * 10 + 1, batch * 10 + 2, batch * 10 + 3])
+        with monkeypatch.context() as patch:
+            finished = not _commit_until(patch, step, store, batch, files)
+        assert store.done(batch) or len(seen(settings)) == expected, "nothing of it is seen before the commit"
+        again = make()
+        again.change(batch, "counts", change({"2026-11-20": batch}))
+        again.commit(batch, write(again, settings, batch, [batch * 10 + 1, batch * 10 + 2, batch * 10 + 3]))
+        expected += 3
+        assert len(seen(settings)) == expected == len(set(seen(settings))), f"stopped at step {step}"
+        assert totals(again) == {"2026-11-20": batch}
+        step, batch = step + 1, batch + 1
+    assert step > 8, "there were steps to stop at"
+
+
+def _commit_until(patch: pytest.MonkeyPatch, step: int, store: ParquetStore, batch: int, files: list[NewFile]) -> bool:
+    """Whether it was stopped."""
+    left = iter(range(step))
+
+    def counted(real: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if next(left, None) is None:
+                raise Stopped
+            return real(*arguments, **options)
+
+        return run
+
+    patch.setattr(tables.os, "fsync", counted(tables.os.fsync))
+    patch.setattr(tables.os, "link", counted(tables.os.link))
+    patch.setattr(tables.Path, "replace", counted(tables.Path.replace))
+    patch.setattr(tables.shutil, "rmtree", counted(tables.shutil.rmtree))
+    try:
+        store.change(batch, "counts", change({"2026-11-20": batch}))
+        store.commit(batch, files)
+    except Stopped:
+        return True
+    return False
+
+
+def test_a_driver_that_is_believed_dead_changes_nothing(settings: Settings, make: Make) -> None:
+    old = make()
+    files = write(old, settings, 0, [1, 2])
+    new = make()
+    new.commit(0, write(new, settings, 0, [1, 2]))
+    old.commit(0, files)
+    assert seen(settings) == [1, 2]
+    if settings.output.format == "parquet":
+        late = write(old, settings, 1, [3])
+        make()
+        with pytest.raises(FileNotFoundError):
+            old.commit(1, late)
+        assert seen(settings) == [1, 2]
+
+
+def test_an_output_has_one_owner(settings: Settings, make: Make) -> None:
+    make()
+    with pytest.raises(BadValue, match="reading everything again would double it"):
+        claim(settings, "another")
+
+
+def test_tables_are_split_by_values() -> None:
+    table = pa.table({"a": ["x", None, "x", "y"], "b": ["1", "1", "2", "1"], "n": [0, 1, 2, 3]})
+    parts = [(tuple(partition.values()), rows.column("n").to_pylist()) for partition, rows in split(table, ["a", "b"])]
+    assert sorted(parts, key=str) == [(("x", "1"), [0]), (("x", "2"), [2]), (("y", "1"), [3]), ((None, "1"), [1])]
+    assert [rows.num_rows for _, rows in split(table, [])] == [4]
+    assert list(split(table.slice(0, 0), ["a"])) == []
