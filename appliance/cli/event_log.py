@@ -24,7 +24,7 @@ class Text(logging.Formatter):
         self._for_journald = for_journald
 
     def format(self, record: logging.LogRecord) -> str:
-        where = record.name.removeprefix("appliance.")
+        where = record.name.removeprefix("appliance.").removesuffix(".process")  # every process has one
         message = _message(self, record)
         if self._for_journald:
             return f"<{PRIORITIES.get(record.levelno, 6)}>{where}: " + message.replace("\n", "\\n")
