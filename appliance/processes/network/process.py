@@ -19,6 +19,7 @@ import logging
 import select
 import socket
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -478,6 +479,8 @@ class NetworkWorker:
     def _fetch(self, pending: Pending, request: Fetch) -> None:
         partitions = [self._partition(part[:2]) for part in request.parts]
         results, size = plan.fetch(request, partitions)
+        if size == 0:
+            _ask_for_flush(partitions)
         if 0 <= size < request.bytes_min and request.wait_ms_max > 0 and not self._stopping:
             parked = Parked(pending, self._now_ms + min(request.wait_ms_max, WAIT_MS_MAX))
             if self._park(parked, request, partitions):
@@ -506,9 +509,6 @@ class NetworkWorker:
         if any(partition.table.end >= partition.parked[parked] for partition in parked.partitions):
             self._unpark(parked)
             return False
-        for partition in parked.partitions:
-            if partition.table.written >= partition.parked[parked]:
-                partition.link.ask_for_flush()
         heapq.heappush(self._deadlines, (parked.deadline_ms, next(self._sequence), parked))
         return True
 
@@ -679,3 +679,10 @@ class NetworkWorker:
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+
+
+def _ask_for_flush(partitions: Sequence[Partition | None]) -> None:
+    """A consumer has come for messages that are written but not shown yet: their flush need not be late for more."""
+    for partition in partitions:
+        if partition is not None and partition.table.written > partition.table.end:
+            partition.link.ask_for_flush()

@@ -10,7 +10,7 @@ Messages on the channel of a network worker, msgpack arrays::
     worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
     writer → worker   [[token, [error, base, end, ...], {index: text}] ...]   three numbers per request; -1: for all
 
-No bundles at all ask for a flush: a consumer has come to wait for what is written.  A bundle is answered once; with
+No bundles at all ask for a flush: a consumer has come for what is written.  A bundle is answered once; with
 acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the requests in a bundle all at once.
 A closed channel means that the worker is gone and nobody wants the answers.
 
@@ -140,6 +140,7 @@ class Writer:
         # What is written, or waits for a flush, and is not handed to the flusher yet.
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
         self._unflushed_answers: list[_Answer] = []
+        self._flush_asked = False
 
     # ---- opening and closing
 
@@ -257,7 +258,10 @@ class Writer:
                 link.channel.flush()
                 if not link.channel.pending:
                     self._epoll.modify(fd, select.EPOLLIN)
-        arrived = [(link, bundle) for bundle in link.channel.take() or ()]
+        message = link.channel.take()
+        if message is not None and not message:
+            self._flush_asked = True
+        arrived = [(link, bundle) for bundle in message or ()]
         if link.channel.closed:
             del self._links[fd]
             self._epoll.unregister(fd)
@@ -476,8 +480,8 @@ class Writer:
             or (not self._unflushed_records and self._unflushed_answers)
             or waited_ms >= settings.flush_ms
         )
-        if due and waited_ms < FLUSH_DELAY_MS and not self._unflushed_answers:
-            fence()  # WRITTEN before the wait cells: a worker that parks meanwhile sees it and tells us
+        if due and waited_ms < FLUSH_DELAY_MS and not self._unflushed_answers and not self._flush_asked:
+            fence()  # WRITTEN before the wait cells: a worker that parks meanwhile sees it and asks
             due = self._table.anybody_waits(len(self._doorbells))
         if due or (settings.flush_bytes and self._unflushed_bytes >= settings.flush_bytes):
             with self._flusher.lock:
@@ -488,6 +492,7 @@ class Writer:
         self._flusher.hand_over(handed, self._unflushed_answers)
         self._unflushed_answers = []
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
+        self._flush_asked = False
 
     def _flushed(self, handed: _Handed, waiting: list[_Answer]) -> None:
         """In the flusher's thread: everything below the ticket's end is on the disk."""
