@@ -135,7 +135,10 @@ def load(config: Path, data: Path | None, connect: str | None) -> Settings:
 
     from ..spark.pipeline.settings import load as load_file
 
-    settings = load_file(config)
+    try:
+        settings = load_file(config)
+    except ConfigFault as error:
+        raise type(error)(f"{error}\n  `appliance pipeline example` shows what there is") from None
     if data is None and connect is None:
         return settings
     pipeline = msgspec.structs.replace(settings.pipeline, bootstrap=target.address(data, connect))

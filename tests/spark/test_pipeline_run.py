@@ -209,6 +209,7 @@ name = "killed"
 bootstrap = "{bootstrap}"
 [input]
 trigger_bytes = "1MB"
+trigger_ms = 200
 [[source]]
 topics = ["{topic}"]
 parsers = ["access"]
@@ -226,12 +227,12 @@ topic = "{topic}-dead"
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+def driver(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts ``appliance pipeline run`` in a process group of its own."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "appliance", "pipeline", "run", str(tmp_path / "p.toml"), "--once", "--json"]
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "appliance", "pipeline", "run", str(tmp_path / "p.toml"), "--json", *words]
         with (tmp_path / "driver.log").open("ab") as log, (tmp_path / "result.json").open("wb") as result:
             started.append(subprocess.Popen(command, cwd=ROOT, stdout=result, stderr=log, start_new_session=True))
         return started[-1]
@@ -243,17 +244,21 @@ def driver(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
         child.wait()
 
 
+def parsed(made: Settings) -> int:
+    return sum(summary(made).parsed.values())
+
+
 @pytest.mark.timeout(300)
 def test_a_driver_killed_three_times_writes_everything_once(
-    topics: Topics, topic: str, tmp_path: Path, driver: Callable[[], subprocess.Popen[bytes]]
+    topics: Topics, topic: str, tmp_path: Path, driver: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """In the middle of a first micro-batch's tasks, of a commit, and somewhere later."""
+    """In the middle of a first micro-batch's tasks, of a commit, and somewhere later; then it may go on for long."""
     topics.create(topic, partitions=2)
     topics.create(f"{topic}-dead")
     lines = [access(number) for number in range(30_000)]
     junk = [b"junk %d" % number for number in range(300)]
     fill(topics, topic, [*lines[:15_000], *junk[:150]], each=1000)
-    fill(topics, topic, [*junk[150:], *lines[15_000:]], partition=1, each=1000)
+    fill(topics, topic, [*junk[150:], *lines[15_000:29_000]], partition=1, each=1000)
     (tmp_path / "p.toml").write_text(CONFIG.format(bootstrap=topics.server.native, topic=topic))
     out = tmp_path / "out"
 
@@ -264,7 +269,7 @@ def test_a_driver_killed_three_times_writes_everything_once(
         return len(list(out.glob("_commits/*.json"))) >= count
 
     for moment in (staged, lambda: committed(1), lambda: committed(3)):
-        child = driver()
+        child = driver("--once")
 
         def reached(child: Any = child, moment: Any = moment) -> bool:
             assert child.poll() is None, (tmp_path / "driver.log").read_text()[-2000:]
@@ -273,9 +278,14 @@ def test_a_driver_killed_three_times_writes_everything_once(
         wait_for(reached, "the moment to kill", 120)
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    assert driver().wait(120) == 0, (tmp_path / "driver.log").read_text()[-2000:]
-    assert json.loads((tmp_path / "result.json").read_text())["parsed"] == 30_000
+    last = driver()
     made = settings(tmp_path, topics, topic, pipeline={"name": "killed", "bootstrap": topics.server.native})
+    wait_for(lambda: parsed(made) == 29_000, "everything that is there to be parsed", 120)
+    fill(topics, topic, lines[29_000:])
+    wait_for(lambda: parsed(made) == 30_000, "what has come since to be parsed", 60)
+    last.terminate()
+    assert last.wait(60) == 0, (tmp_path / "driver.log").read_text()[-2000:]
+    assert json.loads((tmp_path / "result.json").read_text())["parsed"] == 30_000
     table = events(made)
     assert sorted(table.column("path").to_pylist()) == sorted(f"/{number}" for number in range(30_000))
     assert len(set(places(table))) == 30_000

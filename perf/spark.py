@@ -1,0 +1,233 @@
+"""How fast does Spark read the log?  200-byte messages to a count and to Parquet; beside Spark's own Kafka connector.
+
+    python perf/spark.py [--smoke] [--rounds N] [--messages N] [--only WORD]
+
+One session in local[2], reader and appliance on the same machine.  ``batch`` is ``spark.read``, ``stream`` is
+``readStream`` with AvailableNow into Spark's noop and Parquet sinks; each on a topic with one partition and on one with
+four.  The connector reads the same topics through the Kafka door, in the same run, in turn; the ratio counts.  CPU is
+what Spark (JVM and Python workers) and the appliance used together, in seconds per million rows: on a machine that has
+other work to do, it says more than the clock.
+``pipeline`` is the whole product: access lines parsed, totalled and written exactly once.
+
+The connector's jars (Spark's is not part of pyspark) come through Maven into the local repository and are kept in
+~/.cache/appliance-perf; without Maven, or in a smoke run without jars, it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _bench import PAYLOAD_BYTES, Appliance, cpu_s, headline, row, tree
+
+from appliance.client import Admin, Producer
+from appliance.spark.pipeline.run import run
+from appliance.spark.pipeline.settings import parse
+from appliance.spark.session import build_session
+
+JARS = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.1",
+    "org.apache.commons:commons-pool2:2.12.0",
+)
+VALUE = bytes(range(32, 127)) * 2 + bytes(10)
+PARTITIONS = (1, 4)
+assert len(VALUE) == PAYLOAD_BYTES
+
+
+def connector(cache: Path, may_fetch: bool) -> list[Path]:
+    """The connector's jars; none when they are not to be had."""
+    found = []
+    for artifact in JARS:
+        group, name, version = artifact.split(":")
+        jar = cache / f"{name}-{version}.jar"
+        if not jar.exists():
+            stored = Path.home() / ".m2/repository" / group.replace(".", "/") / name / version / jar.name
+            if not stored.exists() and may_fetch and shutil.which("mvn"):
+                command = ["mvn", "-q", "dependency:get", "-Dtransitive=false", f"-Dartifact={artifact}"]
+                subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+            if not stored.exists():
+                return []
+            cache.mkdir(parents=True, exist_ok=True)
+            shutil.copy(stored, jar)
+        found.append(jar)
+    return found
+
+
+class Contest:
+    """Runs each workload on all sides in turn."""
+
+    def __init__(self, spark: Any, broker: Appliance, directory: Path, arguments: Any, sides: list[str]) -> None:
+        self.spark, self.broker, self.directory = spark, broker, directory
+        self.messages, self.rounds, self.only = arguments.messages, arguments.rounds, arguments.only
+        self.sides = sides
+        self._number = 0
+
+    def options(self, side: str, topic: str) -> dict[str, str]:
+        if side == "ours":
+            return {"bootstrap.servers": self.broker.native, "subscribe": topic}
+        return {"kafka.bootstrap.servers": self.broker.kafka, "subscribe": topic}
+
+    def source(self, side: str, topic: str, reader: Any) -> Any:
+        given = self.options(side, topic) | {"startingOffsets": "earliest"}
+        return reader.format("appliance" if side == "ours" else "kafka").options(**given).load()
+
+    def fresh(self) -> str:
+        self._number += 1
+        return str(self.directory / f"out-{self._number}")
+
+    def batch_count(self, side: str, topic: str) -> int:
+        return int(self.source(side, topic, self.spark.read).count())
+
+    def batch_parquet(self, side: str, topic: str) -> int:
+        into = self.fresh()
+        self.source(side, topic, self.spark.read).write.option("compression", "none").parquet(into)
+        return self.stored(into)
+
+    def stream(self, side: str, topic: str, into: str) -> int:
+        writer = self.source(side, topic, self.spark.readStream).writeStream.option("checkpointLocation", self.fresh())
+        if into:
+            writer = writer.format("parquet").option("path", into).option("compression", "none")
+        else:
+            writer = writer.format("noop")
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+    def stream_count(self, side: str, topic: str) -> int:
+        return self.stream(side, topic, "")
+
+    def stream_parquet(self, side: str, topic: str) -> int:
+        into = self.fresh()
+        self.stream(side, topic, into)
+        return self.stored(into)
+
+    def stored(self, into: str) -> int:
+        """Rows of Parquet files, from their footers, without the clock's notice; the files go."""
+        import pyarrow.dataset
+
+        self._paused_s = time.perf_counter()
+        count = int(pyarrow.dataset.dataset(into, format="parquet", exclude_invalid_files=False).count_rows())
+        shutil.rmtree(into)
+        self._paused_s = time.perf_counter() - self._paused_s
+        return count
+
+    def cpu_s(self) -> float:
+        """Of this process and all below it: Spark, and the appliance."""
+        return sum(cpu_s(pid) for pid in tree(os.getpid()))
+
+    def compare(self, name: str, topic: str, once: Callable[[str, str], int]) -> None:
+        if self.only not in name:
+            return
+        rates: dict[str, list[float]] = {side: [] for side in self.sides}
+        cpus: dict[str, list[float]] = {side: [] for side in self.sides}
+        for _ in range(self.rounds):
+            for side in self.sides:
+                self._paused_s = 0.0
+                cpu = self.cpu_s()
+                start = time.perf_counter()
+                count = once(side, topic)
+                seconds = time.perf_counter() - start - self._paused_s
+                assert count == self.messages, f"{side}: {count} of {self.messages} messages arrived"
+                rates[side].append(count / seconds)
+                cpus[side].append((self.cpu_s() - cpu) / count * 1e6)
+        figures: dict[str, Any] = {f"{side}_rows_per_s": statistics.median(rates[side]) for side in self.sides}
+        figures["best"] = max(rates["ours"])
+        figures |= {f"{side}_cpu": statistics.median(cpus[side]) for side in self.sides}
+        if "connector" in rates:
+            pairs = [ours / theirs for ours, theirs in zip(rates["ours"], rates["connector"], strict=True)]
+            figures["ratio"] = statistics.median(pairs)
+            figures["ratios"] = " ".join(f"{each:.2f}" for each in pairs)
+        row(name, **figures)
+
+
+def fill(broker: Appliance, topic: str, partitions: int, messages: int) -> None:
+    with Admin(broker.native) as admin:
+        admin.create_topic(topic, partitions=partitions, settings={"flush.messages": 0})
+    with Producer(broker.native, acks=1, batch_messages_max=1000, batch_bytes_max=1 << 20) as producer:
+        values = [VALUE] * 1000
+        for _ in range(messages // 1000):
+            producer.send_many(topic, values)
+        producer.flush()
+
+
+def pipeline(contest: Contest) -> None:
+    """Access lines, from topic to exactly-once Parquet with an aggregate."""
+    if contest.only not in "pipeline":
+        return
+    count = max(contest.messages // 5, 1000)
+    with Admin(contest.broker.native) as admin:
+        admin.create_topic("access", partitions=4)
+    with Producer(contest.broker.native, acks=1) as producer:
+        for first in range(0, count, 1000):
+            producer.send_many("access", [line(first + number) for number in range(1000)])
+        producer.flush()
+    base = Path(contest.fresh())
+    given = {
+        "pipeline": {"name": "bench", "bootstrap": contest.broker.native},
+        "source": [{"topics": ["access"], "parsers": ["access"]}],
+        "output": {"path": "tables"},
+        "aggregate": [{"name": "talkers", "kind": "top", "by": ["client"]}],
+    }
+    start = time.perf_counter()
+    result = run(parse(given, base), once=True, session=contest.spark)
+    seconds = time.perf_counter() - start
+    assert sum(result.summary.parsed.values()) == count
+    row("pipeline, 4 partitions", rows=count, rows_per_s=count / seconds, mb_per_s=result.bytes / seconds / 1e6)
+
+
+def line(number: int) -> bytes:
+    host, second = number % 251, number // 1000 % 60
+    return (
+        f'10.1.2.{host} - - [20/Nov/2026:10:00:{second:02d} +0000] "GET /page/{number % 5000} HTTP/1.1" 200 '
+        f'{number % 90_000} "https://www.example.com/" "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101"'
+    ).encode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, once")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--messages", type=int, default=5_000_000)
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.rounds, arguments.messages = 1, 20_000
+    jars = connector(Path.home() / ".cache/appliance-perf/spark-kafka", may_fetch=not arguments.smoke)
+    headline("Spark reading the log", messages=arguments.messages, message_bytes=PAYLOAD_BYTES, rounds=arguments.rounds)
+    if not jars:
+        print("without Spark's Kafka connector: its jars are not here", file=sys.stderr)
+    settings = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
+    with tempfile.TemporaryDirectory(prefix="perf-") as base, Appliance(Path(base) / "data") as broker:
+        spark = build_session("perf", settings, scratch=Path(base) / "spark")
+        contest = Contest(spark, broker, Path(base), arguments, ["ours", "connector"] if jars else ["ours"])
+        try:
+            for partitions in PARTITIONS:
+                topic = f"bench-{partitions}"
+                fill(broker, topic, partitions, arguments.messages)
+                for side in contest.sides:  # warm up: JIT, Python workers, page cache
+                    contest.batch_count(side, topic)
+                label = f"{partitions} partition{'s' if partitions > 1 else ''}"
+                contest.compare(f"count, batch, {label}", topic, contest.batch_count)
+                contest.compare(f"count, stream, {label}", topic, contest.stream_count)
+                contest.compare(f"parquet, batch, {label}", topic, contest.batch_parquet)
+                contest.compare(f"parquet, stream, {label}", topic, contest.stream_parquet)
+            pipeline(contest)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()
