@@ -177,13 +177,16 @@ def test_a_majority_is_frozen_for_longer_than_the_session(server: Server, topic:
     with group_under_load(server, topic) as (group, load), Peer(server.native) as peer, Admin(server.native) as admin:
         group.wait_committing()
         with frozen(server, *nodes):
+            frozen_s = time.monotonic()
             wait_for(lambda: state(server) == "lost", "the session is known to be lost")
-            members_saw = [len(member.seen) for member in group.members]
             load.wait_for_more(500)
             started_s = time.monotonic()
             with pytest.raises(ZooKeeperAway):
                 admin.create_topic(f"{topic}-later")
             assert time.monotonic() - started_s < REFUSED_S_MAX
+            wait_for(lambda: time.monotonic() > frozen_s + 2 * SESSION_MS / 1000, "all leases are over")
+            members_saw = [len(member.seen) for member in group.members]
+            load.wait_for_more(500)
             with Consumer(server.native) as newcomer:
                 newcomer.assign([(topic, 0)])
                 assert newcomer.poll(20)
