@@ -72,6 +72,7 @@ class Contest:
         self.messages, self.rounds, self.only = arguments.messages, arguments.rounds, arguments.only
         self.sides = sides
         self._number = 0
+        self.pause_s = 0.0
 
     def options(self, side: str, topic: str) -> dict[str, str]:
         if side == "ours":
@@ -116,10 +117,10 @@ class Contest:
         """Rows of Parquet files, from their footers, without the clock's notice; the files go."""
         import pyarrow.dataset
 
-        self._paused_s = time.perf_counter()
+        self.pause_s = time.perf_counter()
         count = int(pyarrow.dataset.dataset(into, format="parquet", exclude_invalid_files=False).count_rows())
         shutil.rmtree(into)
-        self._paused_s = time.perf_counter() - self._paused_s
+        self.pause_s = time.perf_counter() - self.pause_s
         return count
 
     def cpu_s(self) -> float:
@@ -133,11 +134,11 @@ class Contest:
         cpus: dict[str, list[float]] = {side: [] for side in self.sides}
         for _ in range(self.rounds):
             for side in self.sides:
-                self._paused_s = 0.0
+                self.pause_s = 0.0
                 cpu = self.cpu_s()
                 start = time.perf_counter()
                 count = once(side, topic)
-                seconds = time.perf_counter() - start - self._paused_s
+                seconds = time.perf_counter() - start - self.pause_s
                 assert count == self.messages, f"{side}: {count} of {self.messages} messages arrived"
                 rates[side].append(count / seconds)
                 cpus[side].append((self.cpu_s() - cpu) / count * 1e6)
@@ -159,6 +160,15 @@ def fill(broker: Appliance, topic: str, partitions: int, messages: int) -> None:
         for _ in range(messages // 1000):
             producer.send_many(topic, values)
         producer.flush()
+
+
+def warm_up(contest: Contest, messages: int) -> None:
+    """JIT, Python workers, connections: every workload once on every side, small."""
+    fill(contest.broker, "warm", 2, messages)
+    for side in contest.sides:
+        for once in (contest.batch_count, contest.stream_count, contest.batch_parquet, contest.stream_parquet):
+            contest.pause_s = 0.0
+            once(side, "warm")
 
 
 def pipeline(contest: Contest) -> None:
@@ -214,11 +224,10 @@ def main() -> None:
         spark = build_session("perf", settings, scratch=Path(base) / "spark")
         contest = Contest(spark, broker, Path(base), arguments, ["ours", "connector"] if jars else ["ours"])
         try:
+            warm_up(contest, max(arguments.messages // 20, 1000))
             for partitions in PARTITIONS:
                 topic = f"bench-{partitions}"
                 fill(broker, topic, partitions, arguments.messages)
-                for side in contest.sides:  # warm up: JIT, Python workers, page cache
-                    contest.batch_count(side, topic)
                 label = f"{partitions} partition{'s' if partitions > 1 else ''}"
                 contest.compare(f"count, batch, {label}", topic, contest.batch_count)
                 contest.compare(f"count, stream, {label}", topic, contest.stream_count)
