@@ -3,9 +3,7 @@
 One turn of the loop: obey the supervisor, take the writers' answers, look who was rung for, read what clients send,
 hand bundles to the writers, send replies.  Nothing blocks but epoll.
 
-Long poll: a fetch that has nothing to give yet is *parked* at its partitions; the lowest END that anybody parked at a
-partition needs is in this worker's wait cell of its table (see ``shared.doorbell`` for the argument that no wake-up is
-lost).
+A fetch that has nothing to give yet is parked (``longpoll``) until a writer rings or its time is up.
 
 Bounds: connections per worker, unanswered requests and unsent bytes per connection, bytes received in the arena.
 Reaching one of the last three stops reading from the connection; TCP tells the client.
@@ -13,15 +11,13 @@ Reaching one of the last three stops reading from the connection; TCP tells the 
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import select
 import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...broker import plan
 from ...config import Config, address_text
@@ -29,7 +25,7 @@ from ...errors import ApplianceError, ProtocolFault, StorageFault, UnknownPartit
 from ...log import FileCache, LogReader
 from ...shared import memory
 from ...shared.arena import Arena
-from ...shared.doorbell import Doorbell, fence
+from ...shared.doorbell import Doorbell
 from ...shared.table import OFFLINE, SegmentTable
 from ...wire.kafka.hot import KafkaCodec
 from ...wire.native import NativeCodec
@@ -39,6 +35,7 @@ from ..clock import now_ms
 from ..control import Channel
 from .connection import Connection, Pending
 from .links import Bundle, CoordinatorLink, WriterLink
+from .longpoll import LongPoll, Parked, Place
 
 logger = logging.getLogger(__name__)
 
@@ -65,25 +62,14 @@ class Post(NamedTuple):
 class Partition:
     """A partition as this worker holds it."""
 
-    __slots__ = ("key", "link", "parked", "reader", "table")
+    __slots__ = ("key", "link", "place", "reader", "table")
 
     def __init__(self, key: tuple[str, int], table: SegmentTable, reader: LogReader) -> None:
         self.key = key
         self.table = table
         self.reader = reader
         self.link = WriterLink(f"{key[0]}-{key[1]}")
-        self.parked: dict[Parked, int] = {}
-
-
-class Parked:
-    """A fetch in long poll: at ``partitions`` until one of them reaches its END, or until ``deadline_ms``."""
-
-    __slots__ = ("deadline_ms", "partitions", "pending")
-
-    def __init__(self, pending: Pending, deadline_ms: int) -> None:
-        self.pending = pending
-        self.deadline_ms = deadline_ms
-        self.partitions: list[Partition] = []
+        self.place = Place(table)
 
 
 def run(post: Post, control: Channel, supervisor_pid: int) -> int:
@@ -109,9 +95,7 @@ class NetworkWorker:
         self._connections: dict[int, Connection] = {}
         self._links: dict[int, Partition] = {}
         self._waiting: set[Partition] = set()
-        self._parked_at: set[Partition] = set()
-        self._deadlines: list[tuple[int, int, Parked]] = []
-        self._sequence = itertools.count()
+        self._long_poll = LongPoll(post.number)
         self._touched: dict[Connection, None] = {}
         self._bundled: dict[Partition, None] = {}
         self._starved: OrderedDict[Connection, None] = OrderedDict()
@@ -141,7 +125,7 @@ class NetworkWorker:
             self._epoll.unregister(door_socket[1].fileno())
             door_socket[1].close()
         self._listeners.clear()
-        for parked in {parked for partition in self._parked_at for parked in partition.parked}:
+        for parked in self._long_poll.everybody():
             self._answer_parked(parked)
         for connection in list(self._connections.values()):
             connection.hang_up = True
@@ -153,10 +137,9 @@ class NetworkWorker:
 
     def _timeout_s(self) -> float:
         next_ms = self._sweep_ms + SWEEP_MS if self._connections else self._now_ms + 3_600_000
-        while self._deadlines and self._deadlines[0][2].pending.reply is not None:
-            heapq.heappop(self._deadlines)
-        if self._deadlines:
-            next_ms = min(next_ms, self._deadlines[0][0])
+        deadline_ms = self._long_poll.next_deadline_ms()
+        if deadline_ms is not None:
+            next_ms = min(next_ms, deadline_ms)
         return max(0, next_ms - now_ms()) / 1000
 
     def _turn(self, events: list[tuple[int, int]]) -> None:
@@ -195,11 +178,9 @@ class NetworkWorker:
             self._write(connection)
         if self._starved:
             self._feed_starved()
-        while self._deadlines and self._deadlines[0][0] <= self._now_ms:
-            parked = heapq.heappop(self._deadlines)[2]
-            if parked.pending.reply is None:
-                self._answer_parked(parked)
-                self._write(parked.pending.connection)
+        for parked in self._long_poll.expired(self._now_ms):
+            self._answer_parked(parked)
+            self._write(parked.pending.connection)
         if self._now_ms - self._sweep_ms >= SWEEP_MS:
             self._sweep()
 
@@ -244,7 +225,7 @@ class NetworkWorker:
         error = UnknownPartition(f"{key[0]}-{key[1]} has been deleted")
         self._fail(partition.link.take_all(), error.code, str(error))
         self._waiting.discard(partition)
-        for parked in list(partition.parked):
+        for parked in list(partition.place.wanted):
             self._answer_parked(parked)
 
     def _join_writer(self, key: tuple[str, int], fd: int) -> None:
@@ -483,7 +464,7 @@ class NetworkWorker:
             _ask_for_flush(partitions)
         if 0 <= size < request.bytes_min and request.wait_ms_max > 0 and not self._stopping:
             parked = Parked(pending, self._now_ms + min(request.wait_ms_max, WAIT_MS_MAX))
-            if self._park(parked, request, partitions):
+            if self._long_poll.park(parked, request, _places(partitions)):
                 return
             results, size = plan.fetch(request, partitions)
         self._reply_fetch(pending, request, results)
@@ -493,62 +474,27 @@ class NetworkWorker:
         pending.reply = connection.codec.encode_fetch(request, results)
         self._touched[connection] = None
 
-    def _park(self, parked: Parked, request: Fetch, partitions: list[Any]) -> bool:
-        """Wait at every partition; False when an END has moved meanwhile: look again instead."""
-        several = len(partitions) > 1
-        for part, partition in zip(request.parts, partitions, strict=True):
-            end = part.offset + (1 if several else max(1, min(request.bytes_min, part.bytes_max)))
-            known = partition.table.end
-            if several and known >= end:
-                end = known + 1
-            parked.partitions.append(partition)
-            partition.parked[parked] = end
-            partition.table.set_wait(self._post.number, min(partition.parked.values()))
-            self._parked_at.add(partition)
-        fence()
-        if any(partition.table.end >= partition.parked[parked] for partition in parked.partitions):
-            self._unpark(parked)
-            return False
-        heapq.heappush(self._deadlines, (parked.deadline_ms, next(self._sequence), parked))
-        return True
-
-    def _unpark(self, parked: Parked) -> None:
-        for partition in parked.partitions:
-            if partition.parked.pop(parked, None) is None:
-                continue
-            if partition.parked:
-                partition.table.set_wait(self._post.number, min(partition.parked.values()))
-            else:
-                partition.table.set_wait(self._post.number, 0)
-                self._parked_at.discard(partition)
-        parked.partitions.clear()
-
     def _look_again(self) -> None:
         """A writer has rung: answer the fetches whose END has come."""
-        ready: dict[Parked, None] = {}
-        for partition in self._parked_at:
-            end = partition.table.end
-            for parked, wanted in partition.parked.items():
-                if wanted <= end:
-                    ready[parked] = None
-        for parked in ready:
+        for parked in self._long_poll.reached():
             self._retry_parked(parked)
 
     def _retry_parked(self, parked: Parked) -> None:
         """Answer, or go on waiting when several partitions together do not hold ``bytes_min`` yet."""
         request = parked.pending.request
         assert isinstance(request, Fetch)
-        self._unpark(parked)
+        self._long_poll.unpark(parked)
         partitions = [self._partition(part[:2]) for part in request.parts]
         results, size = plan.fetch(request, partitions)
-        several = len(partitions) > 1
-        if several and 0 <= size < request.bytes_min and self._park(parked, request, partitions):
-            return
+        if len(partitions) > 1 and 0 <= size < request.bytes_min:
+            if self._long_poll.park(parked, request, _places(partitions)):
+                return
+            results, size = plan.fetch(request, partitions)
         self._reply_fetch(parked.pending, request, results)
 
     def _answer_parked(self, parked: Parked) -> None:
         """Answer with what there is."""
-        self._unpark(parked)
+        self._long_poll.unpark(parked)
         request = parked.pending.request
         assert isinstance(request, Fetch)
         if not parked.pending.connection.closed:
@@ -653,10 +599,8 @@ class NetworkWorker:
         del self._connections[fd]
         self._epoll.unregister(fd)
         self._starved.pop(connection, None)
-        for partition in list(self._parked_at):
-            for parked in [parked for parked in partition.parked if parked.pending.connection is connection]:
-                parked.pending.reply = []
-                self._unpark(parked)
+        for parked in self._long_poll.of(connection):
+            self._long_poll.unpark(parked)
         self._coordinator.forget(connection)
         self._watch_coordinator()
         connection.close()
@@ -679,6 +623,11 @@ class NetworkWorker:
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+
+
+def _places(partitions: Sequence[Partition | None]) -> list[Place]:
+    """Where a fetch may wait; one that names an unknown partition has its error and never does."""
+    return [partition.place for partition in partitions if partition is not None]
 
 
 def _ask_for_flush(partitions: Sequence[Partition | None]) -> None:

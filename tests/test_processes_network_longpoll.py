@@ -1,0 +1,98 @@
+"""appliance.processes.network.longpoll: the lowest END is asked for, nobody is forgotten, memory stays bounded."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from appliance.processes.network.connection import Connection, Pending
+from appliance.processes.network.longpoll import STALE_MAX, LongPoll, Parked, Place
+from appliance.shared.table import ROWS, WAITS, SegmentTable
+from appliance.wire.requests import Fetch, FetchPart
+
+WORKER = 3
+
+
+class Cells(list[int]):
+    """A table's cells, and the wait cell of our worker in it."""
+
+    @property
+    def wait(self) -> int:
+        return self[WAITS + WORKER]
+
+
+def place(end: int = 0) -> tuple[Place, Cells, SegmentTable]:
+    cells = Cells([0] * (ROWS + 4))
+    table = SegmentTable(cells)
+    table.publish([0], 0, end, 0)
+    return Place(table), cells, table
+
+
+def fetch(*offsets: int, bytes_min: int = 1) -> Fetch:
+    parts = [FetchPart("t", number, offset, 1 << 20) for number, offset in enumerate(offsets)]
+    return Fetch(None, 500, bytes_min, 1 << 20, parts)
+
+
+def parked(deadline_ms: int = 500, connection: Any = None) -> Parked:
+    return Parked(Pending(cast(Connection, connection), fetch(0)), deadline_ms)
+
+
+def test_the_lowest_end_that_anybody_needs_is_asked_for() -> None:
+    poll, (spot, cells, table) = LongPoll(WORKER), place(100)
+    patient, eager = parked(), parked()
+    assert poll.park(patient, fetch(100, bytes_min=50), [spot])
+    assert poll.park(eager, fetch(100), [spot])
+    assert cells.wait == 101
+    table.publish_end(120, 0)
+    assert poll.reached() == [eager]
+    poll.unpark(eager)
+    assert cells.wait == 150
+    table.publish_end(150, 0)
+    assert poll.reached() == [patient]
+    poll.unpark(patient)
+    assert cells.wait == 0 and poll.everybody() == []
+
+
+def test_an_end_that_has_come_meanwhile_is_not_waited_for() -> None:
+    poll, (spot, cells, _) = LongPoll(WORKER), place(100)
+    assert not poll.park(parked(), fetch(99), [spot])
+    assert cells.wait == 0 and poll.everybody() == [] and poll.next_deadline_ms() is None
+
+
+def test_a_fetch_of_several_waits_for_anything_new_in_one_of_them() -> None:
+    poll, (one, one_cells, _), (two, two_cells, table) = LongPoll(WORKER), place(10), place(20)
+    both = parked()
+    assert poll.park(both, fetch(10, 5, bytes_min=1_000), [one, two])  # 15 bytes are there in the second already
+    assert (one_cells.wait, two_cells.wait) == (11, 21)
+    table.publish_end(21, 0)
+    assert poll.reached() == [both]
+    poll.unpark(both)
+    assert (one_cells.wait, two_cells.wait) == (0, 0)
+
+
+def test_time_runs_out_in_order_of_deadlines() -> None:
+    poll, (spot, _, _) = LongPoll(WORKER), place()
+    late, early, answered = parked(300), parked(100), parked(50)
+    for one in (late, early, answered):
+        poll.park(one, fetch(0), [spot])
+    poll.unpark(answered)
+    assert poll.next_deadline_ms() == 100
+    assert list(poll.expired(99)) == []
+    assert list(poll.expired(300)) == [early, late]
+
+
+def test_a_connection_that_goes_takes_its_fetches_along() -> None:
+    poll, (spot, _, _) = LongPoll(WORKER), place()
+    gone, stays = parked(connection="gone"), parked(connection="stays")
+    for one in (gone, stays):
+        poll.park(one, fetch(0), [spot])
+    assert poll.of(cast(Connection, "gone")) == [gone]
+
+
+def test_answered_fetches_behind_one_that_waits_long_are_not_kept() -> None:
+    poll, (spot, _, _) = LongPoll(WORKER), place()
+    poll.park(parked(1), fetch(0), [spot])
+    for _ in range(10 * STALE_MAX):
+        busy = parked(300_000)
+        poll.park(busy, fetch(0), [spot])
+        poll.unpark(busy)
+    assert len(poll._deadlines) <= 2 * STALE_MAX
