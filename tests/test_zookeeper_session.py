@@ -138,8 +138,7 @@ def test_after_a_lost_session_ephemeral_nodes_and_watches_are_back(opened: Sessi
     before = session.session_id
     end_on_server(session)
     other.call(asked(create("/value", b"1")))
-    took_ms = opened.until(lambda: session.session_id != before and session.holds("/ids/1"), "registered again")
-    assert took_ms < 5_000
+    opened.until(lambda: session.session_id != before and session.holds("/ids/1"), "registered again")
     opened.until(lambda: State.CONNECTED in states, "connected")
     assert State.LOST in states and states.index(State.LOST) < states.index(State.CONNECTED)
     (node,) = other.call(asked(get("/ids/1")))
@@ -246,8 +245,8 @@ def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: 
     session.submit(asked(get("/ids/1")), answers.append, timeout_ms=20_000)
     standalone.start_node(0)
     wait_serving(standalone)
-    took_ms = opened.until(lambda: answers, "the question that waited is answered")
-    assert took_ms < 5_000 and answers[0][0].owner == before == session.session_id
+    opened.until(lambda: answers, "the question that waited is answered")
+    assert answers[0][0].owner == before == session.session_id
 
 
 def test_a_commit_that_was_given_up_never_goes_back(standalone: Ensemble, opened: Sessions) -> None:

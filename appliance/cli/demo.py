@@ -39,6 +39,8 @@ PIECE_LINES = 1000
 BLOCK_LINES_MAX = 1000
 BLOCKS_MIN = 1000
 POLL_S = 0.05
+AGAIN_S = 0.2
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int:
@@ -46,22 +48,25 @@ def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int
     for left in clear_abandoned():
         output.remark(f"removed what a killed demo left behind: {left}")
     work = plan(files, lines_min)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    handlers = {number: signal.signal(number, _interrupt) for number in INTERRUPTS}
     room = Room()
     try:
         report = Demo(room, work, pipeline).run()
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C must not leave things half removed
+        for number in INTERRUPTS:  # a second Ctrl-C must not leave things half removed
             signal.signal(number, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         left_behind = room.close()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     report.leftovers = left_behind
     show(report, as_json)
     return 0 if report.good else 1
 
 
 def _interrupt(*_: object) -> NoReturn:
+    """Raise, and again after a while: the interpreter swallows what is raised in a callback, such as at a fork."""
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     raise KeyboardInterrupt
 
 
