@@ -23,6 +23,9 @@ from ...shared.arena import Extent
 from ..control import Channel
 from .connection import Connection, Pending
 
+WRITER_WAIT_MS_MIN: Final = 1_000
+WRITER_WAIT_MS_MAX: Final = 15_000
+"""A produce waits so long for its partition's writer to be forked and to recover, whatever timeout it asks for."""
 BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
 BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
@@ -69,18 +72,18 @@ class WriterLink:
         self._in_flight: dict[int, Bundle] = {}
         self._token = 0
 
-    def bundle(self, acks: int, deadline_ms: int) -> Bundle:
-        """The open bundle for ``acks``.  A change of acks closes the other ones, so that order is kept."""
+    def bundle(self, acks: int, now_ms: int, timeout_ms: int) -> Bundle:
+        """The open bundle for ``acks``.  A change of acks closes the other ones, so that order is kept.
+
+        The first request's timeout, within bounds, is how long all wait for a writer.
+        """
         bundle = self.open.get(acks)
         if bundle is None or len(bundle.positions) >= BUNDLE_POSITIONS_MAX:
             self.waiting += self.open.values()
             self.open.clear()
-            bundle = self.open[acks] = Bundle(acks, deadline_ms)
+            wait_ms = min(max(timeout_ms, WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
+            bundle = self.open[acks] = Bundle(acks, now_ms + wait_ms)
         return bundle
-
-    @property
-    def ready(self) -> bool:
-        return self.channel is not None and not self.retiring
 
     def send(self) -> None:
         """Close the open bundles and send all that wait, if there is a writer to send them to."""

@@ -40,8 +40,6 @@ from .longpoll import LongPoll, Parked, Place
 logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX: Final = 512
-WRITER_WAIT_MS_MAX: Final = 15_000
-"""A produce waits at most this long for its partition's writer to be forked and to recover."""
 WAIT_MS_MAX: Final = 300_000
 SWEEP_MS: Final = 1_000
 COMPLAINTS_MAX: Final = 20
@@ -360,8 +358,7 @@ class NetworkWorker:
             if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
                 self._refuse_part(connection, pending, index, request, partition)
                 continue
-            wait_ms = min(max(request.timeout_ms, 1_000), WRITER_WAIT_MS_MAX)
-            bundle = partition.link.bundle(request.acks, self._now_ms + wait_ms)
+            bundle = partition.link.bundle(request.acks, self._now_ms, request.timeout_ms)
             bundle.add(extent, start + part_start, start + part_stop, (connection, pending, index))
             self._bundled[partition] = None
         if pending is not None and not request.parts:
