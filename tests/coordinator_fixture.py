@@ -97,6 +97,7 @@ class Rig:
         return self._reap()
 
     def kill(self) -> None:
+        assert self.pid > 0, "0 would be all of us"
         os.kill(self.pid, signal.SIGKILL)
         self._reap()
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -239,9 +238,9 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     yield start
     for child in started:
-        with suppress(ProcessLookupError):
+        if child.poll() is None:  # a number that was reaped may be another's by now
             os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+            child.wait()
 
 
 def parsed(made: Settings) -> int:
