@@ -149,11 +149,14 @@ class Rig:
     def pump(self, timeout_s: float = 0.05) -> None:
         """Take what has arrived from the coordinator, waiting a little for it."""
         sources: list[Any] = [self.stream] if self.silent else [self.channel, self.stream]
-        ready, _, _ = select.select(sources, [], [], timeout_s)
-        if self.channel in ready:
+        poll = select.poll()  # select() knows no descriptors above 1023
+        for source in sources:
+            poll.register(source, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+        if self.channel.fileno() in ready:
             for message, _ in self.channel.receive():
                 self._obey(message)
-        if self.stream in ready:
+        if self.stream.fileno() in ready:
             data = self.stream.recv(1 << 20)
             assert data, "the coordinator is gone"
             self._unpacker.feed(data)

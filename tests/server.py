@@ -44,8 +44,9 @@ class Server:
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], START_S_MAX)
-        line = self.process.stdout.readline() if ready else ""
+        poll = select.poll()  # select() knows no descriptors above 1023
+        poll.register(self.process.stdout, select.POLLIN)
+        line = self.process.stdout.readline() if poll.poll(START_S_MAX * 1000) else ""
         if not line.startswith("appliance: serving"):
             self.process.terminate()
             raise NotServing(f"exit status {self._wait()}, said {line!r}\n{self.log()}")

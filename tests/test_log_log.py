@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import shutil
 import subprocess
@@ -436,6 +437,8 @@ class LogMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "path"):
             shutil.rmtree(self.path)
+        self.__dict__.pop("log", None)
+        gc.collect()  # a machine is full of cycles, and each log in it holds files open
 
     def open(self) -> Log:
         return Log.open(self.path, SETTINGS, lambda: self.now_ms, 6, boot=self.boot, system=self.faults.system())
