@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import threading
+import time
 from pathlib import Path
 
 from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, row
@@ -25,7 +26,7 @@ BATCH = 1000
 TENTHS = 10
 
 
-def consume(address: str, count: int, failures: list[str]) -> None:
+def consume(address: str, count: int, failures: list[str], progress: list[int]) -> None:
     seen = 0
     with Consumer(address) as consumer:
         consumer.assign({("t", 0): EARLIEST})
@@ -34,6 +35,7 @@ def consume(address: str, count: int, failures: list[str]) -> None:
             if not batches:
                 break
             seen += sum(len(batch.values) for batch in batches)
+            progress[0] = seen
     if seen != count:
         failures.append(f"{seen} of {count} messages arrived")
 
@@ -54,16 +56,20 @@ def main() -> None:
     count = total_bytes // PAYLOAD_BYTES // BATCH // TENTHS * BATCH * TENTHS
     headline("soak", bytes=total_bytes, message_bytes=PAYLOAD_BYTES, segment_bytes=segment)
     failures: list[str] = []
+    progress = [0]
     with appliance(**{"disk.check_ms": 1000}) as server:
         settings = {"segment.bytes": str(segment), "retention.bytes": str(8 * segment)}
         Admin(server.native).create_topic("t", 1, settings)
-        reader = threading.Thread(target=consume, args=(server.native, count, failures))
+        reader = threading.Thread(target=consume, args=(server.native, count, failures, progress))
         reader.start()
         memory = []
         with Producer(server.native, acks="all", batch_messages_max=BATCH, batch_bytes_max=1 << 20) as producer:
             for tenth in range(TENTHS):
-                for _ in range(count // BATCH // TENTHS):
+                for number in range(count // BATCH // TENTHS):
                     producer.send_many("t", [VALUE] * BATCH)
+                    sent = tenth * count // TENTHS + number * BATCH
+                    while reader.is_alive() and (sent - progress[0]) * PAYLOAD_BYTES > 4 * segment:
+                        time.sleep(0.01)  # stay ahead of retention: what it takes nobody can count
                 producer.flush()
                 memory.append(measure(server, f"{(tenth + 1) * 100 // TENTHS} %"))
         reader.join()

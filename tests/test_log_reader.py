@@ -336,3 +336,16 @@ def test_a_file_that_cannot_be_opened_is_a_storage_fault(tmp_path: Path) -> None
         FileCache().get(str(tmp_path / "loop"), File)
     with pytest.raises(FileNotFoundError):
         FileCache().get(str(tmp_path / "nothing"), File)
+
+
+def test_unlinked_files_are_let_go_of(tmp_path: Path) -> None:
+    """As long as a cache keeps a retired segment open, the disk keeps its room."""
+    kept, gone = tmp_path / "kept", tmp_path / "gone"
+    for each in (kept, gone):
+        each.write_bytes(b"x")
+    files = FileCache(4)
+    for each in (kept, gone):
+        files.get(str(each), File)
+    gone.unlink()
+    files.drop_unlinked()
+    assert len(files) == 1 and files.get(str(kept), File).fd >= 0

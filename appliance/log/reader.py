@@ -78,6 +78,11 @@ class FileCache:
         assert isinstance(file, kind)
         return file
 
+    def drop_unlinked(self) -> None:
+        """Forget the files that retention has unlinked: as long as one is open, the disk keeps its room."""
+        for path in [path for path, file in self._files.items() if not os.fstat(file.fd).st_nlink]:
+            del self._files[path]
+
     def drop(self, prefix: str) -> None:
         """Forget the files whose path starts so."""
         for path in [path for path in self._files if path.startswith(prefix)]:

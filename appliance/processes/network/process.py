@@ -134,7 +134,7 @@ class NetworkWorker:
             self._turn(self._epoll.poll(0.1))
 
     def _timeout_s(self) -> float:
-        next_ms = self._sweep_ms + SWEEP_MS if self._connections else self._now_ms + 3_600_000
+        next_ms = self._sweep_ms + SWEEP_MS if self._connections or len(self._files) else self._now_ms + 3_600_000
         deadline_ms = self._long_poll.next_deadline_ms()
         if deadline_ms is not None:
             next_ms = min(next_ms, deadline_ms)
@@ -603,9 +603,10 @@ class NetworkWorker:
         connection.close()
 
     def _sweep(self) -> None:
-        """Once a second while there are clients: time limits, and numbers for the supervisor."""
+        """Once a second while there are clients or open files: time limits, and numbers for the supervisor."""
         self._sweep_ms = now = self._now_ms
         limits = self._limits
+        self._files.drop_unlinked()
         for connection in list(self._connections.values()):
             if connection.frame_since_ms and now - connection.frame_since_ms > limits.frame_ms_max:
                 self._hang_up(connection, "a frame was not completed within network.frame_ms_max")
