@@ -123,6 +123,10 @@ class Cluster:
                 addresses[broker_id] = address
         return [Broker(broker_id, *parse_addresses(addresses[broker_id])[0]) for broker_id in sorted(addresses)]
 
+    def let_go(self) -> None:
+        """Close segments that retention has unlinked since they were looked at."""
+        self._files.drop_unlinked()
+
     def disk_space(self) -> tuple[int, int]:
         system = os.statvfs(self._data_dir)
         return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
