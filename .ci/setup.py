@@ -8,16 +8,13 @@ Only the standard library is imported here, since it runs before anything is ins
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
-from urllib.parse import urljoin
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -51,28 +48,17 @@ def make_venv() -> None:
     if made.returncode:
         shutil.rmtree(VENV, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(VENV)], check=True)
-        wheel = fetch_pip()
-        subprocess.run([VENV / "bin/python", f"{wheel}/pip", "install", "-q", str(wheel)], check=True)
-        wheel.unlink()
+        borrowed = [sys.executable, "-m", "pip", "--python", str(VENV / "bin/python"), "install", "-q", "pip"]
+        if subprocess.run(borrowed, check=False).returncode:
+            shutil.rmtree(VENV, ignore_errors=True)
+            sys.exit(
+                "this Python has neither ensurepip nor pip: install its venv package (Debian: python3-venv), "
+                "or name another with make PYTHON=/path/to/python3"
+            )
 
 
 def run_quietly(*arguments: str) -> bool:
     return not subprocess.run([VENV / "bin/python", *arguments], capture_output=True, check=False).returncode
-
-
-def fetch_pip() -> Path:
-    """pip's own wheel, which can install itself; checked against the digest that the index gives."""
-    about = "https://pypi.org/pypi/pip/json"
-    with urllib.request.urlopen(about, timeout=60) as reply:
-        files = json.load(reply)["urls"]
-    chosen = next(file for file in files if file["packagetype"] == "bdist_wheel")
-    with urllib.request.urlopen(urljoin(about, chosen["url"]), timeout=60) as reply:
-        content = reply.read()
-    if hashlib.sha256(content).hexdigest() != chosen["digests"]["sha256"]:
-        sys.exit("the downloaded pip does not have the digest that the index gives; nothing was installed")
-    wheel = VENV / str(chosen["filename"])
-    wheel.write_bytes(content)
-    return wheel
 
 
 def install(extras: list[str]) -> None:
