@@ -37,7 +37,20 @@ from ...log import FlushTicket, Log
 from ...records.batch import BatchInfo, check, place, stamp
 from ...shared import memory
 from ...shared.doorbell import Doorbell, fence
-from ...shared.table import DISK_FULL, OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from ...shared.table import (
+    COUNT_BATCHES,
+    COUNT_BYTES,
+    COUNT_DUPLICATES,
+    COUNT_FLUSHES,
+    COUNT_GROUPS,
+    COUNT_REFUSED,
+    COUNT_RETIRED,
+    DISK_FULL,
+    OFFLINE,
+    ONLINE,
+    SEGMENTS_MAX,
+    SegmentTable,
+)
 from ..child import settle
 from ..clock import wall_ms
 from ..control import Channel
@@ -58,7 +71,6 @@ TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
 FOR_ALL: Final = -1
 """Index of a text that is about every request of its bundle."""
-COUNT_BATCHES, COUNT_BYTES, COUNT_GROUPS, COUNT_FLUSHES, COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED = range(7)
 
 
 class Assignment(NamedTuple):
