@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,19 +19,14 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 ROOT = Path(__file__).parents[2]
 
 
-def prepare_environment() -> None:
-    """Workers must find our Python and our package; the first of two compilers is enough for a test."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.SparkSession]:
-    if shutil.which("java") is None:
-        pytest.skip("no Java on PATH")
+    from appliance.spark import register
+    from appliance.spark.session import prepare_environment
+
     prepare_environment()
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # the first of two compilers is enough for a test
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it says goodbye when pytest's streams are closed already
     manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     session = (
         pyspark_sql.SparkSession.builder.master("local[2]")
@@ -46,8 +40,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.Spar
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
-    from appliance.spark import register
-
     yield register(session)
     session.stop()
 

@@ -7,23 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from pyspark.sql import SparkSession
-
-from appliance.spark import register
-
-from .conftest import prepare_environment
+from appliance.spark.session import build_session
 
 
 def main(bootstrap: str, source: str, sink: str, checkpoint: str) -> None:
-    prepare_environment()
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    register(spark)
+    spark = build_session("driver", {"spark.master": "local[2]"})
     reading = {"bootstrap.servers": bootstrap, "subscribe": source, "startingOffsets": "earliest"}
     frame = spark.readStream.format("appliance").options(**reading, maxBytesPerTrigger="20000").load()
     writing = {"bootstrap.servers": bootstrap, "topic": sink, "checkpointLocation": checkpoint, "batchBytes": "2000"}
