@@ -21,9 +21,11 @@ def test_the_largest_description_fits() -> None:
 
 def test_the_largest_answer_fits() -> None:
     texts = {index: "x" * writer.TEXT_CHARACTERS_MAX for index in range(writer.TEXTS_MAX)}
-    full = [2**40, [90, OFFSET_MAX, OFFSET_MAX] * links.BUNDLE_REQUESTS_MAX, texts]
-    small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}]] * (writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3))
+    full = [2**40, [90, OFFSET_MAX, OFFSET_MAX] * links.BUNDLE_REQUESTS_MAX, texts, 2**41]
+    small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}, 2**41]] * (
+        writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3)
+    )
     assert len(msgpack.packb([*small, full])) < MESSAGE_BYTES_MAX
-    refused = [2**40, [2, -1, -1], {0: "x" * writer.TEXT_CHARACTERS_MAX}]
+    refused = [2**40, [2, -1, -1], {0: "x" * writer.TEXT_CHARACTERS_MAX}, -1]
     count = writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3) + 1
     assert len(msgpack.packb([refused] * count)) < MESSAGE_BYTES_MAX

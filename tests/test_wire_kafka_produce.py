@@ -85,7 +85,14 @@ def test_replies_are_byte_for_byte_those_of_kafka_python(version: int) -> None:
         values.update(transactional_id=None, acks=1)
         _, request = decoded(version, values)
         results = [
-            ProduceResult(rng.choice((0, 3)), rng.randrange(2**40), 0, 17, rng.choice(("", "größer", "x" * 200)))
+            ProduceResult(
+                rng.choice((0, 3)),
+                rng.randrange(2**40),
+                0,
+                17,
+                rng.choice(("", "größer", "x" * 200)),
+                rng.choice((-1, 99)),
+            )
             for _ in request.parts
         ]
         row = iter(results)
@@ -107,7 +114,7 @@ def part_reply(index: int, result: ProduceResult) -> dict[str, Any]:
         "index": index,
         "error_code": result.error,
         "base_offset": result.base,
-        "log_append_time_ms": -1,
+        "log_append_time_ms": result.append_ms,
         "log_start_offset": result.log_start,
         "record_errors": [],
         "error_message": result.message or None,

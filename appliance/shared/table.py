@@ -178,6 +178,10 @@ class SegmentTable:
         return int(self._cells[END])
 
     @property
+    def start(self) -> int:
+        return int(self._cells[START])
+
+    @property
     def state(self) -> int:
         return int(self._cells[STATE])
 

@@ -156,7 +156,7 @@ class NativeCodec:
         return Local(encode_frame([header[1], 0, VERSION, self._broker_id, limits]))
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
-        error, base, end, log_start, message = results[0]
+        error, base, end, log_start, message, _ = results[0]
         return encode_frame([request.context, error, base, end, log_start, message])
 
     def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:

@@ -101,13 +101,17 @@ Request = Produce | Fetch | Offsets | Cold | Local
 
 
 class ProduceResult(NamedTuple):
-    """``base``: offset of the first record; ``end``: offset after the last; both -1 on error."""
+    """``base``: offset of the first record; ``end``: offset after the last; both -1 on error.
+
+    ``append_ms``: the time that the records were given, -1 when they keep their own.
+    """
 
     error: int
     base: int
     end: int
     log_start: int
     message: str = ""
+    append_ms: int = -1
 
 
 class FetchResult(NamedTuple):

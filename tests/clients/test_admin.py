@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -180,6 +180,20 @@ def test_message_sizes_from_nothing_to_the_limit(door: Door, admin: AdminClient)
     assert failures == ["MSG_SIZE_TOO_LARGE"]
     out = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%S\n")
     assert out.split() == ["0", "1", "99000", "5"]
+
+
+def test_producers_are_told_the_time_of_appending(admin: AdminClient, door: Door) -> None:
+    """message.timestamp.type=LogAppendTime: what a delivery report says is what consumers find."""
+    topic = new_topic()
+    done(admin.create_topics([NewTopic(topic, 1, 1, config={"message.timestamp.type": "LogAppendTime"})]))
+    told: list[tuple[int, int]] = []
+    producer = Producer({"bootstrap.servers": door.kafka})
+    for number in range(3):
+        report = lambda error, message: told.append(message.timestamp())  # noqa: E731
+        producer.produce(topic, b"x", timestamp=1_000 + number, partition=0, on_delivery=report)
+        assert producer.flush(DEADLINE_S) == 0
+    found = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%T\n").split()
+    assert told == [(TIMESTAMP_LOG_APPEND_TIME, int(time_ms)) for time_ms in found] and len(told) == 3
 
 
 def test_transactions_are_refused_with_a_clear_error(door: Door) -> None:

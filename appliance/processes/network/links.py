@@ -33,6 +33,9 @@ REPLY_BYTES_MAX: Final = 256 << 20
 IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
 
+Target = tuple[Connection, Pending | None, int]
+"""Whose request a part belongs to (None: acks=0, no reply), and which of its parts it is."""
+
 
 class Bundle:
     """Record batches for one partition, in order, answered together."""
@@ -43,10 +46,10 @@ class Bundle:
         self.acks = acks
         self.deadline_ms = deadline_ms
         self.positions: list[int] = []
-        self.targets: list[tuple[Connection, Pending | None, int]] = []
+        self.targets: list[Target] = []
         self.extents: list[Extent] = []
 
-    def add(self, extent: Extent, start: int, stop: int, target: tuple[Connection, Pending | None, int]) -> None:
+    def add(self, extent: Extent, start: int, stop: int, target: Target) -> None:
         if not self.extents or self.extents[-1] is not extent:
             extent.hold()
             self.extents.append(extent)
@@ -110,12 +113,12 @@ class WriterLink:
         if self.channel is not None:
             self.channel.send(())
 
-    def receive(self) -> list[tuple[Bundle, list[int], dict[int, str]]]:
-        """The bundles that one message answers, with three numbers per request: error, base, end."""
+    def receive(self) -> list[tuple[Bundle, list[int], dict[int, str], int]]:
+        """The bundles that one message answers; each with three numbers per request, texts, append time."""
         assert self.channel is not None
         in_flight = self._in_flight
         message = self.channel.take() or ()
-        return [(in_flight.pop(token), results, messages) for token, results, messages in message]
+        return [(in_flight.pop(token), *answer) for token, *answer in message]
 
     @property
     def idle(self) -> bool:

@@ -34,7 +34,7 @@ from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
 from .connection import Connection, Pending
-from .links import Bundle, CoordinatorLink, WriterLink
+from .links import Bundle, CoordinatorLink, Target, WriterLink
 from .longpoll import LongPoll, Parked, Place
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ WAIT_MS_MAX: Final = 300_000
 SWEEP_MS: Final = 1_000
 COMPLAINTS_MAX: Final = 20
 STATS_MS: Final = 5_000
+
+_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Post(NamedTuple):
@@ -376,7 +378,7 @@ class NetworkWorker:
             error = StorageFault(f"{topic}-{number} is offline: see `appliance status`")
         else:
             error = plan.EMPTY_BATCH
-        self._finish_part((connection, pending, index), error.code, -1, -1, str(error))
+        self._finish_part((connection, pending, index), ProduceResult(error.code, -1, -1, -1, str(error)))
 
     def _send_bundles(self, partition: Partition) -> None:
         link = partition.link
@@ -403,15 +405,17 @@ class NetworkWorker:
             channel.flush()
             if not channel.pending and not channel.closed:
                 self._epoll.modify(channel.fileno(), select.EPOLLIN)
-        for bundle, results, messages in link.receive():
+        log_start = partition.table.start
+        for bundle, results, texts, append_ms in link.receive():
             bundle.release()
-            at = 0
-            if bundle.acks == 0 and not messages:
+            if bundle.acks == 0 and not texts:
                 continue
-            for_all = messages.get(-1, "")
-            for index, target in enumerate(bundle.targets):
-                self._finish_part(target, results[at], results[at + 1], results[at + 2], messages.get(index, for_all))
-                at += 3
+            for_all = texts.get(-1, "")
+            numbers = iter(results)
+            rows = zip(bundle.targets, numbers, numbers, numbers, strict=True)
+            for index, (target, error, base, end) in enumerate(rows):
+                text = texts.get(index, for_all) if texts else ""
+                self._finish_part(target, _new(ProduceResult, (error, base, end, log_start, text, append_ms)))
         if channel.closed:
             self._lose_writer(partition)
             if link.waiting:
@@ -419,17 +423,15 @@ class NetworkWorker:
         elif link.retiring:
             self._let_go(partition)
 
-    def _finish_part(
-        self, target: tuple[Connection, Pending | None, int], error: int, base: int, end: int, message: str
-    ) -> None:
+    def _finish_part(self, target: Target, result: ProduceResult) -> None:
         connection, pending, index = target
         if connection.closed:
             return
         if pending is None:
-            if error:  # nobody waits for a reply to acks=0: hanging up is the only way to tell
-                self._hang_up(connection, f"produce with acks=0 failed: {message}")
+            if result.error:  # nobody waits for a reply to acks=0: hanging up is the only way to tell
+                self._hang_up(connection, f"produce with acks=0 failed: {result.message}")
             return
-        pending.results[index] = ProduceResult(error, base, end, 0, message)
+        pending.results[index] = result
         pending.missing -= 1
         if not pending.missing:
             pending.reply = [connection.codec.encode_produce(pending.request, pending.results)]  # type: ignore[arg-type]
@@ -439,7 +441,7 @@ class NetworkWorker:
         for bundle in bundles:
             bundle.release()
             for target in bundle.targets:
-                self._finish_part(target, code, -1, -1, message)
+                self._finish_part(target, ProduceResult(code, -1, -1, -1, message))
 
     def _forget_channel(self, partition: Partition) -> None:
         channel = partition.link.channel

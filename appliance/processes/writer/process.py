@@ -8,7 +8,8 @@ leaves flushing to the operating system (``flush.messages=0``).
 Messages on the channel of a network worker, msgpack arrays::
 
     worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
-    writer → worker   [[token, [error, base, end, ...], {index: text}] ...]   three numbers per request; -1: for all
+    writer → worker   [[token, [error, base, end, ...], {index: text}, append ms] ...]   three numbers per
+                      request; text -1: for all; append ms: what LogAppendTime has given to all, else -1
 
 No bundles at all ask for a flush: a consumer has come for what is written.  A bundle is answered once; with
 acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the requests in a bundle all at once.
@@ -147,7 +148,7 @@ class Writer:
         self._fault: StorageFault | None = None
         self._retiring = False
         self._alarm = Doorbell()
-        self._last_base = -1
+        self._last_base = self._append_ms = -1
         self._snapshot_end = 0
         # What is written, or waits for a flush, and is not handed to the flusher yet.
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
@@ -328,6 +329,7 @@ class Writer:
         answers: list[_Answer] = []
         refused = 0
         position = self._log.written
+        self._append_ms = wall_ms() if self._settings.message_timestamp_type == "LogAppendTime" else -1
         for link, (token, acks, positions) in arrived:
             arena = link.arena
             results: list[int] = []
@@ -341,7 +343,7 @@ class Writer:
                     results += (error.code, -1, -1)
                     if len(messages) < TEXTS_MAX:
                         messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
-            answers.append(_Answer(link, acks, [token, results, messages]))
+            answers.append(_Answer(link, acks, [token, results, messages, self._append_ms]))
         if refused:
             self._table.count(COUNT_REFUSED, refused)
         if group:
@@ -379,8 +381,8 @@ class Writer:
                 self._table.count(COUNT_DUPLICATES, 1)
                 return *repeat, position
             self._sequences.record(producer_id, epoch, sequence, count, end - count, end)
-        if settings.message_timestamp_type == "LogAppendTime":
-            stamp(arena, start, size, wall_ms())
+        if self._append_ms >= 0:
+            stamp(arena, start, size, self._append_ms)
         place(arena, start, position, size, count)
         group.append((arena[start:stop], info))
         return end - count, end, end
@@ -440,7 +442,7 @@ class Writer:
         self._sequences.rollback()
         for link, _, reply in answers:
             count = len(reply[1]) // 3
-            reply[1:] = [[error.code, -1, -1] * count, {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}]
+            reply[1:] = [[error.code, -1, -1] * count, {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}, -1]
             self._send(link, [reply])
         if isinstance(error, StorageFault):
             raise error

@@ -7,7 +7,7 @@ Request (``[…]`` arrays; in 9 compact lengths, and tagged fields at each ``}``
 
 Reply::
 
-    [topic { name  [partition { i32 index  i16 error  i64 base offset  i64 append time = -1 (2+)
+    [topic { name  [partition { i32 index  i16 error  i64 base offset  i64 append time (2+)
                                 i64 log start (5+)  [record errors] = none (8+)  error message (8+) }] }]
     i32 throttle ms = 0 (1+)
 
@@ -212,27 +212,29 @@ def _encode_v0(index: int, result: ProduceResult) -> bytes:
 
 
 def _encode_v2(index: int, result: ProduceResult) -> bytes:
-    return _PART_V2.pack(index, result[0], result[1], -1)
+    return _PART_V2.pack(index, result[0], result[1], result[5])
 
 
 def _encode_v5(index: int, result: ProduceResult) -> bytes:
-    return _PART_V5.pack(index, result[0], result[1], -1, result[3])
+    return _PART_V5.pack(index, result[0], result[1], result[5], result[3])
 
 
 def _encode_v8(index: int, result: ProduceResult) -> bytes:
-    error, base, _, log_start, message = result
+    error, base, _, log_start, message, append_ms = result
     if not message:
-        return _PART_V8.pack(index, error, base, -1, log_start, 0, -1)
+        return _PART_V8.pack(index, error, base, append_ms, log_start, 0, -1)
     text = message[:MESSAGE_CHARACTERS_MAX].encode()
-    return _PART_V8.pack(index, error, base, -1, log_start, 0, len(text)) + text
+    return _PART_V8.pack(index, error, base, append_ms, log_start, 0, len(text)) + text
 
 
 def _encode_v9(index: int, result: ProduceResult) -> bytes:
-    error, base, _, log_start, message = result
+    error, base, _, log_start, message, append_ms = result
     if not message:
-        return _PART_V9.pack(index, error, base, -1, log_start, 1, 0)
+        return _PART_V9.pack(index, error, base, append_ms, log_start, 1, 0)
     text = message[:MESSAGE_CHARACTERS_MAX].encode()
-    return b"".join((_PART_V5.pack(index, error, base, -1, log_start), b"\1", varint(len(text) + 1), text, b"\0"))
+    return b"".join(
+        (_PART_V5.pack(index, error, base, append_ms, log_start), b"\1", varint(len(text) + 1), text, b"\0")
+    )
 
 
 _ENCODERS: Final[list[Callable[[int, ProduceResult], bytes]]] = [
