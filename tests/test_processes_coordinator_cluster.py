@@ -19,7 +19,7 @@ from appliance.processes.coordinator.producer_ids import ProducerIds
 from appliance.processes.coordinator.topics import Topics
 from appliance.shared.table import ONLINE, ROWS, SegmentTable
 from appliance.zookeeper.operations import Operation, ask, create
-from appliance.zookeeper.paths import BrokerInfo, consumer, owner
+from appliance.zookeeper.paths import BrokerInfo, TopicInfo, consumer, owner
 from appliance.zookeeper.paths import TopicPartition as Part
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
 
@@ -216,3 +216,10 @@ def test_a_catalog_that_cannot_be_stored_changes_nothing(bench: Bench, monkeypat
     with pytest.raises(DiskFull):
         bench.run(bench.topics.delete("logs"))
     assert list(bench.cluster.topics()) == ["logs"] and not bench.topics.catalog.deleting and not bench.sent
+
+
+def test_a_topic_that_is_registered_already_is_adopted(bench: Bench) -> None:
+    """By a broker that was first, or by ourselves, when ZooKeeper's answer to the creation was lost."""
+    registered = TopicInfo({0: [8]}, {"retention.ms": "5"}, "an id")
+    bench.run(bench.registry.ask(bench.registry.topics.create_topic("later", registered)))
+    assert bench.run(bench.topics.ensure("later")) == Topic("later", {0: [8]}, {"retention.ms": "5"}, "an id")

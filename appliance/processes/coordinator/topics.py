@@ -156,7 +156,9 @@ class Topics:
             return self.get(name)
         try:
             return await self.create(name)
-        except TopicExists:  # somebody else wanted it too and was first
+        except TopicExists:  # somebody else was first, or we were, and lost ZooKeeper before it could say so
+            if name not in self.catalog.topics:
+                await self._synchronise_one(name)
             return self.get(name)
 
     async def alter(self, name: str, settings: Mapping[str, str | int | None], partitions: int | None = None) -> Topic:
