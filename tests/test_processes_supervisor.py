@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.processes import child
 from appliance.records.encode import encode_values
 from appliance.shared import memory
 
@@ -151,3 +154,13 @@ def test_two_appliances_serve_side_by_side(make_appliance: Callable[..., Server]
     assert one.stop() == 0
     with Peer(two.native) as peer:
         assert peer.admin("topics") == []
+
+
+def test_children_take_short_turns_on_the_processor(appliance: Server) -> None:
+    def slice_ns(pid: int) -> int:
+        found = re.search(r"^se\.slice\s*:\s*(\d+)", Path(f"/proc/{pid}/sched").read_text(), re.MULTILINE)
+        return int(found[1]) if found else pytest.skip("this kernel does not show slices")
+
+    usual = slice_ns(os.getpid())
+    for row in appliance.state["processes"]:
+        assert slice_ns(row["pid"]) == (usual if row["role"] == "supervisor" else child.SLICE_NS), row
