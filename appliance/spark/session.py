@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from ..errors import ConfigFault
@@ -76,7 +76,9 @@ def build_session(
     if (active := SparkSession.getActiveSession()) is not None:
         return register(active)
     prepare_environment()
-    given = SparkConf()  # what spark-submit hands over
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM; connected, we see what was submitted
+        SparkContext._ensure_initialized()
+    given = SparkConf()
     wanted = {"spark.app.name": name} | DEFAULTS
     if not given.contains("spark.master") and "spark.master" not in (settings or {}):
         wanted |= LOCAL_DEFAULTS | {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}

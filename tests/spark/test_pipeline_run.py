@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -24,6 +27,7 @@ from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.state import Progress, State
 from appliance.spark.pipeline.status import heaviest, read_total, status, summary
+from appliance.spark.session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
 from ..server import Server, wait_for
@@ -200,11 +204,11 @@ def test_a_query_that_fails_says_why_and_can_go_on(
     assert len(events(made)) == 1
 
 
-# ---- killed drivers
+# ---- drivers of their own
 
 CONFIG = """\
 [pipeline]
-name = "killed"
+name = "own-driver"
 bootstrap = "{bootstrap}"
 [input]
 trigger_bytes = "1MB"
@@ -223,6 +227,34 @@ topic = "{topic}-dead"
 [spark]
 "spark.master" = "local[2]"
 """
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_runs_it_unchanged(topics: Topics, topic: str, tmp_path: Path) -> None:
+    """``spark-submit`` to a master with two workers, whose executors are processes of their own."""
+    topics.create(topic, partitions=4)
+    topics.create(f"{topic}-dead")
+    for partition in range(4):
+        fill(topics, topic, [access(partition * 1000 + number) for number in range(1000)], partition)
+    fill(topics, topic, [b"junk"])
+    config = CONFIG.format(bootstrap=topics.server.native, topic=topic).partition("[spark]")[0]
+    (tmp_path / "p.toml").write_text(config)
+    prepare_environment()
+    home = Path(pyspark.__file__).parent
+    done = subprocess.run(
+        [str(home / "bin" / "spark-submit"), "--master", "local-cluster[2,1,1024]",
+         "--conf", "spark.driver.host=127.0.0.1", str(ROOT / "appliance/spark/pipeline/__main__.py"),
+         str(tmp_path / "p.toml"), "--once"],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    shutil.rmtree(home / "work")  # what executors leave
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert (result["parsed"], result["dead_letters"]) == (4000, 1)
+    made = settings(tmp_path, topics, topic)
+    assert sorted(events(made).column("path").to_pylist()) == sorted(f"/{number}" for number in range(4000))
+    executors = set(re.findall(r"Registered executor .* with ID (\d+)", done.stderr))
+    assert executors == {"0", "1"}, done.stderr[-3000:]
 
 
 @pytest.fixture
@@ -278,7 +310,7 @@ def test_a_driver_killed_three_times_writes_everything_once(
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     last = driver()
-    made = settings(tmp_path, topics, topic, pipeline={"name": "killed", "bootstrap": topics.server.native})
+    made = settings(tmp_path, topics, topic, pipeline={"name": "own-driver", "bootstrap": topics.server.native})
     wait_for(lambda: parsed(made) == 29_000, "everything that is there to be parsed", 120)
     fill(topics, topic, lines[29_000:])
     wait_for(lambda: parsed(made) == 30_000, "what has come since to be parsed", 60)
