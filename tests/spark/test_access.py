@@ -91,6 +91,47 @@ def test_what_retention_took_meanwhile(
         assert 0 < len(kept) < len(lines) and kept == lines[-len(kept) :]
 
 
+@pytest.mark.parametrize("through", ["door", "files"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_retention_in_the_middle_of_a_read(
+    make_appliance: Callable[..., Server],
+    topics_of: Callable[[Server], Topics],
+    topic: str,
+    access_to: Callable[..., Access],
+    through: str,
+    fails: bool,
+) -> None:
+    """What was read stays read, what is left comes after it, in order; the gap is an error or is stepped over."""
+    topics = topics_of(make_appliance(**{"disk.check_ms": 100}))
+    topics.create(topic, segment_bytes=16384)
+    lines = [b"%06d" % number for number in range(10_000)]
+    topics.write(topic, [encode_values(lines[at : at + 500], 5) for at in range(0, len(lines), 500)])
+    access = access_to(topics.server.native)
+    wanted = whole(access, topic)
+    decoder = Decoder(wanted.topic, wanted.partition, wanted.first, wanted.end)
+    found: list[bytes] = []
+
+    def take(start: int, data: memoryview) -> None:
+        for batch in decoder.decode(data, start):
+            found.extend(batch.column("value").to_pylist())
+
+    reading = access.read(wanted, access.home(topic, 0) if through == "files" else None, 3000, fails)
+    take(*next(reading))
+    topics.cluster.admin("alter_topic", {"name": topic, "settings": {"retention.bytes": "32768"}})
+    wait_for(lambda: access.offsets({(topic, 0): EARLIEST})[topic, 0] > wanted.end // 2, "retention")
+    if fails:
+        with pytest.raises(OffsetOutOfRange, match=rf"{topic}-0: offset \d+ is gone"):
+            for start, data in reading:
+                take(start, data)
+        assert found == lines[: len(found)]
+    else:
+        for start, data in reading:
+            take(start, data)
+        missing = len(lines) - len(found)
+        gap = next(number for number, line in enumerate(found) if line != lines[number])
+        assert missing > 0 and gap >= 500 and found[gap:] == lines[gap + missing :]
+
+
 def test_an_appliance_that_is_away_is_named(access_to: Callable[..., Access]) -> None:
     with pytest.raises(BrokerAway, match=r"gave up after 0.05 s.*127\.0\.0\.1:1"):
         access_to("127.0.0.1:1", 50).offsets({("logs", 0): LATEST})
