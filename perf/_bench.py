@@ -107,7 +107,7 @@ def cpu_s(pid: int) -> float:
     """User and system time of a process with its threads, and of children it has reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or while it was read
         return 0.0
     return sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
 
