@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, private_bytes, pss_bytes, row
+from _bench import PAYLOAD_BYTES, Appliance, appliance, cpu_s, headline, private_bytes, pss_bytes, row
 
 from appliance.client import Producer
 from appliance.client.admin import Admin
@@ -53,16 +53,18 @@ def start_times(rounds: int) -> None:
             pss_mib=memory / MIB, of_it_zookeeper_mib=java / MIB)  # fmt: skip
 
 
-def idle(partitions: int, seconds: int) -> None:
-    with appliance() as server:
+def idle(partitions: int, seconds: int, nodes: int) -> None:
+    with appliance(**{"zookeeper.nodes": nodes}) as server:
         Admin(server.native).create_topic("t", partitions)
         produce(server.native, "t", 1000, partitions)
         time.sleep(2)
-        cpu = server.cpu_s()
+        cpu, java = server.cpu_s(), sum(cpu_s(pid) for pid in server.pids("zookeeper"))
         time.sleep(seconds)
         used = (server.cpu_s() - cpu) / seconds
+        by_java = (sum(cpu_s(pid) for pid in server.pids("zookeeper")) - java) / seconds
         private = [private_bytes(pid) for pid in server.pids("writer")]
-        row(f"idle, {partitions} partitions", cpu_percent=used * 100, writers=len(private),
+        row(f"idle, {partitions} partitions, {nodes} nodes", cpu_percent=used * 100,
+            of_it_zookeeper=by_java * 100, writers=len(private),
             private_mib_per_writer=statistics.median(private) / MIB, pss_mib=server.pss_bytes() / MIB)  # fmt: skip
 
 
@@ -124,7 +126,8 @@ def main() -> None:
     rounds, partitions = (1, 20) if small else (5, 1000)
     headline("footprint", rounds=rounds, partitions=partitions)
     start_times(rounds)
-    idle(20, 1 if small else 20)
+    for nodes in (0, 3):
+        idle(20, 1 if small else 30, nodes)
     many(partitions, 20_000 if small else 1_000_000, 1 if small else 3)
     long_log(2 if small else 50)
 
