@@ -105,8 +105,12 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
             self.stop()
+        elif self.process.returncode < 0:  # killed, and nothing will be started here again to clean up
+            memory.unlink_all(memory.instance_of(self.data_dir))
 
 
 def wait_for(condition: Any, what: str, seconds_max: float = 20) -> Any:

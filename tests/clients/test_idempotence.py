@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +10,7 @@ from .adapters import CLIENTS, DEADLINE_S, Client, confluent_events, confluent_r
 from .conftest import Door
 from .proxy import CuttingProxy
 
-MESSAGES = int(os.environ.get("IDEMPOTENCE_MESSAGES", "100000"))
-"""1,000,000 is the full size."""
+MESSAGES = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +26,7 @@ def cut_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, C
         yield door, proxy
 
 
+@pytest.mark.timeout(300)
 def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy]) -> None:
     from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
