@@ -64,11 +64,11 @@ class Appliance:
     def pids(self, role: str = "") -> list[int]:
         return [row["pid"] for row in self.state["processes"] if role in ("", row["role"])]
 
-    def cpu_s(self) -> float:
-        return sum(cpu_s(pid) for pid in self.pids())
+    def cpu_s(self, role: str = "") -> float:
+        return sum(cpu_s(pid) for pid in self.pids(role))
 
-    def pss_bytes(self) -> int:
-        return sum(pss_bytes(pid) for pid in self.pids())
+    def pss_bytes(self, role: str = "") -> int:
+        return sum(pss_bytes(pid) for pid in self.pids(role))
 
     def stop(self) -> None:
         self.process.terminate()

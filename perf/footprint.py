@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _bench import PAYLOAD_BYTES, Appliance, appliance, cpu_s, headline, private_bytes, pss_bytes, row
+from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, private_bytes, row
 
 from appliance.client import Producer
 from appliance.client.admin import Admin
@@ -48,7 +48,7 @@ def start_times(rounds: int) -> None:
                 serving.append(server.serving_s)
                 ready.append(server.ready_s)
                 memory = server.pss_bytes()
-                java = sum(pss_bytes(pid) for pid in server.pids("zookeeper"))
+                java = server.pss_bytes("zookeeper")
         row(f"start, {name}", serving_s=statistics.median(serving), ready_s=statistics.median(ready),
             pss_mib=memory / MIB, of_it_zookeeper_mib=java / MIB)  # fmt: skip
 
@@ -58,10 +58,10 @@ def idle(partitions: int, seconds: int, nodes: int) -> None:
         Admin(server.native).create_topic("t", partitions)
         produce(server.native, "t", 1000, partitions)
         time.sleep(2)
-        cpu, java = server.cpu_s(), sum(cpu_s(pid) for pid in server.pids("zookeeper"))
+        cpu, java = server.cpu_s(), server.cpu_s("zookeeper")
         time.sleep(seconds)
         used = (server.cpu_s() - cpu) / seconds
-        by_java = (sum(cpu_s(pid) for pid in server.pids("zookeeper")) - java) / seconds
+        by_java = (server.cpu_s("zookeeper") - java) / seconds
         private = [private_bytes(pid) for pid in server.pids("writer")]
         row(f"idle, {partitions} partitions, {nodes} nodes", cpu_percent=used * 100,
             of_it_zookeeper=by_java * 100, writers=len(private),

@@ -77,15 +77,15 @@ def measure(server: Appliance, rounds: int, scale: int) -> None:
                     wait_for_end(admin, topic, count)
                 rates[acks].append(count / (time.perf_counter() - start))
                 cpus[acks].append((server.cpu_s() - cpu) / count * 1e6)
-                if (acks, number) != ("all", rounds - 1):
+                if (acks, number) != (ACKS[-1], rounds - 1):
                     admin.delete_topic(topic)
         for acks in ACKS:
             against_one = statistics.median(a / b for a, b in zip(rates[acks], rates[1], strict=True))
             spread = f"{min(rates[acks]):,.0f}-{max(rates[acks]):,.0f}"
             row(f"produce, {batch} a batch, acks={acks}", rate=statistics.median(rates[acks]), spread=spread,
                 ratio_to_acks_1=against_one, cpu_s_per_million=statistics.median(cpus[acks]))  # fmt: skip
-        read(server, f"batch-{batch}-acks-all-{rounds - 1}", count, batch, rounds)
-        admin.delete_topic(f"batch-{batch}-acks-all-{rounds - 1}")
+        read(server, topic, count, batch, rounds)  # the last one, which is still there
+        admin.delete_topic(topic)
 
 
 def read(server: Appliance, topic: str, count: int, batch: int, rounds: int) -> None:

@@ -175,7 +175,6 @@ def warm_up(contest: Contest, messages: int) -> None:
     fill(contest.broker, "warm", 2, messages)
     for side in contest.sides:
         for once in (contest.batch_count, contest.stream_count, contest.batch_parquet, contest.stream_parquet):
-            contest.pause_s = 0.0
             once(side, "warm")
 
 

@@ -103,7 +103,7 @@ Request = Produce | Fetch | Offsets | Cold | Local
 class ProduceResult(NamedTuple):
     """``base``: offset of the first record; ``end``: offset after the last; both -1 on error.
 
-    ``append_ms``: the time that the records were given, -1 when they keep their own.
+    ``append_ms``: the time that the records were given, -1 when they keep their own.  It means nothing on error.
     """
 
     error: int

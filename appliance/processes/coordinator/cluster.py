@@ -123,7 +123,7 @@ class Cluster:
                 addresses[broker_id] = address
         return [Broker(broker_id, *parse_addresses(addresses[broker_id])[0]) for broker_id in sorted(addresses)]
 
-    def let_go(self) -> None:
+    def forget_unlinked_files(self) -> None:
         """Close segments that retention has unlinked since they were looked at."""
         self._files.drop_unlinked()
 

@@ -190,7 +190,7 @@ class Coordinator:
         """From time to time: do what was left undone, and remove what is too old."""
         while True:
             await asyncio.sleep(self._config.disk.check_ms / 1000)
-            self._cluster.let_go()
+            self._cluster.forget_unlinked_files()
             for duty in (self._topics.reconcile, lambda: self._sweep.run(self._config)):
                 try:
                     await duty()

@@ -34,10 +34,6 @@ class Parked:
         self.deadline_ms = deadline_ms
         self.places: list[Place] = []
 
-    @property
-    def answered(self) -> bool:
-        return self.pending.reply is not None
-
 
 class Place:
     """Where fetches of one partition are parked, each with the END it needs."""
@@ -109,7 +105,7 @@ class LongPoll:
         """The fetches whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             parked = heapq.heappop(self._deadlines)[2]
-            if parked.places and parked.deadline_ms <= now_ms:
+            if parked.places:
                 yield parked
 
     def next_deadline_ms(self) -> int | None:
