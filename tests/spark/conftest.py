@@ -21,26 +21,20 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.SparkSession]:
-    from appliance.spark import register
-    from appliance.spark.session import prepare_environment
+    from appliance.spark.session import build_session
 
-    prepare_environment()
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # the first of two compilers is enough for a test
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it says goodbye when pytest's streams are closed already
-    manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    session = (
-        pyspark_sql.SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.streaming.checkpointFileManagerClass", manager)
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
+    session = build_session(
+        "tests",
+        {
+            "spark.master": "local[2]",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
     )
-    session.sparkContext.setLogLevel("OFF")
-    yield register(session)
+    yield session
     session.stop()
 
 
