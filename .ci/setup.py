@@ -100,6 +100,8 @@ def main() -> None:
         return
     make_venv()
     install(["dev", "spark"] if java_found() else ["dev", "java", "spark"])
+    # As pip does with a wheel: a process that may not write beside its sources would compile them at every start.
+    run_quietly("-m", "compileall", "-q", str(ROOT / "appliance"))
     STAMP.write_text(wanted)
 
 

@@ -231,7 +231,7 @@ def main() -> None:
         spark = build_session("perf", settings, scratch=Path(base) / "spark")
         contest = Contest(spark, broker, Path(base), arguments, ["ours", "connector"] if jars else ["ours"])
         try:
-            warm_up(contest, max(arguments.messages // 20, 1000))
+            warm_up(contest, max(arguments.messages // 5, 1000))
             for partitions in PARTITIONS:
                 topic = f"bench-{partitions}"
                 fill(broker, topic, partitions, arguments.messages)

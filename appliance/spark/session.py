@@ -39,7 +39,13 @@ DEFAULTS: Final = {
     # Spark's own choice forks chmod and readlink for every file where Hadoop has no native library.
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
 }
-LOCAL_DEFAULTS: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOCAL_DEFAULTS: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+}
+SOCKET_DIR_LENGTH_MAX: Final = 61
+"""Spark's own limit, which leaves room for its names within the 107 bytes that Linux gives to a socket's path."""
 LOGGING: Final = """\
 rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
@@ -67,7 +73,8 @@ def build_session(
 
     Args:
         settings: Spark's own; they win.
-        scratch: a directory for temporary files, emptied first: a JVM that is killed leaves them behind.
+        scratch: a directory for temporary files, emptied first: a JVM that is killed leaves them behind.  Rows go
+            to and from Python through sockets in it, which nobody else can open and which cost less than TCP.
         log_level: of what the JVM writes to standard error.
 
     Raises:
@@ -79,21 +86,27 @@ def build_session(
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM; connected, we see what was submitted
         SparkContext._ensure_initialized()
     given = SparkConf()
+    own = settings or {}
     wanted = {"spark.app.name": name} | DEFAULTS
-    if not given.contains("spark.master") and "spark.master" not in (settings or {}):
-        wanted |= LOCAL_DEFAULTS | {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+    local = re.match(r"local(\[|$)", own.get("spark.master") or str(given.get("spark.master", DEFAULTS["spark.master"])))
+    if local:
+        wanted |= LOCAL_DEFAULTS
     logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
     logging.write_text(LOGGING.format(level=log_level))
     options = f"-Dlog4j2.configurationFile={logging}"
     if scratch is not None:
+        scratch = scratch.absolute()
         shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
+        scratch.mkdir(mode=0o700, parents=True)
         wanted["spark.local.dir"] = str(scratch)
         options += f" -Djava.io.tmpdir={scratch}"
+        if local and len(str(scratch)) <= SOCKET_DIR_LENGTH_MAX:
+            wanted["spark.python.unix.domain.socket.enabled"] = "true"
+            wanted["spark.python.unix.domain.socket.dir"] = str(scratch)
     wanted["spark.driver.extraJavaOptions"] = options
     builder = SparkSession.builder
-    for key, value in {**wanted, **(settings or {})}.items():
-        if not given.contains(key) or key in (settings or {}):
+    for key, value in {**wanted, **own}.items():
+        if not given.contains(key) or key in own:
             builder = builder.config(key, value)
     try:
         return register(builder.getOrCreate())

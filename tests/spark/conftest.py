@@ -29,10 +29,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.Spar
         "tests",
         {
             "spark.master": "local[2]",
-            "spark.driver.host": "127.0.0.1",
-            "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },
+        scratch=tmp_path_factory.mktemp("spark"),
     )
     yield session
     session.stop()
