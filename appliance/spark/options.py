@@ -87,7 +87,7 @@ class SourceOptions:
     include_headers: bool = False
     fail_on_data_loss: bool = True
     min_partitions: int = 0
-    partition_bytes_max: int = 256 * 1024 * 1024
+    partition_bytes_max: int = 512 * 1024 * 1024
     trigger_bytes_max: int = 0
     skip_corrupt: bool = False
     push_filters: bool = False
@@ -272,7 +272,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         include_headers=reader.take("includeHeaders", _flag, False),
         fail_on_data_loss=reader.take("failOnDataLoss", _flag, True),
         min_partitions=reader.take("minPartitions", _number(1), 0),
-        partition_bytes_max=reader.take("maxBytesPerPartition", _size, 256 * 1024 * 1024),
+        partition_bytes_max=reader.take("maxBytesPerPartition", _size, 512 * 1024 * 1024),
         trigger_bytes_max=reader.take("maxBytesPerTrigger", _size, 0),
         skip_corrupt=reader.take("corruptBatch", _one_of("fail", "skip"), "fail") == "skip",
         push_filters=reader.take("pushFilters", _flag, False),
