@@ -88,7 +88,8 @@ def build_session(
     given = SparkConf()
     own = settings or {}
     wanted = {"spark.app.name": name} | DEFAULTS
-    local = re.match(r"local(\[|$)", own.get("spark.master") or str(given.get("spark.master", DEFAULTS["spark.master"])))
+    master = own.get("spark.master") or given.get("spark.master", DEFAULTS["spark.master"])
+    local = master is not None and re.match(r"local(\[|$)", master) is not None
     if local:
         wanted |= LOCAL_DEFAULTS
     logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
