@@ -1,7 +1,8 @@
 """Log shippers of the distribution against the appliance, also while it is restarted: no line is lost.
 
 These are the configurations that README shows.  syslog-ng is found by SYSLOG_NG (a directory that its packages were
-unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.
+unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.  fluent-bit, which Debian
+does not have, is found by FLUENT_BIT (its program).
 
 ``queue.dequeueBatchSize="1"``: when its action is suspended in mid-batch, rsyslog 8.2302 sends one line of the batch
 twice and another never (seen on the wire, with every Produce answered well); librdkafka batches them anyway.
@@ -27,6 +28,7 @@ LINES = 3_000
 RSYSLOG = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
 OMKAFKA = Path("/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so")
 SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
+FLUENT_BIT = os.environ.get("FLUENT_BIT") or shutil.which("fluent-bit")
 
 RSYSLOG_CONF = """
 global(workDirectory="{work}")
@@ -51,6 +53,30 @@ destination kafka {{
     disk-buffer(reliable(yes) disk-buf-size(50000000) dir("{work}")));
 }};
 log {{ source(in); destination(kafka); flags(flow-control); }};
+"""
+
+FLUENT_BIT_CONF = """
+[SERVICE]
+    Flush        0.2
+    storage.path {work}/buffer
+[INPUT]
+    Name           tail
+    Path           {work}/in.log
+    DB             {work}/positions.db
+    Read_from_Head On
+    Refresh_Interval 1
+    storage.type   filesystem
+[OUTPUT]
+    Name               kafka
+    Match              *
+    Brokers            {door}
+    Topics             {topic}
+    Format             raw
+    Raw_Log_Key        log
+    queue_full_retries 0
+    Retry_Limit        no_limits
+    rdkafka.enable.idempotence true
+    rdkafka.message.timeout.ms 0
 """
 
 
@@ -91,7 +117,19 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
     return command, {"LD_LIBRARY_PATH": paths}
 
 
-SHIPPERS = [pytest.param(rsyslog, id="rsyslog"), pytest.param(syslog_ng, id="syslog-ng")]
+def fluent_bit(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+    if FLUENT_BIT is None:
+        pytest.skip("no fluent-bit: install it, or set FLUENT_BIT to its program")
+    conf = work / "fluent-bit.conf"
+    conf.write_text(FLUENT_BIT_CONF.format(work=work, door=door.kafka, topic=topic))
+    return [FLUENT_BIT, "-c", str(conf)], {}
+
+
+SHIPPERS = [
+    pytest.param(rsyslog, id="rsyslog"),
+    pytest.param(syslog_ng, id="syslog-ng"),
+    pytest.param(fluent_bit, id="fluent-bit"),
+]
 
 
 @pytest.mark.timeout(240)
