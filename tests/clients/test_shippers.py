@@ -1,8 +1,8 @@
 """Log shippers of the distribution against the appliance, also while it is restarted: no line is lost.
 
 These are the configurations that README shows.  syslog-ng is found by SYSLOG_NG (a directory that its packages were
-unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.  fluent-bit, which Debian
-does not have, is found by FLUENT_BIT (its program).
+unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.  fluent-bit and Vector,
+which Debian does not have, are found by FLUENT_BIT and VECTOR (their programs).
 
 ``queue.dequeueBatchSize="1"``: when its action is suspended in mid-batch, rsyslog 8.2302 sends one line of the batch
 twice and another never (seen on the wire, with every Produce answered well); librdkafka batches them anyway.
@@ -29,6 +29,7 @@ RSYSLOG = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
 OMKAFKA = Path("/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so")
 SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
 FLUENT_BIT = os.environ.get("FLUENT_BIT") or shutil.which("fluent-bit")
+VECTOR = os.environ.get("VECTOR") or shutil.which("vector")
 
 RSYSLOG_CONF = """
 global(workDirectory="{work}")
@@ -79,6 +80,23 @@ FLUENT_BIT_CONF = """
     rdkafka.message.timeout.ms 0
 """
 
+VECTOR_CONF = """
+data_dir = "{work}/vector"
+[sources.in]
+type = "file"
+include = ["{work}/in.log"]
+read_from = "beginning"
+[sinks.appliance]
+type = "kafka"
+inputs = ["in"]
+bootstrap_servers = "{door}"
+topic = "{topic}"
+encoding.codec = "text"
+buffer = {{ type = "disk", max_size = 268435488, when_full = "block" }}
+acknowledgements.enabled = true
+librdkafka_options."enable.idempotence" = "true"
+"""
+
 
 @contextmanager
 def running(command: list[str], work: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
@@ -125,10 +143,20 @@ def fluent_bit(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str,
     return [FLUENT_BIT, "-c", str(conf)], {}
 
 
+def vector(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+    if VECTOR is None:
+        pytest.skip("no vector: install it, or set VECTOR to its program")
+    (work / "vector").mkdir()
+    conf = work / "vector.toml"
+    conf.write_text(VECTOR_CONF.format(work=work, door=door.kafka, topic=topic))
+    return [VECTOR, "--config", str(conf)], {}
+
+
 SHIPPERS = [
     pytest.param(rsyslog, id="rsyslog"),
     pytest.param(syslog_ng, id="syslog-ng"),
     pytest.param(fluent_bit, id="fluent-bit"),
+    pytest.param(vector, id="vector"),
 ]
 
 
