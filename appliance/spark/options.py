@@ -84,16 +84,16 @@ class SourceOptions:
     selection: Selection
     starting: Bound
     ending: Bound
-    include_headers: bool = False
-    fail_on_data_loss: bool = True
-    min_partitions: int = 0
-    partition_bytes_max: int = 512 * 1024 * 1024
-    trigger_bytes_max: int = 0
-    skip_corrupt: bool = False
-    push_filters: bool = False
-    short_circuit: bool = True
-    fetch_bytes_max: int = 4 * 1024 * 1024
-    retry_timeout_ms: int = 120_000
+    include_headers: bool
+    fail_on_data_loss: bool
+    min_partitions: int
+    partition_bytes_max: int
+    trigger_bytes_max: int
+    skip_corrupt: bool
+    push_filters: bool
+    short_circuit: bool
+    fetch_bytes_max: int
+    retry_timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,9 @@ def build_session(
 
     Args:
         settings: Spark's own; they win.
-        scratch: a directory for temporary files, emptied first: a JVM that is killed leaves them behind.  Rows go
-            to and from Python through sockets in it, which nobody else can open and which cost less than TCP.
+        scratch: a directory for temporary files, emptied first: a JVM that is killed leaves them behind.  With
+            a local master, and a path of at most SOCKET_DIR_LENGTH_MAX characters, rows go to and from Python through
+            sockets in it, which nobody else can open and which cost less than TCP.
         log_level: of what the JVM writes to standard error.
 
     Raises:
@@ -88,9 +89,8 @@ def build_session(
     given = SparkConf()
     own = settings or {}
     wanted = {"spark.app.name": name} | DEFAULTS
-    master = own.get("spark.master") or given.get("spark.master", DEFAULTS["spark.master"])
-    local = master is not None and re.match(r"local(\[|$)", master) is not None
-    if local:
+    master = {**DEFAULTS, **dict(given.getAll()), **own}["spark.master"]
+    if local := re.match(r"local(\[|$)", master):
         wanted |= LOCAL_DEFAULTS
     logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
     logging.write_text(LOGGING.format(level=log_level))
