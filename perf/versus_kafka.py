@@ -5,7 +5,9 @@
 Both brokers are started and warmed up; every workload runs A B A B ... on topics of its own, 200-byte messages, one
 partition.  Printed are the medians of the rate and of the broker's CPU seconds per million messages, their spread, and
 both as ratios (ours / Kafka's).  Ours flushes before exposing and before acks=all; Kafka as it comes does not, except
-where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.
+where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.  Before each run all that
+waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later, and a flush of ours in
+another workload waits for what Kafka did not flush in this one.
 
 Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
 """
@@ -13,6 +15,7 @@ Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import subprocess
@@ -106,6 +109,7 @@ class Contest:
         cpus: dict[str, list[float]] = {side.name: [] for side in self.sides}
         for _ in range(self.rounds):
             for side in self.sides:
+                os.sync()
                 cpu = side.broker.cpu_s()
                 seconds = once(side, count)
                 rates[side.name].append(count / seconds)
@@ -173,6 +177,7 @@ def latency(contest: Contest) -> None:
         found: dict[str, list[list[float]]] = {side.name: [] for side in contest.sides}
         for _ in range(contest.rounds):
             for side in contest.sides:
+                os.sync()
                 found[side.name].append(at_rate(side.address, side.topic(), rate, seconds, PERCENTILES))
         for index, percentile in enumerate(PERCENTILES):
             figures = {side: [run[index] for run in runs] for side, runs in found.items()}
@@ -218,6 +223,7 @@ def one_at_a_time(contest: Contest, run: Callable[..., str]) -> None:
         for _ in range(contest.rounds):
             for side in contest.sides:
                 topic = side.topic(**(settings if side.name == "ours" else {}))
+                os.sync()
                 tool = "org.apache.kafka.tools.EndToEndLatency"
                 said = run(tool, side.address, topic, count, "1", str(PAYLOAD_BYTES))
                 average = re.search(r"Avg latency: ([\d.]+)", said)
