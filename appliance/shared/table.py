@@ -156,6 +156,13 @@ class SegmentTable:
         """Add to a counter (an index into COUNTER_NAMES)."""
         self._cells[COUNTERS + counter] += amount
 
+    def count_group(self, batches: int, size: int) -> None:
+        """Count one group that has been appended, of so many batches and bytes."""
+        cells = self._cells
+        cells[COUNTERS + COUNT_BATCHES] += batches
+        cells[COUNTERS + COUNT_BYTES] += size
+        cells[COUNTERS + COUNT_GROUPS] += 1
+
     def waiting(self, workers: int, end: int) -> list[int]:
         """The workers that wait for an END that has come.  Call after ``doorbell.fence``."""
         waits = self._cells[WAITS : WAITS + workers]

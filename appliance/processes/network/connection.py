@@ -4,8 +4,8 @@ Receiving: a connection borrows an extent of the arena only while it has bytes i
 positions; an unfinished one stays, or moves to a larger extent once its size is known.
 
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply leaves when
-all before it have left, also behind a fetch that waits: clients match replies by order.  Bytes go out with
-``sendmsg``, file ranges with ``sendfile``; ``MSG_MORE`` keeps a header and its batches in one segment.
+all before it have left, also behind a fetch that waits: clients match replies by order.  Bytes go out with ``send``,
+file ranges with ``sendfile``; ``MSG_MORE`` keeps a header and its batches in one segment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...wire.requests import Codec, FileRange, Request
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
-IOV_MAX: Final = 512
+CHUNKS_MAX: Final = 512
 
 
 class Pending:
@@ -174,18 +174,17 @@ class Connection:
         out = self.out
         chunks: list[bytes] = []
         for piece in out:
-            if not isinstance(piece, bytes) or len(chunks) == IOV_MAX:
+            if not isinstance(piece, bytes) or len(chunks) == CHUNKS_MAX:
                 break
             chunks.append(piece)
         more = socket.MSG_MORE if len(out) > len(chunks) else 0
-        sent = self.sock.send(chunks[0], more) if len(chunks) == 1 else self.sock.sendmsg(chunks, (), more)
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # small ones: cheaper than sendmsg
+        sent = self.sock.send(data, more)
         self.out_bytes -= sent
-        for chunk in chunks:
-            if sent < len(chunk):
-                out[0] = chunk[sent:]
-                return
-            sent -= len(chunk)
+        for _ in chunks:
             out.popleft()
+        if sent < len(data):
+            out.appendleft(data[sent:])
 
     def _send_file(self, piece: FileRange) -> None:
         sent = os.sendfile(self.sock.fileno(), piece.file.fd, piece.position, piece.count)

@@ -39,11 +39,8 @@ from ...records.batch import BatchInfo, check, place, stamp
 from ...shared import memory
 from ...shared.doorbell import Doorbell, fence
 from ...shared.table import (
-    COUNT_BATCHES,
-    COUNT_BYTES,
     COUNT_DUPLICATES,
     COUNT_FLUSHES,
-    COUNT_GROUPS,
     COUNT_REFUSED,
     COUNT_RETIRED,
     DISK_FULL,
@@ -347,12 +344,14 @@ class Writer:
         if refused:
             self._table.count(COUNT_REFUSED, refused)
         if group:
+            log = self._log
+            written, records = log.written, log.records
             try:
-                self._log.append(group)
+                log.append(group)
             except (DiskFull, StorageFault) as error:
                 self._append_failed(error, answers)
                 return
-            self._appended(group)
+            self._appended(len(group), log.written - written, log.records - records)
         self._answer(answers)
 
     def _admit(
@@ -404,20 +403,14 @@ class Writer:
         group += admitted
         return first_base, position, position
 
-    def _appended(self, group: list[tuple[memoryview, BatchInfo]]) -> None:
+    def _appended(self, batches: int, size: int, records: int) -> None:
         log, table = self._log, self._table
         self._sequences.commit()
         self._show_segments()
         table.set_written(log.written)
         if table.state == DISK_FULL:
             table.set_state(ONLINE)
-        size = records = 0
-        for _, info in group:
-            size += info.size
-            records += info.count
-        table.count(COUNT_BATCHES, len(group))
-        table.count(COUNT_BYTES, size)
-        table.count(COUNT_GROUPS, 1)
+        table.count_group(batches, size)
         if self._settings.flush_messages:
             self._unflushed_records += records
             self._unflushed_bytes += size
@@ -433,6 +426,8 @@ class Writer:
 
     def _show_segments(self) -> None:
         bases = self._log.bases
+        if bases[-1] == self._last_base:
+            return
         for base in bases[bisect_right(bases, self._last_base) :]:
             self._table.add_segment(base)
             self._last_base = base

@@ -187,15 +187,20 @@ def encode(request: Produce, results: list[ProduceResult]) -> bytes:
     correlation_id, version, topics, groups = context
     flexible = version >= FLEXIBLE_FROM
     encode_part = _ENCODERS[min(version, VERSION_SERVED_MAX)]
-    body = [topics]
-    rows = zip(request.parts, results, strict=True)
-    for prefix, count in groups:
-        body.append(prefix)
-        body += [encode_part(part[1], result) for part, result in islice(rows, count)]
-        if flexible:
-            body.append(b"\0")
-    body.append(b"\0\0\0\0\0" if flexible else b"\0\0\0\0" if version else b"")
-    reply = b"".join(body)
+    end = b"\0\0\0\0\0" if flexible else b"\0\0\0\0" if version else b""
+    if len(results) == len(groups) == 1:  # the usual case, in half the time
+        part = encode_part(request.parts[0][1], results[0])
+        reply = b"".join((topics, groups[0][0], part, b"\0" if flexible else b"", end))
+    else:
+        body = [topics]
+        rows = zip(request.parts, results, strict=True)
+        for prefix, count in groups:
+            body.append(prefix)
+            body += [encode_part(part[1], result) for part, result in islice(rows, count)]
+            if flexible:
+                body.append(b"\0")
+        body.append(end)
+        reply = b"".join(body)
     head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD
     return head.pack(len(reply) + head.size - SIZE.size, correlation_id) + reply
 
