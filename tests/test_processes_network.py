@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
+from appliance.processes.network.process import OFFSETS_WAIT_MS
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native
@@ -149,6 +151,26 @@ def test_unknown_topics_offsets_and_timestamps(peer: Peer, topic: str) -> None:
         assert peer.fetch(topic, offset)[0][:3] == [OffsetOutOfRange.code, 0, end]
     header, _ = peer.call([native.OFFSETS, 1, [[topic, 0, -9, -1], [topic, 0, 5_000, -1], [topic, 0, 900, -1]]])
     assert header[2] == [[InvalidTimestamp.code, -1, -1, -1], [0, -1, -1, -1], [0, len(BATCH) - 3, 1_000, 0]]
+
+
+def test_what_is_told_but_not_shown_is_not_out_of_range(peer: Peer, topic: str) -> None:
+    peer.create(topic, flush_messages=1_000, flush_ms=60_000)
+    _, base, end, _ = peer.produce(topic, BATCH, acks=1)
+    assert peer.fetch(topic, base)[0] == [0, 0, 0, 0]
+    assert peer.fetch(topic, end)[0] == [0, 0, 0, 0]
+    assert peer.fetch(topic, end + 1)[0][:3] == [OffsetOutOfRange.code, 0, 0]
+    assert peer.end(topic) == 0
+
+
+def test_a_question_about_the_end_waits_for_the_flush_of_what_is_told(peer: Peer, topic: str) -> None:
+    peer.create(topic, partitions=2)
+    parts = [[topic, 0, -1, -1], [topic, 1, -1, -1]]
+    for _ in range(20):
+        ends = [peer.produce(topic, BATCH, partition, acks=1)[2] for partition in (0, 1)]
+        asked = time.monotonic()
+        header, _ = peer.call([native.OFFSETS, 1, parts])
+        told = [part[1] for part in header[2]]
+        assert told == ends or time.monotonic() - asked >= OFFSETS_WAIT_MS / 1000  # unless the disk is slow
 
 
 # ---- bad bytes: the connection ends, with one line in the log, and nobody else notices

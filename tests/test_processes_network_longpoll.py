@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from appliance.processes.network.connection import Connection, Pending
-from appliance.processes.network.longpoll import STALE_MAX, LongPoll, Parked, Place
+from appliance.processes.network.longpoll import STALE_MAX, LongPoll, Parked, Place, wants_of_fetch
 from appliance.shared.table import ROWS, WAITS, SegmentTable
 from appliance.wire.requests import Fetch, FetchPart
 
@@ -27,6 +27,11 @@ def place(end: int = 0) -> tuple[Place, Cells, SegmentTable]:
     return Place(table), cells, table
 
 
+def park(poll: LongPoll, one: Parked, request: Fetch, places: list[Place]) -> bool:
+    """Park a fetch that has seen the ENDs as they are."""
+    return poll.park(one, wants_of_fetch(request, places, [spot.table.end for spot in places]))
+
+
 def fetch(*offsets: int, bytes_min: int = 1) -> Fetch:
     parts = [FetchPart("t", number, offset, 1 << 20) for number, offset in enumerate(offsets)]
     return Fetch(None, 500, bytes_min, 1 << 20, parts)
@@ -39,8 +44,8 @@ def parked(deadline_ms: int = 500, connection: Any = None) -> Parked:
 def test_the_lowest_end_that_anybody_needs_is_asked_for() -> None:
     poll, (spot, cells, table) = LongPoll(WORKER), place(100)
     patient, eager = parked(), parked()
-    assert poll.park(patient, fetch(100, bytes_min=50), [spot])
-    assert poll.park(eager, fetch(100), [spot])
+    assert park(poll, patient, fetch(100, bytes_min=50), [spot])
+    assert park(poll, eager, fetch(100), [spot])
     assert cells.wait == 101
     table.publish_end(120, 0)
     assert poll.reached() == [eager]
@@ -54,14 +59,14 @@ def test_the_lowest_end_that_anybody_needs_is_asked_for() -> None:
 
 def test_an_end_that_has_come_meanwhile_is_not_waited_for() -> None:
     poll, (spot, cells, _) = LongPoll(WORKER), place(100)
-    assert not poll.park(parked(), fetch(99), [spot])
+    assert not park(poll, parked(), fetch(99), [spot])
     assert cells.wait == 0 and poll.everybody() == [] and poll.next_deadline_ms() is None
 
 
 def test_a_fetch_of_several_waits_for_anything_new_in_one_of_them() -> None:
     poll, (one, one_cells, _), (two, two_cells, table) = LongPoll(WORKER), place(10), place(20)
     both = parked()
-    assert poll.park(both, fetch(10, 5, bytes_min=1_000), [one, two])  # 15 bytes are there in the second already
+    assert park(poll, both, fetch(10, 5, bytes_min=1_000), [one, two])  # 15 bytes are there in the second already
     assert (one_cells.wait, two_cells.wait) == (11, 21)
     table.publish_end(21, 0)
     assert poll.reached() == [both]
@@ -69,11 +74,32 @@ def test_a_fetch_of_several_waits_for_anything_new_in_one_of_them() -> None:
     assert (one_cells.wait, two_cells.wait) == (0, 0)
 
 
+def test_what_has_come_to_one_of_several_since_it_was_looked_at_is_not_waited_for() -> None:
+    poll, (one, _, _), (two, two_cells, table) = LongPoll(WORKER), place(10), place(20)
+    table.publish_end(21, 0)
+    assert not poll.park(parked(), wants_of_fetch(fetch(10, 20), [one, two], [10, 20]))
+    assert two_cells.wait == 0
+
+
+def test_what_has_not_come_yet_can_be_waited_for_again() -> None:
+    poll, (one, _, one_table), (two, two_cells, table) = LongPoll(WORKER), place(10), place(20)
+    question = parked()
+    assert poll.park(question, [(one, 15), (two, 25)])
+    one_table.publish_end(15, 0)
+    assert poll.reached() == [question]
+    missing = poll.unpark(question)
+    assert missing == [(two, 25)]
+    assert poll.park(question, missing)
+    table.publish_end(30, 0)
+    assert poll.reached() == [question]
+    assert poll.unpark(question) == [] and two_cells.wait == 0
+
+
 def test_time_runs_out_in_order_of_deadlines() -> None:
     poll, (spot, _, _) = LongPoll(WORKER), place()
     late, early, answered = parked(300), parked(100), parked(50)
     for one in (late, early, answered):
-        poll.park(one, fetch(0), [spot])
+        park(poll, one, fetch(0), [spot])
     poll.unpark(answered)
     assert poll.next_deadline_ms() == 100
     assert list(poll.expired(99)) == []
@@ -84,15 +110,15 @@ def test_a_connection_that_goes_takes_its_fetches_along() -> None:
     poll, (spot, _, _) = LongPoll(WORKER), place()
     gone, stays = parked(connection="gone"), parked(connection="stays")
     for one in (gone, stays):
-        poll.park(one, fetch(0), [spot])
+        park(poll, one, fetch(0), [spot])
     assert poll.of(cast(Connection, "gone")) == [gone]
 
 
 def test_answered_fetches_behind_one_that_waits_long_are_not_kept() -> None:
     poll, (spot, _, _) = LongPoll(WORKER), place()
-    poll.park(parked(1), fetch(0), [spot])
+    park(poll, parked(1), fetch(0), [spot])
     for _ in range(10 * STALE_MAX):
         busy = parked(300_000)
-        poll.park(busy, fetch(0), [spot])
+        park(poll, busy, fetch(0), [spot])
         poll.unpark(busy)
     assert len(poll._deadlines) <= 2 * STALE_MAX

@@ -104,6 +104,25 @@ def test_beyond_the_end_is_out_of_range(door: Door, filled: tuple[str, list[int]
     assert error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET
 
 
+def test_where_acks_1_has_just_written_is_not_out_of_range(door: Door) -> None:
+    """A reader at an offset that is told already, but shown only once it is flushed, waits as at the tail."""
+    topic = new_topic()
+    admin = KafkaAdminClient(bootstrap_servers=door.kafka)
+    flushed_late = {"flush.messages": "1000", "flush.ms": "1000"}
+    admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, topic_configs=flushed_late)])
+    admin.close()
+    told: list[int] = []
+    producer = Producer({"bootstrap.servers": door.kafka, "acks": "1"})
+    for value in (b"first", b"second"):
+        producer.produce(topic, value, partition=0, on_delivery=lambda _, message: told.append(message.offset()))
+        assert producer.flush(DEADLINE_S) == 0
+    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused", "auto.offset.reset": "error"})
+    consumer.assign([TopicPartition(topic, 0, told[1])])
+    message = consumer.poll(DEADLINE_S)
+    consumer.close()
+    assert message is not None and message.error() is None and message.value() == b"second"
+
+
 def test_the_tail_of_an_empty_topic(door: Door) -> None:
     """A consumer waits at the end; the first message ever comes to it."""
     topic = new_topic()

@@ -1,11 +1,11 @@
-"""Long poll: fetches that wait at their partitions for an END that has not come yet.
+"""Long poll: requests that wait at their partitions for an END that has not come yet.
 
 The lowest END that anybody parked at a partition needs is in this worker's wait cell of its table; its writer rings
 the worker's doorbell when it publishes it.  ``shared.doorbell`` argues that no wake-up is lost: :meth:`LongPoll.park`
 stores the cell, executes the fence, and looks again.
 
 A fetch of one partition waits for ``bytes_min``; a fetch of several waits for anything new in one of them, and whoever
-is woken adds up whether it is enough.
+is woken adds up whether it is enough.  A question about offsets waits for what is written to be shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...wire.requests import Fetch
 from .connection import Connection, Pending
 
 STALE_MAX = 1_000
-"""Answered fetches left among the deadlines; beyond that (and half of all) they are taken out."""
+"""Answered requests left among the deadlines; beyond that (and half of all) they are taken out."""
 
 
 class Parked:
-    """A fetch that waits until one of its places reaches its END, or until ``deadline_ms``."""
+    """A request that waits until one of its places reaches its END, or until ``deadline_ms``."""
 
     __slots__ = ("deadline_ms", "pending", "places")
 
@@ -36,7 +36,7 @@ class Parked:
 
 
 class Place:
-    """Where fetches of one partition are parked, each with the END it needs."""
+    """Where requests about one partition are parked, each with the END it needs."""
 
     __slots__ = ("table", "wanted")
 
@@ -45,8 +45,21 @@ class Place:
         self.wanted: dict[Parked, int] = {}
 
 
+Want = tuple[Place, int]
+"""A place, and the END that is waited for there."""
+
+
+def wants_of_fetch(request: Fetch, places: Sequence[Place], ends: Sequence[int]) -> list[Want]:
+    """What a fetch waits for that has found too little; ``ends`` are those it has seen, part by part."""
+    if len(places) == 1:
+        part = request.parts[0]
+        return [(places[0], part.offset + max(1, min(request.bytes_min, part.bytes_max)))]
+    parts = zip(request.parts, places, ends, strict=True)
+    return [(place, max(part.offset, end) + 1) for part, place, end in parts]
+
+
 class LongPoll:
-    """The parked fetches of network worker ``number``."""
+    """The parked requests of network worker ``number``."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -55,13 +68,9 @@ class LongPoll:
         self._sequence = itertools.count()
         self._stale = 0
 
-    def park(self, parked: Parked, request: Fetch, places: Sequence[Place]) -> bool:
+    def park(self, parked: Parked, wants: Sequence[Want]) -> bool:
         """Wait at every place; False when an END has moved meanwhile: look again instead."""
-        several = len(places) > 1
-        for part, place in zip(request.parts, places, strict=True):
-            end = part.offset + (1 if several else max(1, min(request.bytes_min, part.bytes_max)))
-            if several:
-                end = max(end, place.table.end + 1)
+        for place, end in wants:
             parked.places.append(place)
             place.wanted[parked] = end
             place.table.set_wait(self._number, min(place.wanted.values()))
@@ -73,10 +82,11 @@ class LongPoll:
             return False
         return True
 
-    def unpark(self, parked: Parked) -> None:
-        """Wait no more; the caller answers, or parks it again."""
+    def unpark(self, parked: Parked) -> list[Want]:
+        """Wait no more; the caller answers, or parks it again.  Returns what has not come yet."""
         if not parked.places:
-            return
+            return []
+        wants = [(place, place.wanted[parked]) for place in dict.fromkeys(parked.places)]
         for place in parked.places:
             place.wanted.pop(parked, None)
             if place.wanted:
@@ -90,9 +100,10 @@ class LongPoll:
             self._deadlines = [entry for entry in self._deadlines if entry[2].places]
             heapq.heapify(self._deadlines)
             self._stale = 0
+        return [(place, end) for place, end in wants if place.table.end < end]
 
     def reached(self) -> list[Parked]:
-        """The fetches whose END has come: somebody has rung."""
+        """The requests whose END has come: somebody has rung."""
         ready: dict[Parked, Any] = {}
         for place in self._places:
             end = place.table.end
@@ -102,7 +113,7 @@ class LongPoll:
         return list(ready)
 
     def expired(self, now_ms: int) -> Iterator[Parked]:
-        """The fetches whose time is up."""
+        """The requests whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             parked = heapq.heappop(self._deadlines)[2]
             if parked.places:

@@ -3,7 +3,8 @@
 One turn of the loop: obey the supervisor, take the writers' answers, look who was rung for, read what clients send,
 hand bundles to the writers, send replies.  Nothing blocks but epoll.
 
-A fetch that has nothing to give yet is parked (``longpoll``) until a writer rings or its time is up.
+A fetch that has nothing to give yet is parked (``longpoll``) until a writer rings or its time is up; so is a question
+about the end of a log of which more is written than shown.
 
 Bounds: connections per worker, unanswered requests and unsent bytes per connection, bytes received in the arena.
 Reaching one of the last three stops reading from the connection; TCP tells the client.
@@ -29,18 +30,20 @@ from ...shared.doorbell import Doorbell
 from ...shared.table import OFFLINE, SegmentTable
 from ...wire.kafka.hot import KafkaCodec
 from ...wire.native import NativeCodec
-from ...wire.requests import Codec, Cold, Fetch, FetchResult, Local, Offsets, Produce, ProduceResult
+from ...wire.requests import EARLIEST, Codec, Cold, Fetch, FetchResult, Local, Offsets, Produce, ProduceResult
 from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
 from .connection import Connection, Pending
 from .links import Bundle, CoordinatorLink, Target, WriterLink
-from .longpoll import LongPoll, Parked, Place
+from .longpoll import LongPoll, Parked, Place, Want, wants_of_fetch
 
 logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX: Final = 512
 WAIT_MS_MAX: Final = 300_000
+OFFSETS_WAIT_MS: Final = 50
+"""A question about the end of a log waits so long for a flush that is under way."""
 SWEEP_MS: Final = 1_000
 COMPLAINTS_MAX: Final = 20
 STATS_MS: Final = 5_000
@@ -328,10 +331,9 @@ class NetworkWorker:
                 connection.requests.append(pending)
                 self._fetch(pending, request)
             case Offsets():
-                results = [plan.offsets(part, self._partition(part[:2])) for part in request.parts]
                 pending = Pending(connection, request)
-                pending.reply = [connection.codec.encode_offsets(request, results)]
                 connection.requests.append(pending)
+                self._offsets(pending, request)
             case Local():
                 pending = Pending(connection, request)
                 pending.reply = [request.reply]
@@ -454,7 +456,7 @@ class NetworkWorker:
         error = WriterGone(f"the writer of {partition.link.name} is being restarted: send again")
         self._fail(partition.link.lose(), error.code, str(error))
 
-    # ---- fetch
+    # ---- fetch and offsets
 
     def _fetch(self, pending: Pending, request: Fetch) -> None:
         partitions = [self._partition(part[:2]) for part in request.parts]
@@ -463,30 +465,56 @@ class NetworkWorker:
             _ask_for_flush(partitions)
         if 0 <= size < request.bytes_min and request.wait_ms_max > 0 and not self._stopping:
             parked = Parked(pending, self._now_ms + min(request.wait_ms_max, WAIT_MS_MAX))
-            if self._long_poll.park(parked, request, _places(partitions)):
+            if self._park_fetch(parked, request, partitions, results):
                 return
             results, size = plan.fetch(request, partitions)
         self._reply_fetch(pending, request, results)
+
+    def _park_fetch(
+        self, parked: Parked, request: Fetch, partitions: Sequence[Partition | None], results: list[FetchResult]
+    ) -> bool:
+        wants = wants_of_fetch(request, _places(partitions), [result.end for result in results])
+        return self._long_poll.park(parked, wants)
 
     def _reply_fetch(self, pending: Pending, request: Fetch, results: list[FetchResult]) -> None:
         connection = pending.connection
         pending.reply = connection.codec.encode_fetch(request, results)
         self._touched[connection] = None
 
+    def _offsets(self, pending: Pending, request: Offsets) -> None:
+        """Answer; first wait a little for the flush of what is written, which acks=1 may have told of already."""
+        partitions = [self._partition(part[:2]) for part in request.parts]
+        wants = _unshown(request, partitions)
+        if wants and not self._stopping:
+            _ask_for_flush(partitions)
+            if self._long_poll.park(Parked(pending, self._now_ms + OFFSETS_WAIT_MS), wants):
+                return
+        self._reply_offsets(pending, request, partitions)
+
+    def _reply_offsets(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
+        connection = pending.connection
+        results = [plan.offsets(part, partition) for part, partition in zip(request.parts, partitions, strict=True)]
+        pending.reply = [connection.codec.encode_offsets(request, results)]
+        self._touched[connection] = None
+
     def _look_again(self) -> None:
-        """A writer has rung: answer the fetches whose END has come."""
+        """A writer has rung: answer the requests whose END has come."""
         for parked in self._long_poll.reached():
             self._retry_parked(parked)
 
     def _retry_parked(self, parked: Parked) -> None:
-        """Answer, or go on waiting when several partitions together do not hold ``bytes_min`` yet."""
+        """Answer, or go on waiting when several partitions together have not come to what is asked for."""
         request = parked.pending.request
-        assert isinstance(request, Fetch)
-        self._long_poll.unpark(parked)
+        assert isinstance(request, Fetch | Offsets)
+        missing = self._long_poll.unpark(parked)
         partitions = [self._partition(part[:2]) for part in request.parts]
+        if isinstance(request, Offsets):
+            if not missing or not self._long_poll.park(parked, missing):
+                self._reply_offsets(parked.pending, request, partitions)
+            return
         results, size = plan.fetch(request, partitions)
         if len(partitions) > 1 and 0 <= size < request.bytes_min:
-            if self._long_poll.park(parked, request, _places(partitions)):
+            if self._park_fetch(parked, request, partitions, results):
                 return
             results, size = plan.fetch(request, partitions)
         self._reply_fetch(parked.pending, request, results)
@@ -495,9 +523,13 @@ class NetworkWorker:
         """Answer with what there is."""
         self._long_poll.unpark(parked)
         request = parked.pending.request
-        assert isinstance(request, Fetch)
-        if not parked.pending.connection.closed:
-            partitions = [self._partition(part[:2]) for part in request.parts]
+        assert isinstance(request, Fetch | Offsets)
+        if parked.pending.connection.closed:
+            return
+        partitions = [self._partition(part[:2]) for part in request.parts]
+        if isinstance(request, Offsets):
+            self._reply_offsets(parked.pending, request, partitions)
+        else:
             self._reply_fetch(parked.pending, request, plan.fetch(request, partitions)[0])
 
     # ---- coordinator
@@ -630,8 +662,20 @@ def _places(partitions: Sequence[Partition | None]) -> list[Place]:
     return [partition.place for partition in partitions if partition is not None]
 
 
+def _unshown(request: Offsets, partitions: Sequence[Partition | None]) -> list[Want]:
+    """Where more is written than shown, and a question is about the end."""
+    return [
+        (partition.place, written)
+        for part, partition in zip(request.parts, partitions, strict=True)
+        if part.timestamp != EARLIEST
+        and part.offset < 0
+        and partition is not None
+        and (written := partition.table.written) > partition.table.end
+    ]
+
+
 def _ask_for_flush(partitions: Sequence[Partition | None]) -> None:
-    """A consumer has come for messages that are written but not shown yet: their flush need not be late for more."""
+    """Somebody has come for messages that are written but not shown yet: their flush need not be late for more."""
     for partition in partitions:
         if partition is not None and partition.table.written > partition.table.end:
             partition.link.ask_for_flush()
