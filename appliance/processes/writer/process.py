@@ -63,8 +63,9 @@ NUMBERS_PER_MESSAGE: Final = 2_048
 """A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
 as three for each of ``links.BUNDLE_REQUESTS_MAX``, and texts, and it still fits."""
 BUNDLE_NUMBERS: Final = 8
-FLUSH_DELAY_MS: Final = 4
-"""A flush that is due, but that no acks=all and no consumer waits for, may be so late: it takes more along."""
+FLUSH_DELAY_MS: Final = 20
+"""A flush that is due, but that neither acks=all nor anybody who asks for what is new waits for, may be so late: it
+takes more along."""
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
 FOR_ALL: Final = -1
