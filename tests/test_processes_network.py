@@ -105,6 +105,33 @@ def test_many_requests_in_flight(peer: Peer, topic: str) -> None:
     assert ends == [len(BATCH) * (number + 1) for number in range(2_000)]
 
 
+def test_requests_alike_are_answered_each_for_itself(peer: Peer, topic: str) -> None:
+    """A bad batch among good ones, another question between them: every reply is its own and in its place."""
+    peer.create(topic)
+    bad = BATCH[:-1] + b"?"
+    batches = [BATCH, BATCH, bad, BATCH, None, BATCH, BATCH]
+    frames = [
+        native.encode_frame([native.OFFSETS, 70_000 + number, [[topic, 0, -2, -1]]])
+        if batch is None
+        else native.encode_frame([native.PRODUCE, 70_000 + number, topic, 0, 1, 1_000], len(batch)) + batch
+        for number, batch in enumerate(batches)
+    ]
+    peer.sock.sendall(b"".join(frames))
+    replies = [peer.receive()[0] for _ in batches]
+    assert [reply[0] for reply in replies] == list(range(70_000, 70_007))
+    assert [reply[1] for reply in replies] == [0, 0, CorruptBatch.code, 0, 0, 0, 0]
+    assert [replies[number][3] for number in (0, 1, 3, 5, 6)] == [len(BATCH) * number for number in range(1, 6)]
+
+
+def test_what_comes_before_garbage_is_taken(appliance: Server, peer: Peer, topic: str) -> None:
+    peer.create(topic)
+    frame = native.encode_frame([native.PRODUCE, 70_000, topic, 0, 0, 1_000], len(BATCH)) + BATCH
+    with Peer(appliance.native) as other:
+        other.sock.sendall(3 * frame + native.encode_frame([99, 70_000]))
+        assert other.hung_up()
+    wait_for(lambda: peer.end(topic) == 3 * len(BATCH), "the three")
+
+
 def test_a_request_of_several_batches_is_taken_whole_or_not_at_all(peer: Peer, topic: str) -> None:
     peer.create(topic)
     assert peer.produce(topic, BATCH + BATCH)[:3] == (0, len(BATCH) - 3, 2 * len(BATCH))

@@ -121,6 +121,64 @@ def part_reply(index: int, result: ProduceResult) -> dict[str, Any]:
     }
 
 
+def joined(version: int, one_frame: bytes, other: bytes) -> tuple[memoryview, Produce, bool]:
+    """Two frames as they lie behind each other in the arena, and whether the second has joined the first."""
+    memory = memoryview(one_frame + b"size" + other)
+    first, shift = memory[: len(one_frame)], len(one_frame) + 4
+    CODEC.decode(first)  # now its topic is known
+    request = CODEC.decode(first)
+    assert isinstance(request, Produce)
+    return memory, request, CODEC.join(request, first, memory[shift:], shift)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 300_000), (300_000, 126)])
+def test_requests_alike_become_one_and_are_answered_as_each_by_itself(version: int, sizes: tuple[int, int]) -> None:
+    frames = [request_frame(PRODUCE, version, one(bytes([n]) * size), n) for n, size in enumerate(sizes, 41)]
+    memory, request, done = joined(version, *frames)
+    assert done and request.count == len(request.parts) == 2
+    assert [bytes(memory[p.start : p.stop]) for p in request.parts] == [b")" * sizes[0], b"*" * sizes[1]]
+    assert {part[:2] for part in request.parts} == {("logs", 5)}
+    results = [ProduceResult(0, 7, 8, 0), ProduceResult(2, -1, -1, 0, "größer als erlaubt")]
+    alone = [decoded(version, one())[1] for _ in frames]
+    for number, each in enumerate(alone, 41):
+        each.context[0][:] = [number]
+    expected = [CODEC.encode_produce(each, [result]) for each, result in zip(alone, results, strict=True)]
+    assert CODEC.encode_produce(request, results) == b"".join(expected)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"acks": 1},
+        {"timeout_ms": 1501},
+        {"transactional_id": "t"},
+        {"topic_data": [{"name": "logt", "partition_data": [{"index": 5, "records": b"records"}]}]},
+        {"topic_data": [{"name": "logs", "partition_data": [{"index": 6, "records": b"records"}]}]},
+        {"topic_data": [{"name": "logs", "partition_data": [{"index": 5, "records": None}]}]},
+        {"topic_data": [{"name": "logs", "partition_data": []}]},
+        {"topic_data": []},
+    ],
+)
+def test_requests_that_differ_stay_by_themselves(version: int, changed: dict[str, Any]) -> None:
+    frames = request_frame(PRODUCE, version, one()), request_frame(PRODUCE, version, one(**changed))
+    _, request, done = joined(version, *frames)
+    assert not done and request.count == len(request.parts) == 1
+    assert not joined(version, frames[0], request_frame(PRODUCE, version, one(), client_id="tess"))[2]
+    another = VERSIONS[version % len(VERSIONS)]
+    assert not joined(version, frames[0], request_frame(PRODUCE, another, one()))[2]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_cut_off_or_followed_by_tags_is_left_to_the_decoder(version: int) -> None:
+    frame = request_frame(PRODUCE, version, one())
+    for stop in range(len(frame) - (version >= 9)):  # the request's own tags are nobody's business
+        assert not joined(version, frame, frame[:stop])[2]
+    if version >= 9:
+        assert not joined(version, frame, frame[:-2] + b"\1\0\0\0")[2]
+
+
 def test_nothing_is_copied_and_the_records_may_be_null() -> None:
     for version in VERSIONS:
         _, request = decoded(version, one(records=None))

@@ -48,9 +48,51 @@ def test_produce(c: int, topic: str, partition: int, acks: int, timeout: int, ba
     request = greeted().decode(frame)
     assert isinstance(request, Produce)
     (part,) = request.parts
-    assert (request.context, request.acks, request.timeout_ms) == (c, acks, timeout)
+    assert (request.context, request.acks, request.timeout_ms) == ([c], acks, timeout)
     assert part == ProducePart(topic, partition, len(frame) - len(batches), len(frame))
     assert frame[part.start : part.stop] == batches
+
+
+correlations = st.integers(2**16, 2**32 - 1)  # what msgpack packs as the client does, in five bytes
+
+
+@given(correlations, correlations, names, st.integers(0, 99), st.sampled_from([0, 1, -1]), st.binary(max_size=50))
+def test_produce_requests_alike_become_one(a: int, b: int, topic: str, partition: int, acks: int, batch: bytes) -> None:
+    codec = greeted()
+    frames = [body([native.PRODUCE, c, topic, partition, acks, 500], batch + bytes([c % 256])) for c in (a, b)]
+    memory = memoryview(b"".join(frames))
+    first, shift = memory[: len(frames[0])], len(frames[0])
+    request = codec.decode(first)
+    assert isinstance(request, Produce) and codec.join(request, first, memory[shift:], shift)
+    assert request.count == 2 and request.context == [a, b]
+    assert {part[:2] for part in request.parts} == {(topic, partition)}
+    assert [bytes(memory[p.start : p.stop]) for p in request.parts] == [batch + bytes([c % 256]) for c in (a, b)]
+    results = [ProduceResult(0, 1, 2, 0), ProduceResult(2, -1, -1, 0, "refused")]
+    one, other = results
+    alone = [codec.encode_produce(Produce([a], 1, 0, []), [one]), codec.encode_produce(Produce([b], 1, 0, []), [other])]
+    assert codec.encode_produce(request, results) == b"".join(alone)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [native.PRODUCE, 70_001, "u", 0, 1, 500],
+        [native.PRODUCE, 70_001, "t", 1, 1, 500],
+        [native.PRODUCE, 70_001, "t", 0, -1, 500],
+        [native.PRODUCE, 70_001, "t", 0, 1, 501],
+        [native.PRODUCE, 5, "t", 0, 1, 500],
+        [native.METADATA, 70_001, None],
+        [],
+    ],
+)
+def test_requests_that_differ_stay_by_themselves(other: list[Any]) -> None:
+    codec = greeted()
+    first = body([native.PRODUCE, 70_000, "t", 0, 1, 500], b"batch")
+    request = codec.decode(first)
+    assert isinstance(request, Produce)
+    for frame in (body(other, b"batch"), body(other)[:-1], body(other)[:3]):
+        assert not codec.join(request, first, frame, 100)
+    assert request.count == len(request.parts) == 1
 
 
 @given(numbers, numbers, numbers, numbers, st.lists(st.tuples(names, numbers, numbers, numbers), max_size=5))
@@ -74,7 +116,7 @@ def test_replies() -> None:
         fd = 9
 
     codec = greeted()
-    produced = codec.encode_produce(Produce(7, 1, 0, []), [ProduceResult(0, 10, 20, 0)])
+    produced = codec.encode_produce(Produce([7], 1, 0, []), [ProduceResult(0, 10, 20, 0)])
     assert native.decode_header(memoryview(produced)[4:])[0] == [7, 0, 10, 20, 0, ""]
     offsets = codec.encode_offsets(Offsets(8, []), [OffsetsResult(0, 1, 2, 3)])
     assert native.decode_header(memoryview(offsets)[4:])[0] == [8, 0, [[0, 1, 2, 3]]]

@@ -70,6 +70,10 @@ def encode_frame(header: Sequence[Any], payload_bytes: int = 0) -> bytes:
 
 _PRODUCE_FRONT = struct.Struct(">IIBBBI")
 _ARRAY_OF_6, _UINT32 = 0x96, 0xCE
+_CORRELATION = struct.Struct(">I")
+_CORRELATION_AT: Final = _PRODUCE_FRONT.size - SIZE_BYTES - _CORRELATION.size
+_HEAD_AT: Final = _PRODUCE_FRONT.size - SIZE_BYTES
+"""In a frame without its size, as :class:`ProduceHead` packs it."""
 
 
 class ProduceHead:
@@ -129,7 +133,7 @@ class NativeCodec:
                 _, context, topic, partition, acks, timeout_ms = header
                 _expect(type(topic) is str and type(partition) is int and acks in (0, 1, -1))
                 _expect(type(timeout_ms) is int)
-                return Produce(context, acks, timeout_ms, [ProducePart(topic, partition, stop, len(frame))])
+                return Produce([context], acks, timeout_ms, [ProducePart(topic, partition, stop, len(frame))])
             if api == FETCH:
                 _, context, wait_ms_max, bytes_min, bytes_max, parts = header
                 _expect(type(wait_ms_max) is int and type(bytes_min) is int and type(bytes_max) is int)
@@ -155,9 +159,23 @@ class NativeCodec:
         limits = {"frame_bytes_max": self._frame_bytes_max}
         return Local(encode_frame([header[1], 0, VERSION, self._broker_id, limits]))
 
+    def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
+        topic, partition, stop, _ = request.parts[0]
+        if (
+            bytes(frame[:_CORRELATION_AT]) != bytes(first[:_CORRELATION_AT])
+            or frame[_CORRELATION_AT - 1] != _UINT32
+            or bytes(frame[_HEAD_AT:stop]) != bytes(first[_HEAD_AT:stop])
+        ):
+            return False
+        request.context += _CORRELATION.unpack_from(frame, _CORRELATION_AT)
+        request.parts.append(ProducePart(topic, partition, shift + stop, shift + len(frame)))
+        request.count += 1
+        return True
+
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
-        error, base, end, log_start, message, _ = results[0]
-        return encode_frame([request.context, error, base, end, log_start, message])
+        rows = zip(request.context, results, strict=True)
+        replies = [encode_frame([context, *result[:5]]) for context, result in rows]
+        return b"".join(replies)
 
     def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
         rows = [result[:4] for result in results]

@@ -61,10 +61,13 @@ class OffsetsPart(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
+    """One request, or ``count`` of one part each that :meth:`Codec.join` has made one."""
+
     context: Any
     acks: int
     timeout_ms: int
     parts: list[ProducePart]
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -134,10 +137,17 @@ class OffsetsResult(NamedTuple):
 
 
 class Codec(Protocol):
-    """One door.  All functions are pure; ``frame`` is the frame without its u32 size prefix."""
+    """One door.  Nothing here reads or writes a socket; ``frame`` is the frame without its u32 size prefix."""
 
     def decode(self, frame: memoryview) -> Request:
         """Raises ProtocolFault when the frame cannot be answered: close the connection."""
+
+    def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
+        """Whether ``frame`` asks what ``request`` asks but for its correlation and its record batches.
+
+        Then it is part of it from now on and answered with it, in a fraction of the time.  ``first`` is the frame of
+        ``request``; ``frame`` begins ``shift`` bytes after it, and so are its parts counted.
+        """
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes: ...
 

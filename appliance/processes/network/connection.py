@@ -26,13 +26,14 @@ CHUNKS_MAX: Final = 512
 
 
 class Pending:
-    """A request that waits for its reply.  ``reply`` is None until it is there."""
+    """A request that waits for its reply, or ``count`` joined ones.  ``reply`` is None until it is there."""
 
-    __slots__ = ("connection", "missing", "reply", "request", "results")
+    __slots__ = ("connection", "count", "missing", "reply", "request", "results")
 
-    def __init__(self, connection: Connection, request: Request) -> None:
+    def __init__(self, connection: Connection, request: Request, count: int = 1) -> None:
         self.connection = connection
         self.request = request
+        self.count = count
         self.results: list[Any] = []
         self.missing = 0
         self.reply: list[bytes | FileRange] | None = None
@@ -60,6 +61,7 @@ class Connection:
         "requests",
         "sock",
         "starved",
+        "unanswered",
     )
 
     def __init__(self, sock: socket.socket, door: str, listener: str, peer: str, codec: Codec) -> None:
@@ -69,6 +71,7 @@ class Connection:
         self._filled = self._parsed = 0
         self._wanted = BLOCK_BYTES
         self.requests: deque[Pending] = deque()
+        self.unanswered = 0
         self.out: deque[bytes | FileRange] = deque()
         self.out_bytes = 0
         self.events = 0
@@ -140,11 +143,18 @@ class Connection:
 
     # ---- sending
 
+    def expect(self, pending: Pending) -> None:
+        """A reply will have to leave after those of all requests before."""
+        self.requests.append(pending)
+        self.unanswered += pending.count
+
     def collect(self) -> None:
         """Move the replies that are next in order to the output."""
         requests = self.requests
         while requests and requests[0].reply is not None:
-            for piece in requests.popleft().reply or ():
+            pending = requests.popleft()
+            self.unanswered -= pending.count
+            for piece in pending.reply or ():
                 self.out.append(piece)
                 self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
 
@@ -152,6 +162,7 @@ class Connection:
         """Forget the first unanswered request of this kind, and all behind it: they could not leave before it."""
         requests = takewhile(lambda one: one.reply is not None or not isinstance(one.request, kind), self.requests)
         self.requests = deque(requests)
+        self.unanswered = sum(one.count for one in self.requests)
 
     def send(self) -> None:
         """Write what the socket takes.

@@ -30,7 +30,18 @@ from ...shared.doorbell import Doorbell
 from ...shared.table import OFFLINE, SegmentTable
 from ...wire.kafka.hot import KafkaCodec
 from ...wire.native import NativeCodec
-from ...wire.requests import EARLIEST, Codec, Cold, Fetch, FetchResult, Local, Offsets, Produce, ProduceResult
+from ...wire.requests import (
+    EARLIEST,
+    Codec,
+    Cold,
+    Fetch,
+    FetchResult,
+    Local,
+    Offsets,
+    Produce,
+    ProduceResult,
+    Request,
+)
 from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
@@ -304,9 +315,7 @@ class NetworkWorker:
                 if frames is None:
                     self._close(connection)
                     return
-                for start, stop in frames:
-                    if not connection.closed and not connection.hang_up:
-                        self._request(connection, start, stop)
+                self._requests(connection, frames)
             except ProtocolFault as error:
                 self._hang_up(connection, str(error))
                 return
@@ -316,32 +325,51 @@ class NetworkWorker:
         if connection.starved:
             self._starved[connection] = None
             self._watch(connection)
-        elif len(connection.requests) > self._limits.requests_max:
+        elif connection.unanswered > self._limits.requests_max:
             self._watch(connection)
 
-    def _request(self, connection: Connection, start: int, stop: int) -> None:
-        frame = self._memory[start:stop]
-        request = connection.codec.decode(frame)
+    def _requests(self, connection: Connection, frames: list[tuple[int, int]]) -> None:
+        """Deal with frames in order; produce requests that follow each other and are alike become one."""
+        memory, codec = self._memory, connection.codec
+        joined: Produce | None = None
+        first, first_start = memory, 0
+        try:
+            for start, stop in frames:
+                frame = memory[start:stop]
+                if joined is not None:
+                    if codec.join(joined, first, frame, start - first_start):
+                        continue
+                    produce, joined = joined, None
+                    self._produce(connection, produce, first_start)
+                if connection.closed or connection.hang_up:
+                    return
+                request = codec.decode(frame)
+                if isinstance(request, Produce):
+                    joined, first, first_start = request, frame, start
+                else:
+                    self._request(connection, request, frame)
+        finally:
+            if joined is not None:
+                self._produce(connection, joined, first_start)
+
+    def _request(self, connection: Connection, request: Request, frame: memoryview) -> None:
         match request:
-            case Produce():
-                self._produce(connection, request, start)
-                return
             case Fetch():
                 pending = Pending(connection, request)
-                connection.requests.append(pending)
+                connection.expect(pending)
                 self._fetch(pending, request)
             case Offsets():
                 pending = Pending(connection, request)
-                connection.requests.append(pending)
+                connection.expect(pending)
                 self._offsets(pending, request)
             case Local():
                 pending = Pending(connection, request)
                 pending.reply = [request.reply]
-                connection.requests.append(pending)
+                connection.expect(pending)
                 connection.hang_up = connection.hang_up or request.close
             case Cold():
                 pending = Pending(connection, request)
-                connection.requests.append(pending)
+                connection.expect(pending)
                 self._coordinator.ask(pending, frame)
                 self._watch_coordinator()
         self._touched[connection] = None
@@ -351,10 +379,10 @@ class NetworkWorker:
     def _produce(self, connection: Connection, request: Produce, start: int) -> None:
         pending = None
         if request.acks:
-            pending = Pending(connection, request)
+            pending = Pending(connection, request, request.count)
             pending.missing = len(request.parts)
             pending.results = [None] * len(request.parts)
-            connection.requests.append(pending)
+            connection.expect(pending)
         extent = connection.extent
         assert extent is not None
         for index, (topic, number, part_start, part_stop) in enumerate(request.parts):
@@ -487,9 +515,17 @@ class NetworkWorker:
         wants = _unshown(request, partitions)
         if wants and not self._stopping:
             _ask_for_flush(partitions)
-            if self._long_poll.park(Parked(pending, self._now_ms + OFFSETS_WAIT_MS), wants):
+            if self._park_offsets(Parked(pending, self._now_ms + OFFSETS_WAIT_MS), wants):
                 return
         self._reply_offsets(pending, request, partitions)
+
+    def _park_offsets(self, parked: Parked, wants: list[Want]) -> bool:
+        """Wait for every one of these ENDs; False when all have come."""
+        while wants:
+            if self._long_poll.park(parked, wants):
+                return True
+            wants = [(place, end) for place, end in wants if place.table.end < end]
+        return False
 
     def _reply_offsets(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
         connection = pending.connection
@@ -509,7 +545,7 @@ class NetworkWorker:
         missing = self._long_poll.unpark(parked)
         partitions = [self._partition(part[:2]) for part in request.parts]
         if isinstance(request, Offsets):
-            if not missing or not self._long_poll.park(parked, missing):
+            if not self._park_offsets(parked, missing):
                 self._reply_offsets(parked.pending, request, partitions)
             return
         results, size = plan.fetch(request, partitions)
@@ -584,7 +620,7 @@ class NetworkWorker:
         if (
             not connection.starved
             and not connection.hang_up
-            and len(connection.requests) <= limits.requests_max
+            and connection.unanswered <= limits.requests_max
             and connection.out_bytes <= limits.send_bytes_max
         ):
             events |= select.EPOLLIN

@@ -75,6 +75,12 @@ class KafkaCodec:
             raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
         return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply)
 
+    def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
+        try:
+            return produce.join(request, first, frame, shift)
+        except (struct.error, IndexError, ProtocolFault):
+            return False  # whoever decodes it by itself says what is wrong
+
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
         return produce.encode(request, results)
 
