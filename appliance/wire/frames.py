@@ -6,9 +6,12 @@ its four size bytes are in, so a peer can never make us hold more than one frame
 
 from __future__ import annotations
 
+import struct
+
 from ..errors import FrameTooLarge
 
-SIZE_BYTES = 4
+_SIZE = struct.Struct(">I")
+SIZE_BYTES = _SIZE.size
 
 
 def cut(buffer: memoryview, start: int, stop: int, frame_bytes_max: int) -> tuple[list[tuple[int, int]], int]:
@@ -23,7 +26,7 @@ def cut(buffer: memoryview, start: int, stop: int, frame_bytes_max: int) -> tupl
     frames: list[tuple[int, int]] = []
     while stop - start >= SIZE_BYTES:
         body = start + SIZE_BYTES
-        size = int.from_bytes(buffer[start:body], "big")
+        (size,) = _SIZE.unpack_from(buffer, start)
         if size > frame_bytes_max:
             raise FrameTooLarge(size, frame_bytes_max)
         if body + size > stop:
