@@ -1,8 +1,8 @@
 """Log shippers of the distribution against the appliance, also while it is restarted: no line is lost.
 
 These are the configurations that README shows.  syslog-ng is found by SYSLOG_NG (a directory that its packages were
-unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.  fluent-bit and Vector,
-which Debian does not have, are found by FLUENT_BIT and VECTOR (their programs).
+unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.  fluent-bit, Vector and
+Filebeat, which Debian does not have, are found by FLUENT_BIT, VECTOR and FILEBEAT (their programs).
 
 ``queue.dequeueBatchSize="1"``: when its action is suspended in mid-batch, rsyslog 8.2302 sends one line of the batch
 twice and another never (seen on the wire, with every Produce answered well); librdkafka batches them anyway.
@@ -30,6 +30,7 @@ OMKAFKA = Path("/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so")
 SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
 FLUENT_BIT = os.environ.get("FLUENT_BIT") or shutil.which("fluent-bit")
 VECTOR = os.environ.get("VECTOR") or shutil.which("vector")
+FILEBEAT = os.environ.get("FILEBEAT") or shutil.which("filebeat")
 
 RSYSLOG_CONF = """
 global(workDirectory="{work}")
@@ -97,6 +98,20 @@ acknowledgements.enabled = true
 librdkafka_options."enable.idempotence" = "true"
 """
 
+FILEBEAT_CONF = """
+filebeat.inputs:
+  - type: filestream
+    id: host
+    paths: ["{work}/in.log"]
+    prospector.scanner.check_interval: 1s
+output.kafka:
+  hosts: ["{door}"]
+  topic: "{topic}"
+  codec.format.string: "%{{[message]}}"
+  required_acks: -1
+  compression: lz4
+"""
+
 
 @contextmanager
 def running(command: list[str], work: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
@@ -152,11 +167,21 @@ def vector(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str
     return [VECTOR, "--config", str(conf)], {}
 
 
+def filebeat(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+    if FILEBEAT is None:
+        pytest.skip("no filebeat: install it, or set FILEBEAT to its program")
+    conf = work / "filebeat.yml"
+    conf.write_text(FILEBEAT_CONF.format(work=work, door=door.kafka, topic=topic))
+    conf.chmod(0o600)
+    return [FILEBEAT, "-e", "-c", str(conf), "--path.home", str(work), "--path.data", str(work / "filebeat")], {}
+
+
 SHIPPERS = [
     pytest.param(rsyslog, id="rsyslog"),
     pytest.param(syslog_ng, id="syslog-ng"),
     pytest.param(fluent_bit, id="fluent-bit"),
     pytest.param(vector, id="vector"),
+    pytest.param(filebeat, id="filebeat"),
 ]
 
 
