@@ -418,5 +418,6 @@ CLIENTS = (
     program("java", CODECS, functools.partial(java, "Client")),
     program("franz-go", CODECS, functools.partial(go, "franz")),
     program("sarama", CODECS, functools.partial(go, "sarama")),
+    program("kafka-go", CODECS, functools.partial(go, "kafka-go")),
     program("kafkajs", ("none", "gzip"), node),
 )

@@ -1,4 +1,4 @@
-// produce|read|group as tests/clients/adapters.py describes them, with franz-go or sarama (first argument).
+// produce|read|group as tests/clients/adapters.py describes them, with franz-go, sarama or kafka-go (first argument).
 package main
 
 import (
@@ -41,6 +41,7 @@ func main() {
 	verbs := map[string]func(string, string, string, int64){
 		"franz-produce": franzProduce, "franz-read": franzRead, "franz-group": franzGroup,
 		"sarama-produce": saramaProduce, "sarama-read": saramaRead, "sarama-group": saramaGroup,
+		"kafka-go-produce": kafkaGoProduce, "kafka-go-read": kafkaGoRead, "kafka-go-group": kafkaGoGroup,
 	}
 	verbs[library+"-"+verb](bootstrap, topic, third, count)
 }
