@@ -5,9 +5,12 @@
 Both brokers are started and warmed up; every workload runs A B A B ... on topics of its own, 200-byte messages, one
 partition.  Printed are the medians of the rate and of the broker's CPU seconds per million messages, their spread, and
 both as ratios (ours / Kafka's).  Ours flushes before exposing and before acks=all; Kafka as it comes does not, except
-where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.  Before each run all that
-waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later, and a flush of ours in
-another workload waits for what Kafka did not flush in this one.
+where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.
+
+Before each run all that waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later, and
+a flush of ours in another workload waits for what Kafka did not flush in this one.  Before producing, root also empties
+the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of a page
+costs the writer several times as much as the copying, and who gets such pages is chance.
 
 Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
 """
@@ -15,6 +18,7 @@ Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import statistics
@@ -109,7 +113,6 @@ class Contest:
         cpus: dict[str, list[float]] = {side.name: [] for side in self.sides}
         for _ in range(self.rounds):
             for side in self.sides:
-                os.sync()
                 cpu = side.broker.cpu_s()
                 seconds = once(side, count)
                 rates[side.name].append(count / seconds)
@@ -127,6 +130,9 @@ class Contest:
 def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]]) -> Callable[[Side, int], float]:
     def once(side: Side, count: int) -> float:
         topic = side.topic(**topic_settings.get(side.name, {}))
+        os.sync()
+        with contextlib.suppress(OSError):  # not root
+            Path("/proc/sys/vm/drop_caches").write_text("1")
         start = time.perf_counter()
         side.produce(topic, count, **settings)
         if settings["acks"] == 0:
@@ -141,6 +147,7 @@ def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]
 
 def consuming(filled: dict[str, str]) -> Callable[[Side, int], float]:
     def once(side: Side, count: int) -> float:
+        os.sync()
         start = time.perf_counter()
         assert side.count(filled[side.name], count) == count
         return time.perf_counter() - start
