@@ -7,10 +7,10 @@ partition.  Printed are the medians of the rate and of the broker's CPU seconds 
 both as ratios (ours / Kafka's).  Ours flushes before exposing and before acks=all; Kafka as it comes does not, except
 where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.
 
-Before each run all that waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later, and
-a flush of ours in another workload waits for what Kafka did not flush in this one.  Before producing, root also empties
-the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of a page
-costs the writer several times as much as the copying, and who gets such pages is chance.
+Before each run all that waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later,
+and a flush of ours in another workload waits for what Kafka did not flush in this one.  Before producing, root also
+empties the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of
+a page costs the writer several times as much as the copying, and who gets such pages is chance.
 
 Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
 """
@@ -44,6 +44,8 @@ LARGE = {
 }
 FIFTY = {"linger.ms": 50, "batch.num.messages": 50, "queue.buffering.max.messages": 200_000}
 ONE = {"linger.ms": 0, "batch.num.messages": 1, "max.in.flight.requests.per.connection": 5}
+CONSUMED = 5_000_000
+"""Enough for the CPU time of sendfile to be more than a few steps of its clock."""
 PERCENTILES = (50, 99, 99.9)
 
 Broker = Appliance | Kafka
@@ -83,9 +85,9 @@ class Side:
         """How many messages a consumer finds, waiting for what is expected."""
         consumer = Consumer({
             "bootstrap.servers": self.address, "group.id": "count", "enable.auto.commit": False,
-            "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 10_000_000, "queued.min.messages": 1_000_000,
+            "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 10_000_000,
             # By default it stops for a second whenever 64 MB are waiting, which is what would be measured.
-            "queued.max.messages.kbytes": 1_000_000, "fetch.queue.backoff.ms": 1,
+            "fetch.queue.backoff.ms": 1,
         })  # fmt: skip
         consumer.assign([TopicPartition(topic, 0, 0)])
         seen, deadline = 0, time.perf_counter() + 60
@@ -165,13 +167,13 @@ def python_client(contest: Contest) -> None:
     many = ONE | {"acks": "all", "max.in.flight.requests.per.connection": 1000}
     contest.run("durable 1 a batch", 20_000, producing(many, durable))
     if contest.wanted("consume large fetches"):
-        count = max(2_000_000 // contest.scale, 100)
+        count = max(CONSUMED // contest.scale, 100)
         filled = {}
         for side in contest.sides:
             filled[side.name] = side.topic()
             side.produce(filled[side.name], count, **LARGE, acks=1)
             side.count(filled[side.name], count)
-        contest.run("consume large fetches", 2_000_000, consuming(filled))
+        contest.run("consume large fetches", CONSUMED, consuming(filled))
 
 
 def latency(contest: Contest) -> None:
