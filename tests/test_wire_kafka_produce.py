@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from typing import Any
@@ -21,9 +22,11 @@ from tests.kafka_messages import (
     request_frame,
     response_frame,
 )
+from tests.test_wire_kafka_cold import mutated
 
 CODEC = KafkaCodec()
 VERSIONS = range(3, 10)
+MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
 
 
 def one(records: bytes | None = b"records", **changed: Any) -> dict[str, Any]:
@@ -177,6 +180,26 @@ def test_what_is_cut_off_or_followed_by_tags_is_left_to_the_decoder(version: int
         assert not joined(version, frame, frame[:stop])[2]
     if version >= 9:
         assert not joined(version, frame, frame[:-2] + b"\1\0\0\0")[2]
+
+
+def test_whatever_joins_is_what_the_decoder_reads() -> None:
+    """FUZZ_MUTATIONS=100000 is the full size."""
+    rng = random.Random(19)
+    count = 0
+    for turn in range(MUTATIONS):
+        version = VERSIONS[turn % len(VERSIONS)]
+        first = request_frame(PRODUCE, version, one())
+        frame = mutated(first, rng)
+        _, request, done = joined(version, first, frame)
+        if done:
+            count += 1
+            alone = CODEC.decode(memoryview(frame))
+            assert isinstance(alone, Produce)
+            assert (alone.acks, alone.timeout_ms) == (request.acks, request.timeout_ms)
+            (part,), shift = alone.parts, len(first) + 4
+            assert request.parts[1:] == [part._replace(start=part.start + shift, stop=part.stop + shift)]
+            assert request.context[0][1:] == alone.context[0]
+    assert count > MUTATIONS // 100
 
 
 def test_nothing_is_copied_and_the_records_may_be_null() -> None:
