@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -336,31 +336,50 @@ def node_modules() -> str:
     return str(_made("node", make, "no npm, or no registry") / "node_modules")
 
 
-POM = """<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId>
-<version>1</version><dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>4.1.0</version></dependency>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>4.1.0</version></dependency>
-<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
-</dependencies></project>
-"""
+KAFKA_CLIENT = (
+    "org.apache.kafka:kafka_2.13:4.1.0",
+    "org.apache.kafka:kafka-tools:4.1.0",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
+
+
+EXCLUDED = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+
+
+def jars(name: str, artifacts: Sequence[str], alone: bool = False) -> Path:
+    """A directory with these artifacts (group:name:version) and, unless ``alone``, all that they need."""
+    fields = ("groupId", "artifactId", "version")
+
+    def dependency(artifact: str) -> str:
+        values = zip(fields, artifact.split(":"), strict=True)
+        named = "".join(f"<{field}>{value}</{field}>" for field, value in values)
+        return f"<dependency>{named}{EXCLUDED if alone else ''}</dependency>"
+
+    def make(place: Path) -> None:
+        own = "<modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId><version>1</version>"
+        needed = "".join(map(dependency, artifacts))
+        (place / "pom.xml").write_text(f"<project>{own}<dependencies>{needed}</dependencies></project>")
+        command = ["mvn", "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
+        subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=300)
+
+    return _made(name, make, "no Maven, or no repository") / "lib"
+
+
+def compiled(name: str, source: str, path: str) -> str:
+    """The class path of a program of ours, ``path`` included."""
+
+    def make(place: Path) -> None:
+        command = ["javac", "-cp", path, "-d", str(place), str(PROGRAMS / source)]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+    return f"{_made(name, make, 'no Java compiler')}:{path}"
 
 
 @functools.cache
 def java_classpath() -> str:
-    def make(place: Path) -> None:
-        (place / "pom.xml").write_text(POM)
-        command = ["mvn", "-q", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
-        subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=300)
-
     if shutil.which("java") is None:
         pytest.skip("no java")
-    jars = KAFKA_JARS or str(_made("java", make, "KAFKA_JARS is not set, and no Maven") / "lib")
-
-    def compile_client(place: Path) -> None:
-        command = ["javac", "-cp", f"{jars}/*", "-d", str(place), str(PROGRAMS / "Client.java")]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-
-    return f"{_made('java-client', compile_client, 'no Java compiler')}:{jars}/*"
+    return compiled("java-client", "Client.java", f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*")
 
 
 JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
