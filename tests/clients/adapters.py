@@ -13,6 +13,7 @@ tools or libraries are missing they are skipped, with the reason.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import itertools
 import json
@@ -307,14 +308,17 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
 def _made(name: str, make: Callable[[Path], None], why: str) -> Path:
     """A directory where ``make`` put what a program needs, kept for the next run; skips where it fails."""
     place = Path(tempfile.gettempdir()) / f"appliance-clients-{os.getuid()}" / name
-    if not (place / "made").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        try:
-            make(place)
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"{why}: {error}")
-        (place / "made").touch()
+    place.parent.mkdir(exist_ok=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if not (place / "made").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            try:
+                make(place)
+            except (OSError, subprocess.SubprocessError) as error:
+                pytest.skip(f"{why}: {error}")
+            (place / "made").touch()
     return place
 
 
