@@ -22,7 +22,8 @@ from ...wire.requests import Codec, FileRange, Request
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
-CHUNKS_MAX: Final = 512
+JOINED_BYTES_MAX: Final = 1 << 16
+"""Replies are joined up to about so much: what is not sent is copied once more."""
 
 
 class Pending:
@@ -184,17 +185,19 @@ class Connection:
     def _send_bytes(self) -> None:
         out = self.out
         chunks: list[bytes] = []
+        size = 0
         for piece in out:
-            if not isinstance(piece, bytes) or len(chunks) == CHUNKS_MAX:
+            if not isinstance(piece, bytes) or size >= JOINED_BYTES_MAX:
                 break
             chunks.append(piece)
+            size += len(piece)
         more = socket.MSG_MORE if len(out) > len(chunks) else 0
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # small ones: cheaper than sendmsg
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # cheaper than sendmsg
         sent = self.sock.send(data, more)
         self.out_bytes -= sent
         for _ in chunks:
             out.popleft()
-        if sent < len(data):
+        if sent < size:
             out.appendleft(data[sent:])
 
     def _send_file(self, piece: FileRange) -> None:

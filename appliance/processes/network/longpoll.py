@@ -82,11 +82,14 @@ class LongPoll:
             return False
         return True
 
-    def unpark(self, parked: Parked) -> list[Want]:
-        """Wait no more; the caller answers, or parks it again.  Returns what has not come yet."""
+    def wants_of(self, parked: Parked) -> list[Want]:
+        """What a parked request waits for."""
+        return [(place, place.wanted[parked]) for place in parked.places]
+
+    def unpark(self, parked: Parked) -> None:
+        """Wait no more; the caller answers, or parks it again."""
         if not parked.places:
-            return []
-        wants = [(place, place.wanted[parked]) for place in dict.fromkeys(parked.places)]
+            return
         for place in parked.places:
             place.wanted.pop(parked, None)
             if place.wanted:
@@ -100,7 +103,6 @@ class LongPoll:
             self._deadlines = [entry for entry in self._deadlines if entry[2].places]
             heapq.heapify(self._deadlines)
             self._stale = 0
-        return [(place, end) for place, end in wants if place.table.end < end]
 
     def reached(self) -> list[Parked]:
         """The requests whose END has come: somebody has rung."""

@@ -512,7 +512,7 @@ class NetworkWorker:
     def _offsets(self, pending: Pending, request: Offsets) -> None:
         """Answer; first wait a little for the flush of what is written, which acks=1 may have told of already."""
         partitions = [self._partition(part[:2]) for part in request.parts]
-        wants = _unshown(request, partitions)
+        wants = _wants_of_offsets(request, partitions)
         if wants and not self._stopping:
             _ask_for_flush(partitions)
             if self._park_offsets(Parked(pending, self._now_ms + OFFSETS_WAIT_MS), wants):
@@ -520,11 +520,10 @@ class NetworkWorker:
         self._reply_offsets(pending, request, partitions)
 
     def _park_offsets(self, parked: Parked, wants: list[Want]) -> bool:
-        """Wait for every one of these ENDs; False when all have come."""
-        while wants:
+        """Wait for those of these ENDs that have not come; False when all have."""
+        while wants := [(place, end) for place, end in wants if place.table.end < end]:
             if self._long_poll.park(parked, wants):
                 return True
-            wants = [(place, end) for place, end in wants if place.table.end < end]
         return False
 
     def _reply_offsets(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
@@ -542,10 +541,11 @@ class NetworkWorker:
         """Answer, or go on waiting when several partitions together have not come to what is asked for."""
         request = parked.pending.request
         assert isinstance(request, Fetch | Offsets)
-        missing = self._long_poll.unpark(parked)
+        wants = self._long_poll.wants_of(parked) if isinstance(request, Offsets) else []
+        self._long_poll.unpark(parked)
         partitions = [self._partition(part[:2]) for part in request.parts]
         if isinstance(request, Offsets):
-            if not self._park_offsets(parked, missing):
+            if not self._park_offsets(parked, wants):
                 self._reply_offsets(parked.pending, request, partitions)
             return
         results, size = plan.fetch(request, partitions)
@@ -698,15 +698,12 @@ def _places(partitions: Sequence[Partition | None]) -> list[Place]:
     return [partition.place for partition in partitions if partition is not None]
 
 
-def _unshown(request: Offsets, partitions: Sequence[Partition | None]) -> list[Want]:
-    """Where more is written than shown, and a question is about the end."""
+def _wants_of_offsets(request: Offsets, partitions: Sequence[Partition | None]) -> list[Want]:
+    """Where a question is about the end: all that is written."""
     return [
-        (partition.place, written)
+        (partition.place, partition.table.written)
         for part, partition in zip(request.parts, partitions, strict=True)
-        if part.timestamp != EARLIEST
-        and part.offset < 0
-        and partition is not None
-        and (written := partition.table.written) > partition.table.end
+        if part.timestamp != EARLIEST and part.offset < 0 and partition is not None
     ]
 
 

@@ -427,8 +427,6 @@ class Writer:
 
     def _show_segments(self) -> None:
         bases = self._log.bases
-        if bases[-1] == self._last_base:
-            return
         for base in bases[bisect_right(bases, self._last_base) :]:
             self._table.add_segment(base)
             self._last_base = base

@@ -107,14 +107,13 @@ def decode_one(frame: memoryview, position: int, correlation_id: int, version: i
     if known is None or known[1][1] != 1:
         return decode(frame, position, correlation_id, version)
     topic, group = known
-    index, size = _PARTITION.unpack_from(frame, after)
-    start = after + _PARTITION.size
-    stop = start + size
-    if size < 0 or stop > len(frame):
+    (index,) = I32.unpack_from(frame, after)
+    head = after + I32.size
+    start, stop = _records(frame, head)
+    if stop < 0:
         return decode(frame, position, correlation_id, version)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
-    context: Context = ([correlation_id], version, _ONE_TOPIC, [group], after + I32.size)
-    return Produce(context, acks, timeout_ms, [part])
+    return Produce(([correlation_id], version, _ONE_TOPIC, [group], head), acks, timeout_ms, [part])
 
 
 def decode_one_flexible(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
@@ -129,9 +128,8 @@ def decode_one_flexible(frame: memoryview, position: int, correlation_id: int, v
     topic, group = known
     (index,) = I32.unpack_from(frame, after)
     head = after + I32.size
-    size, start = read_varint(frame, head)
-    stop = start + size - 1
-    if size == 0 or stop + 2 > len(frame) or frame[stop] or frame[stop + 1]:
+    start, stop = _records_flexible(frame, head)
+    if stop < 0:
         return decode(frame, position, correlation_id, version)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
     return Produce(([correlation_id], version, _ONE_TOPIC_FLEXIBLE, [group], head), acks, timeout_ms, [part])
@@ -145,22 +143,30 @@ def join(request: Produce, first: memoryview, frame: memoryview, shift: int) -> 
         return False
     if frame[:CORRELATION_AT] != first[:CORRELATION_AT] or bytes(frame[HEAD_AT:head]) != bytes(first[HEAD_AT:head]):
         return False
-    if version >= FLEXIBLE_FROM:
-        size, start = read_varint(frame, head)
-        stop = start + size - 1
-        if size == 0 or stop + 2 > len(frame) or frame[stop] or frame[stop + 1]:
-            return False
-    else:
-        (size,) = I32.unpack_from(frame, head)
-        start = head + I32.size
-        stop = start + size
-        if size < 0 or stop > len(frame):
-            return False
+    start, stop = _records_flexible(frame, head) if version >= FLEXIBLE_FROM else _records(frame, head)
+    if stop < 0:
+        return False
     correlations += I32.unpack_from(frame, CORRELATION_AT)
     topic, index, _, _ = request.parts[0]
     request.parts.append(_new(ProducePart, (topic, index, shift + start, shift + stop)))
     request.count += 1
     return True
+
+
+def _records(frame: memoryview, head: int) -> tuple[int, int]:
+    """Where the record batches lie whose size is at ``head``; stop -1: not all as usual."""
+    (size,) = I32.unpack_from(frame, head)
+    start = head + I32.size
+    stop = start + size
+    return start, stop if size >= 0 and stop <= len(frame) else -1
+
+
+def _records_flexible(frame: memoryview, head: int) -> tuple[int, int]:
+    """As above, with no tagged fields behind."""
+    size, start = read_varint(frame, head)
+    stop = start + size - 1
+    usual = size > 0 and stop + 2 <= len(frame) and not frame[stop] and not frame[stop + 1]
+    return start, stop if usual else -1
 
 
 def _read_parts(frame: memoryview, position: int, topic: str, count: int, parts: list[ProducePart]) -> int:
