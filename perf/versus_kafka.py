@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,13 @@ class Contest:
     def wanted(self, name: str) -> bool:
         return self.only in name
 
+    def turns(self) -> Iterator[Side]:
+        """Each side in turn, round by round, with nothing left to be written to the disk."""
+        for _ in range(self.rounds):
+            for side in self.sides:
+                os.sync()
+                yield side
+
     def run(self, name: str, count: int, once: Callable[[Side, int], float]) -> None:
         """``once`` does ``count`` messages on a side and returns the seconds they took."""
         if not self.wanted(name):
@@ -113,12 +120,11 @@ class Contest:
         count = max(count // self.scale, 100)
         rates: dict[str, list[float]] = {side.name: [] for side in self.sides}
         cpus: dict[str, list[float]] = {side.name: [] for side in self.sides}
-        for _ in range(self.rounds):
-            for side in self.sides:
-                cpu = side.broker.cpu_s()
-                seconds = once(side, count)
-                rates[side.name].append(count / seconds)
-                cpus[side.name].append((side.broker.cpu_s() - cpu) / count * 1e6)
+        for side in self.turns():
+            cpu = side.broker.cpu_s()
+            seconds = once(side, count)
+            rates[side.name].append(count / seconds)
+            cpus[side.name].append((side.broker.cpu_s() - cpu) / count * 1e6)
         self.report(name, "rate", rates)
         self.report(name, "cpu_s_per_million", cpus)
 
@@ -132,7 +138,6 @@ class Contest:
 def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]]) -> Callable[[Side, int], float]:
     def once(side: Side, count: int) -> float:
         topic = side.topic(**topic_settings.get(side.name, {}))
-        os.sync()
         with contextlib.suppress(OSError):  # not root
             Path("/proc/sys/vm/drop_caches").write_text("1")
         start = time.perf_counter()
@@ -149,7 +154,6 @@ def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]
 
 def consuming(filled: dict[str, str]) -> Callable[[Side, int], float]:
     def once(side: Side, count: int) -> float:
-        os.sync()
         start = time.perf_counter()
         assert side.count(filled[side.name], count) == count
         return time.perf_counter() - start
@@ -184,10 +188,8 @@ def latency(contest: Contest) -> None:
             continue
         seconds = 1 if contest.scale > 1 else 8
         found: dict[str, list[list[float]]] = {side.name: [] for side in contest.sides}
-        for _ in range(contest.rounds):
-            for side in contest.sides:
-                os.sync()
-                found[side.name].append(at_rate(side.address, side.topic(), rate, seconds, PERCENTILES))
+        for side in contest.turns():
+            found[side.name].append(at_rate(side.address, side.topic(), rate, seconds, PERCENTILES))
         for index, percentile in enumerate(PERCENTILES):
             figures = {side: [run[index] for run in runs] for side, runs in found.items()}
             contest.report(name, f"p{percentile}_ms", figures)
@@ -229,17 +231,15 @@ def one_at_a_time(contest: Contest, run: Callable[..., str]) -> None:
         if not contest.wanted(f"EndToEndLatency, {name}"):
             continue
         found: dict[str, dict[str, list[float]]] = {}
-        for _ in range(contest.rounds):
-            for side in contest.sides:
-                topic = side.topic(**(settings if side.name == "ours" else {}))
-                os.sync()
-                tool = "org.apache.kafka.tools.EndToEndLatency"
-                said = run(tool, side.address, topic, count, "1", str(PAYLOAD_BYTES))
-                average = re.search(r"Avg latency: ([\d.]+)", said)
-                tail = re.search(r"50th = ([\d.]+), 99th = ([\d.]+)", said)
-                assert average and tail, said
-                for what, value in (("avg_ms", average[1]), ("p50_ms", tail[1]), ("p99_ms", tail[2])):
-                    found.setdefault(what, {}).setdefault(side.name, []).append(float(value))
+        for side in contest.turns():
+            topic = side.topic(**(settings if side.name == "ours" else {}))
+            tool = "org.apache.kafka.tools.EndToEndLatency"
+            said = run(tool, side.address, topic, count, "1", str(PAYLOAD_BYTES))
+            average = re.search(r"Avg latency: ([\d.]+)", said)
+            tail = re.search(r"50th = ([\d.]+), 99th = ([\d.]+)", said)
+            assert average and tail, said
+            for what, value in (("avg_ms", average[1]), ("p50_ms", tail[1]), ("p99_ms", tail[2])):
+                found.setdefault(what, {}).setdefault(side.name, []).append(float(value))
         for what, figures in found.items():
             contest.report(f"EndToEndLatency, {name}", what, figures)
 

@@ -297,7 +297,7 @@ def aiokafka_group(bootstrap: str, topic: str, group: str, count: int) -> list[M
 # Programs
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> str:
+def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=110, env={**os.environ, **(environment or {})}
     )
@@ -371,6 +371,8 @@ def jars(name: str, artifacts: Sequence[str], alone: bool = False) -> Path:
 
 def compiled(name: str, source: str, path: str) -> str:
     """The class path of a program of ours, ``path`` included."""
+    if shutil.which("java") is None:
+        pytest.skip("no java")
 
     def make(place: Path) -> None:
         command = ["javac", "-cp", path, "-d", str(place), str(PROGRAMS / source)]
@@ -381,8 +383,6 @@ def compiled(name: str, source: str, path: str) -> str:
 
 @functools.cache
 def java_classpath() -> str:
-    if shutil.which("java") is None:
-        pytest.skip("no java")
     return compiled("java-client", "Client.java", f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*")
 
 
@@ -391,16 +391,16 @@ JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaul
 
 def java(main: str, *arguments: str) -> str:
     """Run a class of Kafka's jars, or our Client, and return what it printed."""
-    return _run(["java", *JAVA_OPTIONS, "-cp", java_classpath(), main, *arguments])
+    return run(["java", *JAVA_OPTIONS, "-cp", java_classpath(), main, *arguments])
 
 
 def go(library: str, *arguments: str) -> str:
-    return _run([go_program(), library, *arguments])
+    return run([go_program(), library, *arguments])
 
 
 def node(*arguments: str) -> str:
     environment = {"NODE_PATH": node_modules(), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}
-    return _run(["node", "--no-warnings", str(PROGRAMS / "client.js"), *arguments], environment)
+    return run(["node", "--no-warnings", str(PROGRAMS / "client.js"), *arguments], environment)
 
 
 def program(name: str, codecs: tuple[str, ...], run: Callable[..., str]) -> Client:

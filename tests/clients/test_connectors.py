@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from .adapters import DEADLINE_S, PROGRAMS, compiled, confluent_events, jars, new_topic
+from .adapters import DEADLINE_S, PROGRAMS, compiled, confluent_events, jars, new_topic, run
 from .conftest import Door
 
 LINES = 3_000
@@ -37,16 +34,8 @@ def create(door: Door, topic: str, partitions: int) -> str:
     return topic
 
 
-def run(command: list[str], **environment: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env={**os.environ, **environment})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @functools.cache
 def flink() -> list[str]:
-    if shutil.which("java") is None:
-        pytest.skip("no java")
     opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("lang", "util")]
     return [
         "java",

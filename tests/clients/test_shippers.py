@@ -28,9 +28,6 @@ LINES = 3_000
 RSYSLOG = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
 OMKAFKA = Path("/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so")
 SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
-FLUENT_BIT = os.environ.get("FLUENT_BIT") or shutil.which("fluent-bit")
-VECTOR = os.environ.get("VECTOR") or shutil.which("vector")
-FILEBEAT = os.environ.get("FILEBEAT") or shutil.which("filebeat")
 
 RSYSLOG_CONF = """
 global(workDirectory="{work}")
@@ -128,12 +125,34 @@ def running(command: list[str], work: Path, environment: dict[str, str] | None =
                 process.wait()
 
 
+def program(name: str) -> str:
+    """Named by the environment, or found on the PATH."""
+    variable = name.upper().replace("-", "_")
+    found = os.environ.get(variable) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name}: install it, or set {variable} to its program")
+    return found
+
+
+def configured(name: str, text: str, work: Path, door: Door, topic: str) -> str:
+    """A configuration file; Filebeat, for one, takes none that others may write."""
+    conf = work / name
+    conf.write_text(text.format(work=work, door=door.kafka, topic=topic))
+    conf.chmod(0o600)
+    return str(conf)
+
+
 def rsyslog(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
     if not (Path(RSYSLOG).exists() and OMKAFKA.exists()):
         pytest.skip("no rsyslog with omkafka: apt-get install rsyslog rsyslog-kafka")
-    conf = work / "rsyslog.conf"
-    conf.write_text(RSYSLOG_CONF.format(work=work, door=door.kafka, topic=topic))
-    return [RSYSLOG, "-n", "-f", str(conf), "-i", str(work / "pid")], {}
+    return [
+        RSYSLOG,
+        "-n",
+        "-f",
+        configured("rsyslog.conf", RSYSLOG_CONF, work, door, topic),
+        "-i",
+        str(work / "pid"),
+    ], {}
 
 
 def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
@@ -141,9 +160,8 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
     if not binary.exists():
         pytest.skip("no syslog-ng: install syslog-ng-core and syslog-ng-mod-rdkafka, or set SYSLOG_NG")
     modules = next((SYSLOG_NG / "usr/lib/syslog-ng").glob("*.*"))
-    conf = work / "syslog-ng.conf"
-    conf.write_text(SYSLOG_NG_CONF.format(work=work, door=door.kafka, topic=topic))
-    command = [str(binary), "--foreground", "--no-caps", f"--module-path={modules}", "--cfgfile", str(conf)]
+    conf = configured("syslog-ng.conf", SYSLOG_NG_CONF, work, door, topic)
+    command = [str(binary), "--foreground", "--no-caps", f"--module-path={modules}", "--cfgfile", conf]
     for option, name in (("control", "ctl"), ("persist-file", "persist"), ("pidfile", "pid")):
         command.append(f"--{option}={work / name}")
     paths = f"{libraries}:{SYSLOG_NG / 'lib/x86_64-linux-gnu'}:{SYSLOG_NG / 'usr/lib/syslog-ng'}:{modules}"
@@ -151,29 +169,18 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
 
 
 def fluent_bit(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    if FLUENT_BIT is None:
-        pytest.skip("no fluent-bit: install it, or set FLUENT_BIT to its program")
-    conf = work / "fluent-bit.conf"
-    conf.write_text(FLUENT_BIT_CONF.format(work=work, door=door.kafka, topic=topic))
-    return [FLUENT_BIT, "-c", str(conf)], {}
+    return [program("fluent-bit"), "-c", configured("fluent-bit.conf", FLUENT_BIT_CONF, work, door, topic)], {}
 
 
 def vector(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    if VECTOR is None:
-        pytest.skip("no vector: install it, or set VECTOR to its program")
     (work / "vector").mkdir()
-    conf = work / "vector.toml"
-    conf.write_text(VECTOR_CONF.format(work=work, door=door.kafka, topic=topic))
-    return [VECTOR, "--config", str(conf)], {}
+    return [program("vector"), "--config", configured("vector.toml", VECTOR_CONF, work, door, topic)], {}
 
 
 def filebeat(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    if FILEBEAT is None:
-        pytest.skip("no filebeat: install it, or set FILEBEAT to its program")
-    conf = work / "filebeat.yml"
-    conf.write_text(FILEBEAT_CONF.format(work=work, door=door.kafka, topic=topic))
-    conf.chmod(0o600)
-    return [FILEBEAT, "-e", "-c", str(conf), "--path.home", str(work), "--path.data", str(work / "filebeat")], {}
+    conf = configured("filebeat.yml", FILEBEAT_CONF, work, door, topic)
+    own = ["--path.home", str(work), "--path.data", str(work / "filebeat")]
+    return [program("filebeat"), "-e", "-c", conf, *own], {}
 
 
 SHIPPERS = [
