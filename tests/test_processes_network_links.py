@@ -6,6 +6,7 @@ import msgpack
 
 from appliance.processes.control import MESSAGE_BYTES_MAX
 from appliance.processes.network import links
+from appliance.processes.writer import link as answers
 from appliance.processes.writer import process as writer
 
 OFFSET_MAX = 2**63 - 1
@@ -23,9 +24,9 @@ def test_the_largest_answer_fits() -> None:
     texts = {index: "x" * writer.TEXT_CHARACTERS_MAX for index in range(writer.TEXTS_MAX)}
     full = [2**40, [90, OFFSET_MAX, OFFSET_MAX] * links.BUNDLE_REQUESTS_MAX, texts, 2**41]
     small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}, 2**41]] * (
-        writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3)
+        answers.NUMBERS_PER_MESSAGE // (answers.BUNDLE_NUMBERS + 3)
     )
     assert len(msgpack.packb([*small, full])) < MESSAGE_BYTES_MAX
     refused = [2**40, [2, -1, -1], {0: "x" * writer.TEXT_CHARACTERS_MAX}, -1]
-    count = writer.NUMBERS_PER_MESSAGE // (writer.BUNDLE_NUMBERS + 3) + 1
+    count = answers.NUMBERS_PER_MESSAGE // (answers.BUNDLE_NUMBERS + 3) + 1
     assert len(msgpack.packb([refused] * count)) < MESSAGE_BYTES_MAX

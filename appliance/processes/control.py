@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,6 +21,7 @@ MESSAGE_BYTES_MAX: Final = 128 * 1024
 """A sequenced packet must fit the socket buffer (net.core.wmem_default is 208 KiB) whole."""
 QUEUE_MAX: Final = 65_536
 FDS_MAX: Final = 8
+FDS_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array("i").itemsize)
 
 _pack = msgpack.Packer().pack
 _buffer = memoryview(bytearray(MESSAGE_BYTES_MAX))
@@ -89,20 +91,20 @@ class Channel:
         if self.closed:
             self._drop_queue()
 
-    def take(self) -> list[Any] | None:
-        """One message without descriptors, the cheapest way; None when none has come.  Sets ``closed`` at EOF."""
+    def take(self) -> tuple[list[Any] | None, list[int]]:
+        """One message, the cheapest way; None when none has come.  Sets ``closed`` at EOF, else as :meth:`receive`."""
         try:
-            size = self._socket.recv_into(_buffer)
+            size, ancillary, _, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
-            return None
+            return None, []
         except OSError:
-            size = 0
+            size, ancillary = 0, []
         if not size:
             self.closed = True
             self._drop_queue()
-            return None
+            return None, []
         message: list[Any] = msgpack.unpackb(_buffer[:size], strict_map_key=False)
-        return message
+        return message, [fd for _, _, fds in ancillary for fd in array("i", fds)]
 
     def receive(self) -> list[tuple[list[Any], list[int]]]:
         """All messages that have arrived; sets ``closed`` at EOF.  The caller owns the descriptors."""

@@ -118,10 +118,10 @@ def decode_header(frame: memoryview) -> tuple[list[Any], int]:
 class NativeCodec:
     """The server's side of one connection; remembers only whether the client has said hello."""
 
-    def __init__(self, broker_id: int, frame_bytes_max: int) -> None:
+    def __init__(self, broker_id: int, frame_bytes_max: int, greeted: bool = False) -> None:
         self._broker_id = broker_id
         self._frame_bytes_max = frame_bytes_max
-        self._greeted = False
+        self._greeted = greeted
 
     def decode(self, frame: memoryview) -> Request:
         header, stop = decode_header(frame)

@@ -8,6 +8,7 @@ needs to encode the reply (correlation id, API version); nobody else looks into 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -154,3 +155,32 @@ class Codec(Protocol):
     def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]: ...
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes: ...
+
+
+def decode_frames(
+    codec: Codec, memory: memoryview, frames: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Request, int, memoryview]]:
+    """The requests in ``frames`` of ``memory``, in order; produce requests alike that follow each other become one.
+
+    Yields:
+        Each request, where its (first) frame begins, and that frame.
+
+    Raises:
+        ProtocolFault: the next frame cannot be answered.  What comes before it has been yielded.
+    """
+    joined: Produce | None = None
+    first, first_start = memory, 0
+    for start, stop in frames:
+        frame = memory[start:stop]
+        if joined is not None:
+            if codec.join(joined, first, frame, start - first_start):
+                continue
+            yield joined, first_start, first
+            joined = None
+        request = codec.decode(frame)
+        if isinstance(request, Produce):
+            joined, first, first_start = request, frame, start
+        else:
+            yield request, start, frame
+    if joined is not None:
+        yield joined, first_start, first

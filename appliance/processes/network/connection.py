@@ -3,6 +3,9 @@
 Receiving: a connection borrows an extent of the arena only while it has bytes in it.  Whole frames are handed up as
 positions; an unfinished one stays, or moves to a larger extent once its size is known.
 
+Lending: a connection that does nothing but produce to one partition goes to that partition's writer, and comes back
+(:mod:`appliance.processes.writer.loan`).  Meanwhile its socket and its extent are the writer's.
+
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply leaves when
 all before it have left, also behind a fetch that waits: clients match replies by order.  Bytes go out with ``send``,
 file ranges with ``sendfile``; ``MSG_MORE`` keeps a header and its batches in one segment.
@@ -14,16 +17,41 @@ import os
 import socket
 from collections import deque
 from itertools import takewhile
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
 from ...wire.frames import SIZE_BYTES, cut
 from ...wire.requests import Codec, FileRange, Request
 
+if TYPE_CHECKING:
+    from .links import WriterLink
+
 EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
 JOINED_BYTES_MAX: Final = 1 << 16
 """Replies are joined up to about so much: what is not sent is copied once more."""
+
+
+TURNS_TO_LEND: Final = 32
+HABIT_MS: Final = 1_000
+"""A connection is worth lending when it has brought produce requests, and nothing else, so often in this time."""
+
+
+class Habit:
+    """What a connection has done lately: nothing but produce to one partition, always with the same acks?"""
+
+    __slots__ = ("acks", "link", "since_ms", "turns")
+
+    def __init__(self) -> None:
+        self.link: WriterLink | None = None
+        self.acks = self.turns = self.since_ms = 0
+
+    def is_formed(self, link: WriterLink, acks: int, now_ms: int) -> bool:
+        """Count produce requests that have come together."""
+        if link is not self.link or acks != self.acks or now_ms - self.since_ms > HABIT_MS:
+            self.link, self.acks, self.turns, self.since_ms = link, acks, 0, now_ms
+        self.turns += 1
+        return self.turns >= TURNS_TO_LEND
 
 
 class Pending:
@@ -48,13 +76,16 @@ class Connection:
         "_parsed",
         "_wanted",
         "active_ms",
+        "borrower",
         "closed",
         "codec",
         "door",
         "events",
         "extent",
         "frame_since_ms",
+        "habit",
         "hang_up",
+        "lent",
         "listener",
         "out",
         "out_bytes",
@@ -81,36 +112,42 @@ class Connection:
         self.starved = False
         self.closed = False
         self.hang_up = False
+        self.habit = Habit()
+        self.borrower: WriterLink | None = None
+        self.lent = False
 
     # ---- receiving
 
-    def receive(self, memory: memoryview, arena: Arena, frame_bytes_max: int) -> list[tuple[int, int]] | None:
-        """Read once from the socket.
+    def receive(self, memory: memoryview, arena: Arena) -> bool:
+        """Read once from the socket; False at the end of the stream.
 
-        Returns:
-            The whole frames that have arrived, as (start, stop) in the arena; None at the end of the stream.
-            ``starved`` is set when the arena has no room: nothing was read.
+        ``starved`` is set when the arena has no room: nothing was read.
+        """
+        extent = self.extent or self._allocate(arena)
+        if extent is None:
+            self.starved = True
+            return True
+        try:
+            count = self.sock.recv_into(memory[self._filled : extent.stop])
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._filled += count
+        return count > 0
+
+    def _allocate(self, arena: Arena) -> Extent | None:
+        extent = self.extent = arena.allocate(self._wanted) or arena.allocate(BLOCK_BYTES)
+        if extent is not None:
+            self._filled = self._parsed = extent.start
+        return extent
+
+    def frames(self, memory: memoryview, frame_bytes_max: int) -> list[tuple[int, int]]:
+        """The whole frames that have arrived, as (start, stop) in the arena.
 
         Raises:
             FrameTooLarge: the peer announced more than the limit.
         """
-        extent = self.extent
-        if extent is None:
-            extent = arena.allocate(self._wanted) or arena.allocate(BLOCK_BYTES)
-            if extent is None:
-                self.starved = True
-                return []
-            self.extent = extent
-            self._filled = self._parsed = extent.start
-        try:
-            count = self.sock.recv_into(memory[self._filled : extent.stop])
-        except BlockingIOError:
-            count = -1
-        except OSError:
-            return None
-        if count == 0:
-            return None
-        self._filled += max(count, 0)
         frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max)
         return frames
 
@@ -142,6 +179,30 @@ class Connection:
         self._parsed, self._filled = larger.start, larger.start + rest
         extent.drop()
 
+    # ---- lending
+
+    def lend(self, arena: Arena) -> tuple[int, int, int, int] | None:
+        """From now on the writer's: the extent, start to stop, and what is parsed and filled of it; None: no room."""
+        extent = self.extent or self._allocate(arena)
+        if extent is None:
+            return None
+        self.lent = True
+        return extent.start, extent.stop, self._parsed, self._filled
+
+    def forget_habit(self) -> None:
+        self.habit.turns = 0
+        self.borrower = None
+
+    @property
+    def extent_bytes(self) -> int:
+        return 0 if self.extent is None else self.extent.stop - self.extent.start
+
+    def take_back(self, parsed: int, filled: int) -> None:
+        """Ours again, as the writer has left it."""
+        self.lent = False
+        self.forget_habit()
+        self._parsed, self._filled = parsed, filled
+
     # ---- sending
 
     def expect(self, pending: Pending) -> None:
@@ -156,8 +217,12 @@ class Connection:
             pending = requests.popleft()
             self.unanswered -= pending.count
             for piece in pending.reply or ():
-                self.out.append(piece)
-                self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
+                self.put(piece)
+
+    def put(self, piece: bytes | FileRange) -> None:
+        """Queue a part of a reply."""
+        self.out.append(piece)
+        self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
 
     def give_up(self, kind: type) -> None:
         """Forget the first unanswered request of this kind, and all behind it: they could not leave before it."""

@@ -8,7 +8,7 @@ died is answered with a retriable error, since nobody knows whether it was writt
 The coordinator: frames that a worker does not understand travel as they are, and so do the replies.  What a killed
 coordinator has not answered is sent to its successor.
 
-Both memories are bounded: bundles by the arena, frames by ``IN_FLIGHT_BYTES_MAX``.
+All memories are bounded: bundles by the arena, loans by ``LOANS_MAX``, frames by ``IN_FLIGHT_BYTES_MAX``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgpack
 
 from ...errors import ProtocolFault
 from ...shared.arena import Extent
+from ..answers import Answer
 from ..control import Channel
 from .connection import Connection, Pending
 
@@ -29,6 +30,8 @@ WRITER_WAIT_MS_MAX: Final = 15_000
 BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
 BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
+LOANS_MAX: Final = 2
+"""Connections lent to one writer: with more, workers that take and answer side by side do better than one process."""
 REPLY_BYTES_MAX: Final = 256 << 20
 IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
@@ -72,6 +75,7 @@ class WriterLink:
         self.asked = False
         self.open: dict[int, Bundle] = {}
         self.waiting: list[Bundle] = []
+        self.loans: dict[int, Connection] = {}
         self._in_flight: dict[int, Bundle] = {}
         self._token = 0
 
@@ -113,21 +117,48 @@ class WriterLink:
         if self.channel is not None:
             self.channel.send(())
 
-    def receive(self) -> list[tuple[Bundle, list[int], dict[int, str], int]]:
-        """The bundles that one message answers; each with three numbers per request, texts, append time."""
+    @property
+    def may_lend(self) -> bool:
+        return self.channel is not None and not self.retiring and len(self.loans) < LOANS_MAX
+
+    def lend(self, connection: Connection, extent: tuple[int, int, int, int]) -> None:
+        """See :mod:`appliance.processes.writer.loan`; nothing of the connection is unanswered."""
         assert self.channel is not None
-        in_flight = self._in_flight
-        message = self.channel.take() or ()
-        return [(in_flight.pop(token), *answer) for token, *answer in message]
+        self._token += 1
+        self.loans[self._token] = connection
+        terms = (self._token, connection.door, connection.habit.acks, *extent)
+        self.channel.send(("lend", *terms), (connection.sock.fileno(),))
+
+    def recall(self) -> None:
+        """Ask for what is lent."""
+        if self.loans and self.channel is not None:
+            self.channel.send(("recall",))
+
+    def receive(self) -> tuple[list[tuple[Bundle, Answer]], Connection | None]:
+        """The bundles that one message answers, or a connection that it gives back."""
+        assert self.channel is not None
+        message, _ = self.channel.take()
+        match message:
+            case ["unsent", token, data]:
+                self.loans[token].put(data)
+            case ["back", token, parsed, filled]:
+                connection = self.loans.pop(token)
+                connection.take_back(parsed, filled)
+                return [], connection
+            case [*_]:
+                in_flight = self._in_flight
+                return [(in_flight.pop(token), Answer(*answer)) for token, *answer in message], None
+        return [], None
 
     @property
     def idle(self) -> bool:
-        return not self._in_flight
+        return not self._in_flight and not self.loans
 
-    def lose(self) -> list[Bundle]:
-        """The writer is gone: what it had in hand."""
-        lost = list(self._in_flight.values())
+    def lose(self) -> tuple[list[Bundle], list[Connection]]:
+        """The writer is gone: what it had in hand, and had been lent."""
+        lost = list(self._in_flight.values()), list(self.loans.values())
         self._in_flight.clear()
+        self.loans.clear()
         if self.channel is not None:
             self.channel.close()
         self.channel = None
@@ -142,9 +173,9 @@ class WriterLink:
             self.waiting = [bundle for bundle in self.waiting if bundle.deadline_ms > now_ms]
         return expired
 
-    def take_all(self) -> list[Bundle]:
-        """Everything that waits or is in hand: the partition is being deleted."""
-        bundles = [*self.waiting, *self.open.values(), *self.lose()]
+    def take_waiting(self) -> list[Bundle]:
+        """Everything that no writer has been told of: the partition is being deleted."""
+        bundles = [*self.waiting, *self.open.values()]
         self.waiting.clear()
         self.open.clear()
         return bundles

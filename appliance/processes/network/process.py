@@ -3,6 +3,8 @@
 One turn of the loop: obey the supervisor, take the writers' answers, look who was rung for, read what clients send,
 hand bundles to the writers, send replies.  Nothing blocks but epoll.
 
+A connection that does nothing but produce to one partition is lent to the partition's writer (``writer.loan``).
+
 A fetch that has nothing to give yet is parked (``longpoll``) until a writer rings or its time is up; so is a question
 about the end of a log of which more is written than shown.
 
@@ -28,11 +30,9 @@ from ...shared import memory
 from ...shared.arena import Arena
 from ...shared.doorbell import Doorbell
 from ...shared.table import OFFLINE, SegmentTable
-from ...wire.kafka.hot import KafkaCodec
-from ...wire.native import NativeCodec
+from ...wire.doors import codec_of
 from ...wire.requests import (
     EARLIEST,
-    Codec,
     Cold,
     Fetch,
     FetchResult,
@@ -41,6 +41,7 @@ from ...wire.requests import (
     Produce,
     ProduceResult,
     Request,
+    decode_frames,
 )
 from ..child import settle
 from ..clock import now_ms
@@ -56,10 +57,10 @@ WAIT_MS_MAX: Final = 300_000
 OFFSETS_WAIT_MS: Final = 50
 """A question about the end of a log waits so long for a flush that is under way."""
 SWEEP_MS: Final = 1_000
+LENT_PART_MAX: Final = 4
+"""No more than this part (a quarter) of the arena is lent with connections."""
 COMPLAINTS_MAX: Final = 20
 STATS_MS: Final = 5_000
-
-_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 class Post(NamedTuple):
@@ -113,6 +114,8 @@ class NetworkWorker:
         self._touched: dict[Connection, None] = {}
         self._bundled: dict[Partition, None] = {}
         self._starved: OrderedDict[Connection, None] = OrderedDict()
+        self._lent: set[Connection] = set()
+        self._lent_bytes_max = self._arena.size_bytes // LENT_PART_MAX
         self._refused = 0
         self._complaints = self._complaints_ms = 0
         self._stopping = False
@@ -145,6 +148,8 @@ class NetworkWorker:
             connection.hang_up = True
             connection.give_up(Cold)
             self._touched[connection] = None
+        for partition in self._links.values():
+            partition.link.recall()
         self._finish_turn()
         while self._connections and not self._control.closed:
             self._turn(self._epoll.poll(0.1))
@@ -234,11 +239,12 @@ class NetworkWorker:
         if partition is None:
             return
         partition.reader.forget()  # another log may come to live under this name
-        if partition.link.channel is not None:
-            self._forget_channel(partition)
         error = UnknownPartition(f"{key[0]}-{key[1]} has been deleted")
-        self._fail(partition.link.take_all(), error.code, str(error))
+        self._fail(partition.link.take_waiting(), error.code, str(error))
         self._waiting.discard(partition)
+        if partition.link.channel is not None:  # its writer stores into the arena until it has answered
+            partition.link.retiring = True
+            self._let_go(partition)
         for parked in list(partition.place.wanted):
             self._answer_parked(parked)
 
@@ -292,11 +298,7 @@ class NetworkWorker:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        codec: Codec
-        if door == "native":
-            codec = NativeCodec(self._post.config.broker.id, self._limits.frame_bytes_max)
-        else:
-            codec = KafkaCodec()
+        codec = codec_of(door, self._post.config)
         local = sock.getsockname()
         connection = Connection(sock, door, address_text(local), address_text(address), codec)
         connection.active_ms = self._now_ms
@@ -310,49 +312,38 @@ class NetworkWorker:
             connection.starved = False
             connection.settle(self._memory, self._arena, self._now_ms)
         if not connection.starved:
-            try:
-                frames = connection.receive(self._memory, self._arena, self._limits.frame_bytes_max)
-                if frames is None:
-                    self._close(connection)
-                    return
-                self._requests(connection, frames)
-            except ProtocolFault as error:
-                self._hang_up(connection, str(error))
+            if not connection.receive(self._memory, self._arena):
+                self._close(connection)
                 return
-            if connection.closed:
+            if not self._take_frames(connection):
                 return
-            connection.settle(self._memory, self._arena, self._now_ms)
         if connection.starved:
             self._starved[connection] = None
             self._watch(connection)
         elif connection.unanswered > self._limits.requests_max:
             self._watch(connection)
 
-    def _requests(self, connection: Connection, frames: list[tuple[int, int]]) -> None:
-        """Deal with frames in order; produce requests that follow each other and are alike become one."""
-        memory, codec = self._memory, connection.codec
-        joined: Produce | None = None
-        first, first_start = memory, 0
+    def _take_frames(self, connection: Connection) -> bool:
+        """Deal with the whole frames that a connection has received, in order; False when it has been closed."""
+        memory = self._memory
         try:
-            for start, stop in frames:
-                frame = memory[start:stop]
-                if joined is not None:
-                    if codec.join(joined, first, frame, start - first_start):
-                        continue
-                    produce, joined = joined, None
-                    self._produce(connection, produce, first_start)
+            frames = connection.frames(memory, self._limits.frame_bytes_max)
+            for request, start, frame in decode_frames(connection.codec, memory, frames):
                 if connection.closed or connection.hang_up:
-                    return
-                request = codec.decode(frame)
+                    break
                 if isinstance(request, Produce):
-                    joined, first, first_start = request, frame, start
+                    self._produce(connection, request, start)
                 else:
                     self._request(connection, request, frame)
-        finally:
-            if joined is not None:
-                self._produce(connection, joined, first_start)
+        except ProtocolFault as error:
+            self._hang_up(connection, str(error))
+        if connection.closed:
+            return False
+        connection.settle(memory, self._arena, self._now_ms)
+        return True
 
     def _request(self, connection: Connection, request: Request, frame: memoryview) -> None:
+        connection.forget_habit()
         match request:
             case Fetch():
                 pending = Pending(connection, request)
@@ -385,6 +376,7 @@ class NetworkWorker:
             connection.expect(pending)
         extent = connection.extent
         assert extent is not None
+        partition: Partition | None = None
         for index, (topic, number, part_start, part_stop) in enumerate(request.parts):
             partition = self._partition((topic, number))
             if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
@@ -396,6 +388,8 @@ class NetworkWorker:
         if pending is not None and not request.parts:
             pending.reply = [connection.codec.encode_produce(request, [])]
             self._touched[connection] = None
+        link = partition.link if partition is not None and len(request.parts) == request.count else None
+        self._consider_lending(connection, link, request.acks)
 
     def _refuse_part(
         self, connection: Connection, pending: Pending | None, index: int, request: Produce, partition: Partition | None
@@ -436,16 +430,15 @@ class NetworkWorker:
             if not channel.pending and not channel.closed:
                 self._epoll.modify(channel.fileno(), select.EPOLLIN)
         log_start = partition.table.start
-        for bundle, results, texts, append_ms in link.receive():
+        answers, returned = link.receive()
+        for bundle, answer in answers:
             bundle.release()
-            if bundle.acks == 0 and not texts:
+            if bundle.acks == 0 and not answer.texts:
                 continue
-            for_all = texts.get(-1, "")
-            numbers = iter(results)
-            rows = zip(bundle.targets, numbers, numbers, numbers, strict=True)
-            for index, (target, error, base, end) in enumerate(rows):
-                text = texts.get(index, for_all) if texts else ""
-                self._finish_part(target, _new(ProduceResult, (error, base, end, log_start, text, append_ms)))
+            for target, result in zip(bundle.targets, answer.results(log_start), strict=True):
+                self._finish_part(target, result)
+        if returned is not None:
+            self._take_back(returned)
         if channel.closed:
             self._lose_writer(partition)
             if link.waiting:
@@ -482,7 +475,48 @@ class NetworkWorker:
     def _lose_writer(self, partition: Partition) -> None:
         self._forget_channel(partition)
         error = WriterGone(f"the writer of {partition.link.name} is being restarted: send again")
-        self._fail(partition.link.lose(), error.code, str(error))
+        bundles, lent = partition.link.lose()
+        self._fail(bundles, error.code, str(error))
+        for connection in lent:
+            self._hang_up(connection, f"the writer of {partition.link.name}, which served it, is gone")
+
+    # ---- lending
+
+    def _consider_lending(self, connection: Connection, link: WriterLink | None, acks: int) -> None:
+        """Another produce request, for one partition unless ``link`` is None."""
+        if link is None or not acks:
+            connection.forget_habit()
+            return
+        formed = connection.habit.is_formed(link, acks, self._now_ms)
+        connection.borrower = link if formed and link.may_lend else None
+        if acks == 1 and connection.borrower is not None:  # acks=all may be waiting for what is still to be read
+            self._watch(connection)
+
+    def _lend(self, connection: Connection) -> None:
+        """Everything is answered: to the borrower, if it can still be done."""
+        link = connection.borrower
+        assert link is not None
+        lent_bytes = sum(one.extent_bytes for one in self._lent)
+        if link.may_lend and not connection.starved and not self._stopping and lent_bytes < self._lent_bytes_max:
+            extent = connection.lend(self._arena)
+            if extent is not None:
+                self._lent.add(connection)
+                self._epoll.unregister(connection.sock.fileno())
+                link.lend(connection, extent)
+                self._watch_channel(link)
+                return
+        connection.forget_habit()
+
+    def _take_back(self, connection: Connection) -> None:
+        """Go on where the writer has stopped."""
+        self._lent.discard(connection)
+        connection.active_ms = self._now_ms
+        connection.events = 0
+        self._epoll.register(connection.sock.fileno(), 0)
+        if self._take_frames(connection):
+            self._touched[connection] = None
+            if connection.starved:
+                self._starved[connection] = None
 
     # ---- fetch and offsets
 
@@ -600,7 +634,7 @@ class NetworkWorker:
     # ---- sending, closing, watching
 
     def _write(self, connection: Connection) -> None:
-        if connection.closed:
+        if connection.closed or connection.lent:
             return
         connection.collect()
         try:
@@ -611,7 +645,10 @@ class NetworkWorker:
         if connection.hang_up and not connection.out and not connection.requests:
             self._close(connection)
             return
-        self._watch(connection)
+        if connection.borrower is not None and not connection.out and not connection.requests:
+            self._lend(connection)
+        if not connection.lent:
+            self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
         """Ask epoll for what this connection can make use of."""
@@ -620,6 +657,7 @@ class NetworkWorker:
         if (
             not connection.starved
             and not connection.hang_up
+            and (connection.borrower is None or connection.habit.acks != 1)
             and connection.unanswered <= limits.requests_max
             and connection.out_bytes <= limits.send_bytes_max
         ):
@@ -664,7 +702,10 @@ class NetworkWorker:
             return
         fd = connection.sock.fileno()
         del self._connections[fd]
-        self._epoll.unregister(fd)
+        if connection.lent:
+            self._lent.discard(connection)
+        else:
+            self._epoll.unregister(fd)
         self._starved.pop(connection, None)
         for parked in self._long_poll.of(connection):
             self._long_poll.unpark(parked)
@@ -677,7 +718,7 @@ class NetworkWorker:
         self._sweep_ms = now = self._now_ms
         limits = self._limits
         self._files.drop_unlinked()
-        for connection in list(self._connections.values()):
+        for connection in set(self._connections.values()) - self._lent:
             if connection.frame_since_ms and now - connection.frame_since_ms > limits.frame_ms_max:
                 self._hang_up(connection, "a frame was not completed within network.frame_ms_max")
             elif now - connection.active_ms > limits.idle_ms and not connection.requests:

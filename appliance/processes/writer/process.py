@@ -13,7 +13,8 @@ Messages on the channel of a network worker, msgpack arrays::
 
 No bundles at all ask for a flush: a consumer has come for what is written.  A bundle is answered once; with
 acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the requests in a bundle all at once.
-A closed channel means that the worker is gone and nobody wants the answers.
+A closed channel means that the worker is gone and nobody wants the answers.  Bundles also come from connections that
+workers have lent (``loan``).
 
 Messages on the control channel: see ``supervisor``.
 """
@@ -25,7 +26,7 @@ import logging
 import select
 import socket
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -49,27 +50,24 @@ from ...shared.table import (
     SEGMENTS_MAX,
     SegmentTable,
 )
+from ..answers import FOR_ALL, Answer
 from ..child import settle
-from ..clock import wall_ms
+from ..clock import now_ms, wall_ms
 from ..control import Channel
 from .flusher import Flusher
+from .link import Bundle, Link, Source
+from .loan import SWEEP_MS, Loans
 
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_NAME: Final = "producers"
 SNAPSHOT_BYTES: Final = 64 << 20
 """Producer state is stored every so many bytes of log: what recovery reads at most."""
-NUMBERS_PER_MESSAGE: Final = 2_048
-"""A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
-as three for each of ``links.BUNDLE_REQUESTS_MAX``, and texts, and it still fits."""
-BUNDLE_NUMBERS: Final = 8
 FLUSH_DELAY_MS: Final = 20
 """A flush that is due, but that neither acks=all nor anybody who asks for what is new waits for, may be so late: it
 takes more along."""
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
-FOR_ALL: Final = -1
-"""Index of a text that is about every request of its bundle."""
 
 
 class Assignment(NamedTuple):
@@ -92,19 +90,13 @@ class Assignment(NamedTuple):
         return TopicSettings.parse(self.settings, self.config.topics.defaults)
 
 
-class _Link:
-    """A network worker: its channel and its arena."""
+class _Ready(NamedTuple):
+    """The answer to one bundle."""
 
-    __slots__ = ("arena", "channel")
-
-    def __init__(self, channel: Channel, arena: memoryview) -> None:
-        self.channel, self.arena = channel, arena
-
-
-class _Answer(NamedTuple):
-    link: _Link
+    source: Source
     acks: int
-    reply: list[Any]
+    token: Any
+    answer: Answer
 
 
 class _Handed(NamedTuple):
@@ -141,16 +133,18 @@ class Writer:
         self._table = SegmentTable(memoryview(memory.attach(assignment.table_name)).cast("Q"))
         self._sequences = Sequences(assignment.config.producers.ids_max)
         self._flusher = Flusher(self._flushed, self._flush_failed)
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._fault: StorageFault | None = None
         self._retiring = False
         self._alarm = Doorbell()
+        key = (assignment.topic, assignment.partition)
+        self._loans = Loans(key, assignment.config, self._table, self._epoll, self._flusher.lock, wake=self._alarm.ring)
         self._last_base = self._append_ms = -1
         self._snapshot_end = 0
         # What is written, or waits for a flush, and is not handed to the flusher yet.
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
-        self._unflushed_answers: list[_Answer] = []
+        self._unflushed_answers: list[_Ready] = []
         self._flush_asked = False
 
     # ---- opening and closing
@@ -235,22 +229,28 @@ class Writer:
         Raises:
             StorageFault: a write or a flush failed in a way that cannot be tried again.
         """
-        own_fds = (self._control.fileno(), self._alarm.fd)
+        loans = self._loans
         while not self._control.closed and not (self._retiring and not self._links):
-            idle = not self._unflushed_since_ms
+            idle = not self._unflushed_since_ms and not loans
             events = self._epoll.poll(self._timeout_s())
-            arrived: list[tuple[_Link, list[Any]]] = []
+            arrived: list[tuple[Source, Bundle]] = []
             for fd, event in events:
-                if fd not in own_fds:
+                if fd in loans:
+                    arrived += loans.take(fd)
+                elif fd in self._links:
                     arrived += self._take(fd, event)
                 elif self._fault is not None:
                     raise self._fault
                 else:
+                    self._alarm.silence()
+                    loans.give_back()
                     self._obey()
             if arrived:
                 self._write(arrived)
             self._flush_if_due()
-            if idle and not events:
+            if loans:
+                loans.sweep(now_ms())
+            elif idle and not events:
                 self._control.send(["idle"])
 
     def _timeout_s(self) -> float:
@@ -259,26 +259,38 @@ class Writer:
             if self._unflushed_records >= self._settings.flush_messages:
                 delay_ms = min(delay_ms, FLUSH_DELAY_MS)
             return max(0, self._unflushed_since_ms + delay_ms - wall_ms()) / 1000
-        return self._assignment.config.writer.idle_ms / 1000
+        idle_ms = self._assignment.config.writer.idle_ms
+        return (min(idle_ms, SWEEP_MS) if self._loans else idle_ms) / 1000
 
-    def _take(self, fd: int, event: int) -> list[tuple[_Link, list[Any]]]:
+    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, Bundle]]:
         """The bundles that a worker has sent."""
         link = self._links[fd]
         if event & select.EPOLLOUT:
             with self._flusher.lock:
-                link.channel.flush()
-                if not link.channel.pending:
-                    self._epoll.modify(fd, select.EPOLLIN)
-        message = link.channel.take()
-        if message is not None and not message:
-            self._flush_asked = True
-        arrived = [(link, bundle) for bundle in message or ()]
-        if link.channel.closed:
-            del self._links[fd]
-            self._epoll.unregister(fd)
-            with self._flusher.lock:
-                link.channel.close()
-        return arrived
+                link.flush()
+        message, fds = link.channel.take()
+        match message:
+            case None:
+                if link.channel.closed:
+                    self._part(fd, link)
+            case []:
+                self._flush_asked = True
+            case ["lend", *terms]:
+                self._loans.borrow(link, terms, fds[0], now_ms())
+                if self._retiring:
+                    self._loans.recall()
+            case ["recall"]:
+                self._loans.recall(link)
+            case _:
+                return [(link, bundle) for bundle in message]
+        return ()
+
+    def _part(self, fd: int, link: Link) -> None:
+        """The worker has hung up, or is gone."""
+        del self._links[fd]
+        with self._flusher.lock:
+            self._loans.lose(link)
+            link.close()
 
     def _obey(self) -> None:
         for message, fds in self._control.receive():
@@ -295,6 +307,7 @@ class Writer:
                     self._cut(offset)
                 case ["retire"]:
                     self._retiring = True
+                    self._loans.recall()
 
     def _join(self, fd: int, arena_name: str) -> None:
         channel = Channel(socket.socket(fileno=fd))
@@ -303,8 +316,7 @@ class Writer:
         except FileNotFoundError:  # the worker died meanwhile; its successor is announced next
             channel.close()
             return
-        self._links[fd] = _Link(channel, arena)
-        self._epoll.register(fd, select.EPOLLIN)
+        self._links[fd] = Link(channel, arena, self._epoll)
 
     def _cut(self, offset: int) -> None:
         """Retention: the table first, the files second, so that no reader is sent to a file that is gone."""
@@ -321,15 +333,15 @@ class Writer:
 
     # ---- writing
 
-    def _write(self, arrived: list[tuple[_Link, list[Any]]]) -> None:
+    def _write(self, arrived: list[tuple[Source, Bundle]]) -> None:
         """Check, place, append and answer everything that has arrived."""
         group: list[tuple[memoryview, BatchInfo]] = []
-        answers: list[_Answer] = []
+        ready: list[_Ready] = []
         refused = 0
         position = self._log.written
         self._append_ms = wall_ms() if self._settings.message_timestamp_type == "LogAppendTime" else -1
-        for link, (token, acks, positions) in arrived:
-            arena = link.arena
+        for source, (token, acks, positions) in arrived:
+            arena = source.arena
             results: list[int] = []
             messages: dict[int, str] = {}
             for index in range(0, len(positions), 2):
@@ -341,7 +353,7 @@ class Writer:
                     results += (error.code, -1, -1)
                     if len(messages) < TEXTS_MAX:
                         messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
-            answers.append(_Answer(link, acks, [token, results, messages, self._append_ms]))
+            ready.append(_Ready(source, acks, token, Answer(results, messages, self._append_ms)))
         if refused:
             self._table.count(COUNT_REFUSED, refused)
         if group:
@@ -350,10 +362,10 @@ class Writer:
             try:
                 log.append(group)
             except (DiskFull, StorageFault) as error:
-                self._append_failed(error, answers)
+                self._append_failed(error, ready)
                 return
             self._appended(len(group), log.written - written, log.records - records)
-        self._answer(answers)
+        self._answer(ready)
 
     def _admit(
         self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
@@ -431,13 +443,14 @@ class Writer:
             self._table.add_segment(base)
             self._last_base = base
 
-    def _append_failed(self, error: DiskFull | StorageFault, answers: list[_Answer]) -> None:
+    def _append_failed(self, error: DiskFull | StorageFault, ready: list[_Ready]) -> None:
         """Nothing of the group is in the log: say so to everybody in it."""
         self._sequences.rollback()
-        for link, _, reply in answers:
-            count = len(reply[1]) // 3
-            reply[1:] = [[error.code, -1, -1] * count, {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}, -1]
-            self._send(link, [reply])
+        texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
+        with self._flusher.lock:
+            for source, _, token, answer in ready:
+                refusal = Answer([error.code, -1, -1] * (len(answer.numbers) // 3), texts, -1)
+                source.answer([(token, refusal)])
         if isinstance(error, StorageFault):
             raise error
         if self._table.state != DISK_FULL:
@@ -446,37 +459,17 @@ class Writer:
 
     # ---- answering and flushing
 
-    def _answer(self, answers: list[_Answer]) -> None:
-        """Answer now what waits for no flush, several bundles in a message."""
-        durable = self._settings.flush_messages > 0
-        ready: dict[_Link, list[list[Any]]] = {}
-        for answer in answers:
-            if answer.acks == -1 and durable:
-                self._unflushed_answers.append(answer)
+    def _answer(self, ready: list[_Ready]) -> None:
+        """Answer now what waits for no flush."""
+        if self._settings.flush_messages:
+            unflushed = [one for one in ready if one.acks == -1]
+            if unflushed:
+                self._unflushed_answers += unflushed
                 self._unflushed_since_ms = self._unflushed_since_ms or wall_ms()
-            else:
-                ready.setdefault(answer.link, []).append(answer.reply)
-        for link, replies in ready.items():
-            self._send(link, replies)
-
-    def _send(self, link: _Link, replies: list[list[Any]]) -> None:
-        with self._flusher.lock:
-            self._send_locked(link, replies)
-
-    def _send_locked(self, link: _Link, replies: list[list[Any]]) -> None:
-        channel = link.channel
-        message: list[list[Any]] = []
-        size = 0
-        for reply in replies:
-            message.append(reply)
-            size += BUNDLE_NUMBERS + len(reply[1])
-            if size >= NUMBERS_PER_MESSAGE:
-                channel.send(message)
-                message, size = [], 0
-        if message:
-            channel.send(message)
-        if channel.pending and not channel.closed:
-            self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                ready = [one for one in ready if one.acks != -1]
+        if ready:
+            with self._flusher.lock:
+                _send(ready)
 
     def _flush_if_due(self) -> None:
         if not self._unflushed_since_ms:
@@ -502,17 +495,13 @@ class Writer:
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
         self._flush_asked = False
 
-    def _flushed(self, handed: _Handed, waiting: list[_Answer]) -> None:
+    def _flushed(self, handed: _Handed, waiting: list[_Ready]) -> None:
         """In the flusher's thread: everything below the ticket's end is on the disk."""
         self._log.flush_done(handed.ticket)
         self._table.count(COUNT_FLUSHES, 1)
         if handed.ticket.end > self._log.exposed:
             self._expose(handed.ticket.end, handed.records)
-        ready: dict[_Link, list[list[Any]]] = {}
-        for link, _, reply in waiting:
-            ready.setdefault(link, []).append(reply)
-        for link, replies in ready.items():
-            self._send_locked(link, replies)
+        _send(waiting)
 
     def _flush_failed(self, error: StorageFault) -> None:
         """In the flusher's thread: let the loop end this process; what waits is never acknowledged."""
@@ -526,3 +515,12 @@ class Writer:
         fence()
         for worker in self._table.waiting(len(self._doorbells), end):
             self._doorbells[worker].ring()
+
+
+def _send(ready: Sequence[_Ready]) -> None:
+    """All answers to one source at once.  Call with the flusher's lock held."""
+    by_source: dict[Source, list[tuple[Any, Answer]]] = {}
+    for source, _, token, answer in ready:
+        by_source.setdefault(source, []).append((token, answer))
+    for source, answers in by_source.items():
+        source.answer(answers)

@@ -1,0 +1,67 @@
+"""A writer's link to a network worker: a channel, and the arena that the worker receives into."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from ..answers import Answer
+from ..control import Channel
+
+NUMBERS_PER_MESSAGE: Final = 2_048
+"""A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
+as three for each of ``links.BUNDLE_REQUESTS_MAX``, and texts, and it still fits."""
+BUNDLE_NUMBERS: Final = 8
+
+Bundle = tuple[Any, int, Sequence[int]]
+"""Token, acks, and where requests' record batches lie in the arena: start, stop, start, stop, ..."""
+
+
+class Source(Protocol):
+    """Who sends bundles: a network worker, or a connection that one has lent."""
+
+    arena: memoryview
+
+    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+        """Answer bundles, by their tokens.  Call with the flusher's lock held."""
+
+
+class Link:
+    """Implements :class:`Source`."""
+
+    def __init__(self, channel: Channel, arena: memoryview, epoll: select.epoll) -> None:
+        self.channel, self.arena = channel, arena
+        self._epoll = epoll
+        epoll.register(channel.fileno(), select.EPOLLIN)
+
+    def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
+        """Several bundles in a message."""
+        message: list[Any] = []
+        size = 0
+        for token, answer in answers:
+            message.append((token, *answer))
+            size += BUNDLE_NUMBERS + len(answer.numbers)
+            if size >= NUMBERS_PER_MESSAGE:
+                self.send(message)
+                message, size = [], 0
+        if message:
+            self.send(message)
+
+    def send(self, message: Sequence[Any]) -> None:
+        """Call with the flusher's lock held."""
+        channel = self.channel
+        channel.send(message)
+        if channel.pending and not channel.closed:
+            self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def flush(self) -> None:
+        """Call with the flusher's lock held."""
+        self.channel.flush()
+        if not self.channel.pending:
+            self._epoll.modify(self.channel.fileno(), select.EPOLLIN)
+
+    def close(self) -> None:
+        """Call with the flusher's lock held."""
+        self._epoll.unregister(self.channel.fileno())
+        self.channel.close()
