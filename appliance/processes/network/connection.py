@@ -32,6 +32,8 @@ JOINED_BYTES_MAX: Final = 1 << 16
 """Replies are joined up to about so much: what is not sent is copied once more."""
 
 
+LENT_BYTES: Final = 256 * 1024
+"""A connection is lent with so much of the arena at least: what one recv takes is written and flushed together."""
 TURNS_TO_LEND: Final = 32
 HABIT_MS: Final = 1_000
 """A connection is worth lending when it has brought produce requests, and nothing else, so often in this time."""
@@ -123,7 +125,7 @@ class Connection:
 
         ``starved`` is set when the arena has no room: nothing was read.
         """
-        extent = self.extent or self._allocate(arena)
+        extent = self.extent or self._allocate(arena, self._wanted)
         if extent is None:
             self.starved = True
             return True
@@ -136,8 +138,8 @@ class Connection:
         self._filled += count
         return count > 0
 
-    def _allocate(self, arena: Arena) -> Extent | None:
-        extent = self.extent = arena.allocate(self._wanted) or arena.allocate(BLOCK_BYTES)
+    def _allocate(self, arena: Arena, size_bytes: int) -> Extent | None:
+        extent = self.extent = arena.allocate(size_bytes) or arena.allocate(BLOCK_BYTES)
         if extent is not None:
             self._filled = self._parsed = extent.start
         return extent
@@ -183,7 +185,7 @@ class Connection:
 
     def lend(self, arena: Arena) -> tuple[int, int, int, int] | None:
         """From now on the writer's: the extent, start to stop, and what is parsed and filled of it; None: no room."""
-        extent = self.extent or self._allocate(arena)
+        extent = self.extent or self._allocate(arena, max(self._wanted, LENT_BYTES))
         if extent is None:
             return None
         self.lent = True

@@ -30,8 +30,8 @@ WRITER_WAIT_MS_MAX: Final = 15_000
 BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
 BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
-LOANS_MAX: Final = 2
-"""Connections lent to one writer: with more, workers that take and answer side by side do better than one process."""
+LOANS_MAX: Final = 16
+"""Connections that one worker lends to one writer."""
 REPLY_BYTES_MAX: Final = 256 << 20
 IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""

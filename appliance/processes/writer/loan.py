@@ -161,7 +161,7 @@ class Loan:
     ) -> None:
         self.link = link
         self.arena = link.arena
-        self.turns = 0
+        self.turns = TURNS_TO_KEEP  # until the first sweep it has not had its time
         self.watched = self.leaving = False
         self._desk, self._token, self._sock, self._codec, self._acks = desk, token, sock, codec, acks
         self._start, self._stop, self._parsed, self._filled = extent

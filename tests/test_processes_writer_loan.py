@@ -1,0 +1,228 @@
+"""appliance.processes.writer.loan: what a loan takes and what it gives back are the stream, cut between two frames."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.config import Config, Network
+from appliance.processes.answers import Answer
+from appliance.processes.control import Channel
+from appliance.processes.writer.link import Bundle, Link, Source
+from appliance.processes.writer.loan import SWEEP_MS, TURNS_TO_KEEP, Loans
+from appliance.shared.table import TABLE_BYTES, SegmentTable
+from appliance.wire import native
+from appliance.wire.frames import cut
+
+START, STOP = 4_096, 6_144
+"""The extent."""
+LOAN = 7
+REQUESTS_MAX = 5
+
+
+class Desk:
+    """A writer's loans with one lent connection, and both other ends: the client's, and the worker's channel."""
+
+    def __init__(self, already: bytes = b"", acks: int = 1) -> None:
+        """``already``: what the worker had received."""
+        self.arena = memoryview(bytearray(3 * 4_096))
+        self.arena[START : START + len(already)] = already
+        self.epoll = select.epoll()
+        self.woken = 0
+        ours, self.worker = Channel.pair()
+        self.link = Link(ours, self.arena, self.epoll)
+        table = SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q"))
+        config = Config(network=Network(requests_max=REQUESTS_MAX))
+        self.loans = Loans(("t", 0), config, table, self.epoll, threading.Lock(), self._wake)
+        self.client, self.server = socket.socketpair()
+        self.client.setblocking(False)
+        self.server.setblocking(False)
+        self.fd = os.dup(self.server.fileno())
+        terms = (LOAN, "native", acks, START, STOP, START, START + len(already))
+        self.loans.borrow(self.link, terms, self.fd, now_ms=0)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def turns(self) -> list[tuple[Source, Bundle]]:
+        """What the writer takes until there is nothing more to be read."""
+        taken = []
+        while any(fd == self.fd for fd, _ in self.epoll.poll(0)):
+            taken += self.loans.take(self.fd)
+        return taken
+
+    def answer(self, taken: list[tuple[Source, Bundle]]) -> None:
+        with self.loans.lock:
+            for source, (token, _, _) in taken:
+                source.answer([(token, Answer([0, 1, 2] * token.count, {}, -1))])
+
+    def batches(self, taken: list[tuple[Source, Bundle]]) -> list[bytes]:
+        return [
+            bytes(self.arena[start:stop])
+            for _, (_, _, positions) in taken
+            for start, stop in zip(positions[::2], positions[1::2], strict=True)
+        ]
+
+    def replies(self) -> list[int]:
+        """Correlation ids of what the client has been answered."""
+        data = memoryview(received(self.client))
+        return [native.decode_header(data[start:stop])[0][0] for start, stop in cut(data, 0, len(data), 1 << 20)[0]]
+
+    def given_back(self) -> tuple[bytes, bytes]:
+        """(unsent replies, received bytes that nobody has taken), as the worker is told; nothing when it is not."""
+        messages = [message for message, _ in self.worker.receive()]
+        unsent = b"".join(message[2] for message in messages if message[0] == "unsent")
+        assert [message[:2] for message in messages if message[0] == "back"] == [["back", LOAN]]
+        _, _, parsed, filled = messages[-1]
+        return unsent, bytes(self.arena[parsed:filled])
+
+    def close(self) -> None:
+        with self.loans.lock:
+            self.loans.lose(self.link)
+            self.link.close()
+        self.worker.close()
+        self.client.close()
+        self.server.close()
+        self.epoll.close()
+
+
+@contextmanager
+def desk(already: bytes = b"", acks: int = 1) -> Iterator[Desk]:
+    made = Desk(already, acks)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def received(sock: socket.socket) -> bytes:
+    data = b""
+    try:
+        while more := sock.recv(1 << 16):
+            data += more
+    except BlockingIOError:
+        pass
+    return data
+
+
+def produce(batch: bytes, correlation: int = 70_000, acks: int = 1, topic: str = "t") -> bytes:
+    return native.encode_frame([native.PRODUCE, correlation, topic, 0, acks, 1_000], len(batch)) + batch
+
+
+UNUSUAL = [
+    produce(b"x", acks=0),
+    produce(b"x", acks=-1),
+    produce(b"x", topic="u"),
+    produce(bytes(3_000)),
+    native.encode_frame([native.METADATA, 1, None]),
+    native.encode_frame([99, 1]),
+    b"\0\0\0\1x",
+    b"\xff\xff\xff\xff",
+]
+
+
+@given(
+    batches=st.lists(st.binary(min_size=1, max_size=300), max_size=20),
+    behind=st.just(b"") | st.sampled_from(UNUSUAL).map(lambda frame: frame + produce(b"not to be taken")),
+    already=st.integers(0, 40),
+    steps=st.lists(st.integers(1, 700), min_size=1),
+)
+def test_nothing_of_the_stream_is_lost_or_taken_twice(
+    batches: list[bytes], behind: bytes, already: int, steps: list[int]
+) -> None:
+    frames = [produce(batch, 70_000 + number) for number, batch in enumerate(batches)]
+    stream = b"".join(frames) + behind
+    first = stream[: min(already, len(frames[0]) - 1 if frames else 0)]
+    with desk(first) as made:
+        taken: list[bytes] = []
+        rest = stream[len(first) :]
+        for step in steps * (len(rest) + 1):
+            made.client.send(rest[:step]) if rest else None
+            rest = rest[step:]
+            bundles = made.turns()
+            taken += made.batches(bundles)
+            made.answer(bundles)
+            if not rest:
+                break
+        assert made.replies() == [70_000 + number for number in range(len(taken))]
+        made.loans.recall()
+        made.loans.give_back()
+        unsent, left = made.given_back()
+        assert made.woken and unsent == b"" and not made.loans
+        assert taken == batches
+        assert left + received(made.server) == behind
+
+
+def test_it_is_kept_until_all_is_answered() -> None:
+    with desk(acks=-1) as made:
+        made.client.send(produce(b"one", 70_001, acks=-1) + produce(b"two", 70_002, acks=-1) + UNUSUAL[0])
+        taken = made.turns()
+        made.loans.give_back()
+        assert made.loans and not made.woken
+        made.answer(taken)
+        assert made.woken and made.replies() == [70_001, 70_002]
+        made.loans.give_back()
+        assert made.given_back() == (b"", UNUSUAL[0])
+
+
+def test_it_is_not_read_while_too_much_is_unanswered() -> None:
+    """And the bytes that it has brought are not stored over: they are written before the next turn."""
+    with desk(acks=-1) as made:
+        frame = produce(b"one", acks=-1)
+        made.client.send(frame * (REQUESTS_MAX + 1))
+        first = made.turns()
+        made.client.send(frame)
+        assert made.turns() == []
+        made.answer(first)
+        assert made.batches(made.turns()) == [b"one"]
+
+
+def test_what_a_client_does_not_read_is_for_the_worker_to_send() -> None:
+    with desk() as made:
+        made.server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        count = 0
+        while not made.woken:
+            made.client.send(produce(b"one", 70_000 + count))
+            made.answer(made.turns())
+            count += 1
+        made.loans.give_back()
+        unsent, left = made.given_back()
+        assert unsent and left == b""
+        made.server.setblocking(True)
+        answered = memoryview(received(made.client) + unsent)
+        assert len(cut(answered, 0, len(answered), 1 << 20)[0]) == count
+
+
+def test_the_end_of_the_stream_and_silence_give_it_back() -> None:
+    with desk() as made:
+        made.client.shutdown(socket.SHUT_WR)
+        assert made.turns() == []
+        made.loans.give_back()
+        assert made.given_back() == (b"", b"")
+    with desk() as made:
+        for sweep, turns in enumerate((0, TURNS_TO_KEEP, TURNS_TO_KEEP - 1), 1):
+            assert not made.woken
+            for _ in range(turns):
+                made.client.send(produce(b"one"))
+                made.answer(made.turns())
+            made.loans.sweep(sweep * SWEEP_MS)
+        made.loans.give_back()
+        assert made.given_back() == (b"", b"")
+
+
+def test_the_answers_of_a_lost_worker_go_nowhere() -> None:
+    with desk(acks=-1) as made:
+        made.client.send(produce(b"one", acks=-1))
+        taken = made.turns()
+        with made.loans.lock:
+            made.loans.lose(made.link)
+        made.answer(taken)
+        made.loans.give_back()
+        assert not made.loans and made.worker.receive() == []
