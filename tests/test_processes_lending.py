@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from appliance.errors import CorruptBatch, UnknownPartition
 from appliance.processes.network.connection import TURNS_TO_LEND
 from appliance.processes.network.links import LOANS_MAX
-from appliance.records.decode import decode_batch
+from appliance.records.decode import decode_batch, decode_values
 from appliance.records.encode import encode_values
 from appliance.wire import native
 from appliance.wire.frames import cut
@@ -41,10 +42,15 @@ def peer(server: Server) -> Iterator[Peer]:
 
 def is_lent(server: Server, peer: Peer) -> bool:
     """Whether a writer holds the server's end of this connection."""
-    port = peer.sock.getsockname()[1]
+    return peer.sock.getsockname()[1] in lent_ports(server)
+
+
+def lent_ports(server: Server) -> set[int]:
+    """The ports of clients whose connections writers hold."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    sockets = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
-    return any(sockets & open_files(pid) for pid in server.pids("writer"))
+    ports = {f"socket:[{row[9]}]": int(row[2].rpartition(":")[2], 16) for row in rows}
+    held = set[str]().union(*map(open_files, server.pids("writer")))
+    return {ports[name] for name in held & ports.keys()}
 
 
 def open_files(pid: int) -> set[str]:
@@ -274,3 +280,30 @@ def test_what_it_writes_is_what_others_read(server: Server, peer: Peer) -> None:
         payload = reader.receive()[1]
     assert payload[8:] == BATCH[8:]
     assert [record.offset - end for record in decode_batch(memoryview(payload))] == [len(BATCH) - n for n in (3, 2, 1)]
+
+
+def test_a_producer_of_kafka(server: Server) -> None:
+    """One message a batch; in between it asks for metadata."""
+    producer = Producer({"bootstrap.servers": server.kafka, "linger.ms": 0, "batch.num.messages": 1, "acks": 1})
+    told: list[int] = []
+    sent = 0
+    for _ in range(3):
+        done = 0
+        while not (done and lent_ports(server)):
+            assert done < 50_000, "the connection is not lent"
+            for _ in range(500):
+                producer.produce("k", b"%d" % sent, partition=0, on_delivery=lambda error, m: told.append(m.offset()))
+                sent += 1
+            assert producer.flush(20) == 0
+            done += 500
+        assert producer.list_topics("k", 20).topics["k"].partitions.keys() == {0}
+    assert len(told) == sent and told == sorted(told)
+    with Peer(server.native) as peer:
+        end, offset = peer.end("k"), 0
+        values: list[bytes | None] = []
+        while offset < end:
+            start, payload = offset, peer.fetch("k", offset)[1]
+            while offset < start + len(payload):
+                found, offset = decode_values(payload, offset - start)
+                values += found
+    assert values == [b"%d" % number for number in range(sent)]
