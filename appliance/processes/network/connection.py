@@ -17,14 +17,12 @@ import os
 import socket
 from collections import deque
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
 from ...wire.frames import SIZE_BYTES, cut
 from ...wire.requests import Codec, FileRange, Request
-
-if TYPE_CHECKING:
-    from .links import WriterLink
+from ..control import Channel
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
@@ -39,16 +37,27 @@ HABIT_MS: Final = 1_000
 """A connection is worth lending when it has brought produce requests, and nothing else, so often in this time."""
 
 
+class Borrower(Protocol):
+    """The link to a writer (``links.WriterLink``), as far as lending is concerned."""
+
+    channel: Channel | None
+
+    @property
+    def may_lend(self) -> bool: ...
+
+    def lend(self, connection: Connection, extent: tuple[int, int, int, int]) -> None: ...
+
+
 class Habit:
     """What a connection has done lately: nothing but produce to one partition, always with the same acks?"""
 
     __slots__ = ("acks", "link", "since_ms", "turns")
 
     def __init__(self) -> None:
-        self.link: WriterLink | None = None
+        self.link: Borrower | None = None
         self.acks = self.turns = self.since_ms = 0
 
-    def is_formed(self, link: WriterLink, acks: int, now_ms: int) -> bool:
+    def is_formed(self, link: Borrower, acks: int, now_ms: int) -> bool:
         """Count produce requests that have come together."""
         if link is not self.link or acks != self.acks or now_ms - self.since_ms > HABIT_MS:
             self.link, self.acks, self.turns, self.since_ms = link, acks, 0, now_ms
@@ -115,7 +124,7 @@ class Connection:
         self.closed = False
         self.hang_up = False
         self.habit = Habit()
-        self.borrower: WriterLink | None = None
+        self.borrower: Borrower | None = None
         self.lent = False
 
     # ---- receiving

@@ -46,7 +46,7 @@ from ...wire.requests import (
 from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
-from .connection import Connection, Pending
+from .connection import Borrower, Connection, Pending
 from .links import Bundle, CoordinatorLink, Target, WriterLink
 from .longpoll import LongPoll, Parked, Place, Want, wants_of_fetch
 
@@ -416,7 +416,7 @@ class NetworkWorker:
             self._waiting.discard(partition)
             self._watch_channel(link)
 
-    def _watch_channel(self, link: WriterLink) -> None:
+    def _watch_channel(self, link: Borrower) -> None:
         channel = link.channel
         if channel is not None and channel.pending and not channel.closed:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
