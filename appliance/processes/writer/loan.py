@@ -211,10 +211,11 @@ class Loan:
         if taken < len(frames):
             parsed = frames[taken][0] - SIZE_BYTES
             more = False
+        if frames:
+            self._parsed = parsed
         if taken:
             self.turns += 1
             self._taken += taken
-        self._parsed = parsed if frames else self._parsed
         return bundles, more
 
     def _make_room(self) -> bool:
