@@ -46,7 +46,7 @@ from ...wire.requests import (
 from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
-from .connection import Borrower, Connection, Pending
+from .connection import Borrower, Connection, Pending, prepare
 from .links import Bundle, CoordinatorLink, Target, WriterLink
 from .longpoll import LongPoll, Parked, Place, Want, wants_of_fetch
 
@@ -296,8 +296,7 @@ class NetworkWorker:
             self._complain("connection of %s refused: network.connections_max reached", address[0])
             sock.close()
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        prepare(sock, address[0])
         codec = codec_of(door, self._post.config)
         local = sock.getsockname()
         connection = Connection(sock, door, address_text(local), address_text(address), codec)
