@@ -20,7 +20,6 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
-from appliance.processes.network.connection import UNPACED, prepare
 from appliance.processes.network.process import OFFSETS_WAIT_MS
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
@@ -274,22 +273,6 @@ def test_too_many_connections_are_refused_and_counted(make_appliance: Callable[.
 
 
 # ---- bounds
-
-
-def test_only_clients_on_this_host_are_not_paced() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        for source, unpaced in (("127.0.0.1", True), ("127.0.0.2", False)):
-            with socket.create_connection(listener.getsockname(), 5, (source, 0)):
-                sock, address = listener.accept()
-                as_it_comes = congestion_control(sock)
-                prepare(sock, address[0])
-                assert congestion_control(sock) == (UNPACED if unpaced else as_it_comes)
-                assert not sock.getblocking() and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-                sock.close()
-
-
-def congestion_control(sock: socket.socket) -> bytes:
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
 def test_a_consumer_that_does_not_read_costs_no_memory_and_stops_nobody(appliance: Server, topic: str) -> None:

@@ -32,6 +32,7 @@ from ..config import parse_addresses
 from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, cut
 from ..wire.native import HELLO, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
+from ..wire.sockets import set_options
 
 RECEIVE_BYTES: Final = 64 * 1024
 PIECES_MAX: Final = 512
@@ -284,13 +285,15 @@ def _start_connect(address: Address) -> tuple[socket.socket, bool]:
     except OSError as error:
         raise BrokerAway(f"the name {address[0]!r} of an appliance cannot be resolved: {error}") from None
     sock = socket.socket(family, kind, protocol)
+    connecting = False
     try:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect(target)
-    except BlockingIOError:
-        return sock, True
+        try:
+            sock.connect(target)
+        except BlockingIOError:
+            connecting = True
+        set_options(sock, str(target[0]))
     except OSError as error:
         sock.close()
         raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
-    return sock, False
+    return sock, connecting

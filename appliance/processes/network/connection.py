@@ -13,7 +13,6 @@ file ranges with ``sendfile``; ``MSG_MORE`` keeps a header and its batches in on
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections import deque
@@ -31,8 +30,6 @@ JOINED_BYTES_MAX: Final = 1 << 16
 """Replies are joined up to about so much: what is not sent is copied once more."""
 
 
-UNPACED: Final = b"reno"
-"""The congestion control that every Linux has and every process may choose."""
 LENT_BYTES: Final = 256 * 1024
 """A connection is lent with so much of the arena at least: what one recv takes is written and flushed together."""
 TURNS_TO_LEND: Final = 32
@@ -80,17 +77,6 @@ class Pending:
         self.results: list[Any] = []
         self.missing = 0
         self.reply: list[bytes | FileRange] | None = None
-
-
-def prepare(sock: socket.socket, peer_host: str) -> None:
-    """Set the options of a socket that has been accepted."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if sock.getsockname()[0] == peer_host:
-        # A client on this host: nobody to share a wire with, but BBR, the default of many hosts, paces all the same,
-        # which takes half of the CPU of large fetches.
-        with contextlib.suppress(OSError):  # a kernel without it: then as it comes
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
 
 
 class Connection:

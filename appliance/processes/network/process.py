@@ -43,10 +43,11 @@ from ...wire.requests import (
     Request,
     decode_frames,
 )
+from ...wire.sockets import set_options
 from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
-from .connection import Borrower, Connection, Pending, prepare
+from .connection import Borrower, Connection, Pending
 from .links import Bundle, CoordinatorLink, Target, WriterLink
 from .longpoll import LongPoll, Parked, Place, Want, wants_of_fetch
 
@@ -296,7 +297,8 @@ class NetworkWorker:
             self._complain("connection of %s refused: network.connections_max reached", address[0])
             sock.close()
             return
-        prepare(sock, address[0])
+        sock.setblocking(False)
+        set_options(sock, address[0])
         codec = codec_of(door, self._post.config)
         local = sock.getsockname()
         connection = Connection(sock, door, address_text(local), address_text(address), codec)
