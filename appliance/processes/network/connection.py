@@ -28,8 +28,6 @@ EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
 JOINED_BYTES_MAX: Final = 1 << 16
 """Replies are joined up to about so much: what is not sent is copied once more."""
-
-
 LENT_BYTES: Final = 256 * 1024
 """A connection is lent with so much of the arena at least: what one recv takes is written and flushed together."""
 TURNS_TO_LEND: Final = 32

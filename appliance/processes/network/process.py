@@ -311,17 +311,14 @@ class NetworkWorker:
         connection.active_ms = self._now_ms
         if connection.starved:
             connection.starved = False
-            connection.settle(self._memory, self._arena, self._now_ms)
+            self._settle(connection)
         if not connection.starved:
             if not connection.receive(self._memory, self._arena):
                 self._close(connection)
                 return
             if not self._take_frames(connection):
                 return
-        if connection.starved:
-            self._starved[connection] = None
-            self._watch(connection)
-        elif connection.unanswered > self._limits.requests_max:
+        if connection.starved or connection.unanswered > self._limits.requests_max:
             self._watch(connection)
 
     def _take_frames(self, connection: Connection) -> bool:
@@ -340,8 +337,13 @@ class NetworkWorker:
             self._hang_up(connection, str(error))
         if connection.closed:
             return False
-        connection.settle(memory, self._arena, self._now_ms)
+        self._settle(connection)
         return True
+
+    def _settle(self, connection: Connection) -> None:
+        connection.settle(self._memory, self._arena, self._now_ms)
+        if connection.starved:
+            self._starved[connection] = None
 
     def _request(self, connection: Connection, request: Request, frame: memoryview) -> None:
         connection.forget_habit()
@@ -516,8 +518,6 @@ class NetworkWorker:
         self._epoll.register(connection.sock.fileno(), 0)
         if self._take_frames(connection):
             self._touched[connection] = None
-            if connection.starved:
-                self._starved[connection] = None
 
     # ---- fetch and offsets
 
