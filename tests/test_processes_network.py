@@ -20,7 +20,7 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
-from appliance.processes.network.process import OFFSETS_WAIT_MS
+from appliance.processes.network.process import FLUSH_WAIT_MS
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native
@@ -197,7 +197,20 @@ def test_a_question_about_the_end_waits_for_the_flush_of_what_is_told(peer: Peer
         asked = time.monotonic()
         header, _ = peer.call([native.OFFSETS, 1, parts])
         told = [part[1] for part in header[2]]
-        assert told == ends or time.monotonic() - asked > 0.9 * OFFSETS_WAIT_MS / 1000  # or the disk is slow
+        assert told == ends or time.monotonic() - asked > 0.9 * FLUSH_WAIT_MS / 1000  # or the disk is slow
+
+
+def test_a_fetch_that_has_no_time_waits_for_the_flush_of_what_it_asks_for(peer: Peer, topic: str) -> None:
+    """In Kafka with one replica what is acknowledged is there: EndToEndLatency, say, polls without waiting."""
+    peer.create(topic, partitions=2)
+    for _ in range(20):
+        bases = [peer.produce(topic, BATCH, partition, acks=1)[1] for partition in (0, 1)]
+        parts = [[topic, partition, base, 1 << 20] for partition, base in enumerate(bases)]
+        for asked_for in (parts[1:], parts):
+            asked = time.monotonic()
+            header, _ = peer.call([native.FETCH, 1, 0, 1 << 20, 1 << 20, asked_for])
+            sizes = [part[3] for part in header[2]]
+            assert any(sizes) or time.monotonic() - asked > 0.9 * FLUSH_WAIT_MS / 1000  # or the disk is slow
 
 
 # ---- bad bytes: the connection ends, with one line in the log, and nobody else notices

@@ -32,9 +32,9 @@ def park(poll: LongPoll, one: Parked, request: Fetch, places: list[Place]) -> bo
     return poll.park(one, wants_of_fetch(request, places, [spot.table.end for spot in places]))
 
 
-def fetch(*offsets: int, bytes_min: int = 1) -> Fetch:
+def fetch(*offsets: int, bytes_min: int = 1, wait_ms: int = 500) -> Fetch:
     parts = [FetchPart("t", number, offset, 1 << 20) for number, offset in enumerate(offsets)]
-    return Fetch(None, 500, bytes_min, 1 << 20, parts)
+    return Fetch(None, wait_ms, bytes_min, 1 << 20, parts)
 
 
 def parked(deadline_ms: int = 500, connection: Any = None) -> Parked:
@@ -55,6 +55,12 @@ def test_the_lowest_end_that_anybody_needs_is_asked_for() -> None:
     assert poll.reached() == [patient]
     poll.unpark(patient)
     assert cells.wait == 0 and poll.everybody() == []
+
+
+def test_a_fetch_that_has_no_time_waits_for_anything() -> None:
+    poll, (spot, cells, _) = LongPoll(WORKER), place(100)
+    assert park(poll, parked(), fetch(100, bytes_min=50, wait_ms=0), [spot])
+    assert cells.wait == 101
 
 
 def test_an_end_that_has_come_meanwhile_is_not_waited_for() -> None:

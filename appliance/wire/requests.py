@@ -79,6 +79,11 @@ class Fetch:
     bytes_max: int
     parts: list[FetchPart]
 
+    @property
+    def bytes_enough(self) -> int:
+        """What a reply must hold to be sent at once: without time to wait, anything will do."""
+        return self.bytes_min if self.wait_ms_max > 0 else min(self.bytes_min, 1)
+
 
 @dataclass(slots=True)
 class Offsets:

@@ -4,8 +4,8 @@ The lowest END that anybody parked at a partition needs is in this worker's wait
 the worker's doorbell when it publishes it.  ``shared.doorbell`` argues that no wake-up is lost: :meth:`LongPoll.park`
 stores the cell, executes the fence, and looks again.
 
-A fetch of one partition waits for ``bytes_min``; a fetch of several waits for anything new in one of them, and whoever
-is woken adds up whether it is enough.  A question about offsets waits for what is written to be shown.
+A fetch of one partition waits for ``bytes_enough``; a fetch of several waits for anything new in one of them, and
+whoever is woken adds up whether it is enough.  A question about offsets waits for what is written to be shown.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def wants_of_fetch(request: Fetch, places: Sequence[Place], ends: Sequence[int])
     """What a fetch waits for that has found too little; ``ends`` are those it has seen, part by part."""
     if len(places) == 1:
         part = request.parts[0]
-        return [(places[0], part.offset + max(1, min(request.bytes_min, part.bytes_max)))]
+        return [(places[0], part.offset + max(1, min(request.bytes_enough, part.bytes_max)))]
     parts = zip(request.parts, places, ends, strict=True)
     return [(place, max(part.offset, end) + 1) for part, place, end in parts]
 

@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX: Final = 512
 WAIT_MS_MAX: Final = 300_000
-OFFSETS_WAIT_MS: Final = 50
-"""A question about the end of a log waits so long for a flush that is under way."""
+FLUSH_WAIT_MS: Final = 50
+"""So long a question about the end of a log, or a fetch that has no time, waits for a flush that is under way."""
 SWEEP_MS: Final = 1_000
 LENT_PART_MAX: Final = 4
 """No more than this part (a quarter) of the arena is lent with connections."""
@@ -522,12 +522,15 @@ class NetworkWorker:
     # ---- fetch and offsets
 
     def _fetch(self, pending: Pending, request: Fetch) -> None:
+        """Answer, or wait: for enough as long as the client says, and a little for what acks=1 may have told of."""
         partitions = [self._partition(part[:2]) for part in request.parts]
         results, size = plan.fetch(request, partitions)
-        if size == 0:
-            _ask_for_flush(partitions)
-        if 0 <= size < request.bytes_min and request.wait_ms_max > 0 and not self._stopping:
-            parked = Parked(pending, self._now_ms + min(request.wait_ms_max, WAIT_MS_MAX))
+        wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
+        if size == 0 and (unshown := _unshown(request, partitions)):
+            _ask_for_flush(unshown)
+            wait_ms = wait_ms if wait_ms > 0 else FLUSH_WAIT_MS
+        if 0 <= size < request.bytes_enough and wait_ms > 0 and not self._stopping:
+            parked = Parked(pending, self._now_ms + wait_ms)
             if self._park_fetch(parked, request, partitions, results):
                 return
             results, size = plan.fetch(request, partitions)
@@ -550,7 +553,7 @@ class NetworkWorker:
         wants = _wants_of_offsets(request, partitions)
         if wants and not self._stopping:
             _ask_for_flush(partitions)
-            if self._park_offsets(Parked(pending, self._now_ms + OFFSETS_WAIT_MS), wants):
+            if self._park_offsets(Parked(pending, self._now_ms + FLUSH_WAIT_MS), wants):
                 return
         self._reply_offsets(pending, request, partitions)
 
@@ -584,7 +587,7 @@ class NetworkWorker:
                 self._reply_offsets(parked.pending, request, partitions)
             return
         results, size = plan.fetch(request, partitions)
-        if len(partitions) > 1 and 0 <= size < request.bytes_min:
+        if len(partitions) > 1 and 0 <= size < request.bytes_enough:
             if self._park_fetch(parked, request, partitions, results):
                 return
             results, size = plan.fetch(request, partitions)
@@ -747,6 +750,12 @@ def _wants_of_offsets(request: Offsets, partitions: Sequence[Partition | None]) 
         for part, partition in zip(request.parts, partitions, strict=True)
         if part.timestamp != EARLIEST and part.offset < 0 and partition is not None
     ]
+
+
+def _unshown(request: Fetch, partitions: Sequence[Partition | None]) -> list[Partition]:
+    """The partitions where what a fetch has not found is written, but not shown yet."""
+    parts = zip(request.parts, partitions, strict=True)
+    return [partition for part, partition in parts if partition is not None and part.offset < partition.table.written]
 
 
 def _ask_for_flush(partitions: Sequence[Partition | None]) -> None:
