@@ -16,16 +16,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from crc32c import crc32c
 
 from ..errors import ApplianceError, RequestTimedOut
 from ..records import batch as layout
 from ..records.encode import Fields, encode_batch, encode_values
-
-if TYPE_CHECKING:
-    from .producer import Producer
 
 OFFSET_UNKNOWN = -1
 
@@ -44,6 +41,18 @@ class Sent(NamedTuple):
     partition: int
     offset: int
     timestamp: int
+
+
+class Owner(Protocol):
+    """The producer that sends a batch."""
+
+    def wait_for(self, batch: Batch, timeout: float | None) -> bool:
+        """Send it at once and wait until it is settled; False when ``timeout`` seconds are over before."""
+        ...
+
+    def on_settled(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
+        """Have ``callback`` called for the message at ``index``; False when the batch is settled already."""
+        ...
 
 
 class Batch:
@@ -69,7 +78,7 @@ class Batch:
 
     def __init__(
         self,
-        owner: Producer,
+        owner: Owner,
         topic: str,
         partition: int,
         bytes_max: int,
