@@ -10,7 +10,8 @@ where it says durable (``flush.messages=1``).  After each run a consumer counts 
 Before each run all that waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later,
 and a flush of ours in another workload waits for what Kafka did not flush in this one.  Before producing, root also
 empties the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of
-a page costs the writer several times as much as the copying, and who gets such pages is chance.
+a page costs the writer several times as much as the copying, and who gets such pages is chance.  For the same reason
+each consumer reads a topic that was filled for it: where in memory a log lies makes 10 % of a consumer's rate.
 
 Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
 """
@@ -44,8 +45,6 @@ LARGE = {
 }
 FIFTY = {"linger.ms": 50, "batch.num.messages": 50, "queue.buffering.max.messages": 200_000}
 ONE = {"linger.ms": 0, "batch.num.messages": 1, "max.in.flight.requests.per.connection": 5}
-CONSUMED = 5_000_000
-"""Enough for the CPU time of sendfile to be more than a few steps of its clock."""
 PERCENTILES = (50, 99, 99.9)
 
 Broker = Appliance | Kafka
@@ -113,16 +112,18 @@ class Contest:
                 os.sync()
                 yield side
 
-    def run(self, name: str, count: int, once: Callable[[Side, int], float]) -> None:
-        """``once`` does ``count`` messages on a side and returns the seconds they took."""
+    def run(self, name: str, count: int, prepare: Callable[[Side, int], str], once: Callable[..., float]) -> None:
+        """``prepare`` makes a topic; ``once(side, topic, count)`` returns the seconds that ``count`` messages took."""
         if not self.wanted(name):
             return
         count = max(count // self.scale, 100)
         rates: dict[str, list[float]] = {side.name: [] for side in self.sides}
         cpus: dict[str, list[float]] = {side.name: [] for side in self.sides}
         for side in self.turns():
+            topic = prepare(side, count)
+            os.sync()
             cpu = side.broker.cpu_s()
-            seconds = once(side, count)
+            seconds = once(side, topic, count)
             rates[side.name].append(count / seconds)
             cpus[side.name].append((side.broker.cpu_s() - cpu) / count * 1e6)
         self.report(name, "rate", rates)
@@ -135,11 +136,25 @@ class Contest:
             ratio=statistics.median(ratios), ratios=" ".join(f"{ratio:.2f}" for ratio in ratios))  # fmt: skip
 
 
-def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]]) -> Callable[[Side, int], float]:
-    def once(side: Side, count: int) -> float:
-        topic = side.topic(**topic_settings.get(side.name, {}))
-        with contextlib.suppress(OSError):  # not root
-            Path("/proc/sys/vm/drop_caches").write_text("1")
+def empty(side: Side, _: int, **settings: str) -> str:
+    """A new topic, for pages that have been used before."""
+    with contextlib.suppress(OSError):  # not root
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    return side.topic(**settings)
+
+
+def durable(side: Side, count: int) -> str:
+    return empty(side, count, **({"flush_messages": "1"} if side.name == "kafka" else {}))
+
+
+def filled(side: Side, count: int) -> str:
+    topic = empty(side, count)
+    side.produce(topic, count, **LARGE, acks=1)
+    return topic
+
+
+def producing(**settings: Any) -> Callable[[Side, str, int], float]:
+    def once(side: Side, topic: str, count: int) -> float:
         start = time.perf_counter()
         side.produce(topic, count, **settings)
         if settings["acks"] == 0:
@@ -152,32 +167,21 @@ def producing(settings: dict[str, Any], topic_settings: dict[str, dict[str, str]
     return once
 
 
-def consuming(filled: dict[str, str]) -> Callable[[Side, int], float]:
-    def once(side: Side, count: int) -> float:
-        start = time.perf_counter()
-        assert side.count(filled[side.name], count) == count
-        return time.perf_counter() - start
-
-    return once
+def consume(side: Side, topic: str, count: int) -> float:
+    start = time.perf_counter()
+    assert side.count(topic, count) == count
+    return time.perf_counter() - start
 
 
 def python_client(contest: Contest) -> None:
-    durable = {"kafka": {"flush_messages": "1"}}
-    contest.run("produce large, acks=1", 2_000_000, producing(LARGE | {"acks": 1}, {}))
-    contest.run("produce 50 a batch, acks=1", 1_000_000, producing(FIFTY | {"acks": 1}, {}))
-    contest.run("produce 1 a batch, acks=1, 5 in flight", 60_000, producing(ONE | {"acks": 1}, {}))
-    contest.run("produce 1 a batch, acks=0", 150_000, producing(ONE | {"acks": 0}, {}))
-    contest.run("durable 50 a batch", 300_000, producing(FIFTY | {"acks": "all"}, durable))
-    many = ONE | {"acks": "all", "max.in.flight.requests.per.connection": 1000}
-    contest.run("durable 1 a batch", 20_000, producing(many, durable))
-    if contest.wanted("consume large fetches"):
-        count = max(CONSUMED // contest.scale, 100)
-        filled = {}
-        for side in contest.sides:
-            filled[side.name] = side.topic()
-            side.produce(filled[side.name], count, **LARGE, acks=1)
-            side.count(filled[side.name], count)
-        contest.run("consume large fetches", CONSUMED, consuming(filled))
+    contest.run("produce large, acks=1", 2_000_000, empty, producing(**LARGE, acks=1))
+    contest.run("produce 50 a batch, acks=1", 1_000_000, empty, producing(**FIFTY, acks=1))
+    contest.run("produce 1 a batch, acks=1, 5 in flight", 60_000, empty, producing(**ONE, acks=1))
+    contest.run("produce 1 a batch, acks=0", 150_000, empty, producing(**ONE, acks=0))
+    contest.run("durable 50 a batch", 300_000, durable, producing(**FIFTY, acks="all"))
+    many = ONE | {"max.in.flight.requests.per.connection": 1000}
+    contest.run("durable 1 a batch", 20_000, durable, producing(**many, acks="all"))
+    contest.run("consume large fetches", 5_000_000, filled, consume)
 
 
 def latency(contest: Contest) -> None:
@@ -201,8 +205,7 @@ def java_tools(contest: Contest, kafka: Kafka) -> None:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
-    def produce(side: Side, count: int) -> float:
-        topic = topics[side.name] = side.topic()
+    def producer(side: Side, topic: str, count: int) -> float:
         tool = "org.apache.kafka.tools.ProducerPerformance"
         sizes = ["--num-records", str(count), "--record-size", str(PAYLOAD_BYTES), "--throughput", "-1"]
         properties = [f"bootstrap.servers={side.address}", "acks=1", "batch.size=200000", "linger.ms=5"]
@@ -211,17 +214,15 @@ def java_tools(contest: Contest, kafka: Kafka) -> None:
         assert side.count(topic, count) == count
         return count / rate
 
-    def consume(side: Side, count: int) -> float:
+    def consumer(side: Side, topic: str, count: int) -> float:
         tool = "org.apache.kafka.tools.ConsumerPerformance"
-        said = run(tool, "--bootstrap-server", side.address, "--topic", topics[side.name], "--messages", str(count))
+        said = run(tool, "--bootstrap-server", side.address, "--topic", topic, "--messages", str(count))
         fields = said.strip().splitlines()[-1].split(",")
         assert int(fields[4]) >= count, said
         return count / float(fields[9])  # fetch.nMsg.sec: without the time to join the group
 
-    topics: dict[str, str] = {}
-    contest.run("Java ProducerPerformance", 1_500_000, produce)
-    if topics:
-        contest.run("Java ConsumerPerformance", 1_500_000, consume)
+    contest.run("Java ProducerPerformance", 1_500_000, empty, producer)
+    contest.run("Java ConsumerPerformance", 1_500_000, filled, consumer)
     one_at_a_time(contest, run)
 
 
