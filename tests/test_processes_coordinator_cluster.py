@@ -191,11 +191,11 @@ def test_deleting_records_waits_for_the_cut_and_says_where_the_log_starts_now(be
         while not bench.sent:
             await asyncio.sleep(0)
         assert bench.sent == [["cut", "logs", 0, 150]]
-        bench.table.retire_before(100)
+        bench.table.retire_before(150)
         return await asking
 
-    assert bench.run(cut_by_writer()) == 100
-    assert bench.run(bench.cluster.delete_records("logs", 0, 120)) == 100  # nothing more to remove
+    assert bench.run(cut_by_writer()) == 150
+    assert bench.run(bench.cluster.delete_records("logs", 0, 150)) == 150  # nothing more to remove
     assert len(bench.sent) == 1
     for offset in (50, 251):
         with pytest.raises(OffsetOutOfRange):

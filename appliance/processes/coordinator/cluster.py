@@ -245,19 +245,18 @@ class Cluster:
         await self.topic_operations.alter(name, {}, count)
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Give up what lies before ``offset`` (-1: the end), by whole segments; the new start."""
+        """Give up what lies before ``offset`` (-1: the end); the new start.  Files go by whole segments."""
         table = self.partitions.table(topic, partition)
         view = self.partitions.view(topic, partition)
         if offset == -1:
             offset = view.end
         if not view.start <= offset <= view.end:
             raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {view.start} to {view.end}")
-        wanted = max(base for base in view.bases if base <= offset)
-        if wanted > view.start:
+        if offset > view.start:
             self.partitions.cut(topic, partition, offset)
             try:
                 async with asyncio.timeout(CUT_MS_MAX / 1000):
-                    while table.view().start < wanted:
+                    while table.view().start < offset:
                         await asyncio.sleep(CUT_POLL_S)
             except TimeoutError:
                 raise RequestTimedOut(f"{topic}-{partition} was not cut in {CUT_MS_MAX} ms: look again") from None
