@@ -130,7 +130,7 @@ class Cluster(Protocol):
         """``count`` is the new total, larger than the present one."""
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Give up what lies before ``offset``; whole segments go: the new start (result) may be lower."""
+        """Give up what lies before ``offset``; the new start."""
 
     # -- groups in the registry -----------------------------------------------------------------------
 

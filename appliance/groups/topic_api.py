@@ -32,6 +32,7 @@ from .metadata import NO_ID, topic_id
 Name = TypeVar("Name", str, "str | UUID")
 CONCURRENT_MAX: Final = 32
 AS_CONFIGURED: Final = -1
+TO_THE_END: Final = -1
 REPLICATION_FACTOR: Final = 1
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT = 1, 4, 5
@@ -330,7 +331,7 @@ class TopicApi:
         if self._cluster.leader(topic, partition) != self._cluster.broker_id:
             raise NotLeader(f"{name}-{partition} is stored elsewhere")
         extent = self._cluster.extent(name, partition)
-        if offset == AS_CONFIGURED:
+        if offset == TO_THE_END:
             offset = extent.end
         if not 0 <= offset <= extent.end:
             raise OffsetOutOfRange(f"offset {offset} is outside 0 to {extent.end}")

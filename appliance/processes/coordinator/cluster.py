@@ -245,11 +245,9 @@ class Cluster:
         await self.topic_operations.alter(name, {}, count)
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Give up what lies before ``offset`` (-1: the end); the new start.  Files go by whole segments."""
+        """Give up what lies before ``offset``; the new start.  Files go by whole segments."""
         table = self.partitions.table(topic, partition)
         view = self.partitions.view(topic, partition)
-        if offset == -1:
-            offset = view.end
         if not view.start <= offset <= view.end:
             raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {view.start} to {view.end}")
         if offset > view.start:
