@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,9 @@ def test_a_pyspark_without_zookeeper_is_not_taken(tmp_path: Path, monkeypatch: p
 # --- files and ports, without starting anything
 
 
-def prepared(directory: Path, nodes: int = 3, seed: int = 1) -> Ensemble:
+def prepared(directory: Path, nodes: int = 3, choice: int = 1) -> Ensemble:
+    """Each test (by the name of its directory) has ports of its own: those that run beside it would take them."""
+    seed = zlib.crc32(f"{directory.name} {choice}".encode())
     made = Ensemble(ZooKeeper(nodes=nodes), directory, seed=seed)  # type: ignore[arg-type]
     made.prepare()
     return made
@@ -128,7 +131,7 @@ def test_files_are_written_once_and_ports_remembered(tmp_path: Path) -> None:
     assert len({port for ports in first.ports for port in ports}) == 9
     files = [path for path in (tmp_path / "zookeeper").rglob("*") if path.is_file()]
     times = {path: path.stat().st_mtime_ns for path in files}
-    second = prepared(tmp_path, seed=2)
+    second = prepared(tmp_path, choice=2)
     assert second.ports == first.ports and second.connect == first.connect
     assert {path: path.stat().st_mtime_ns for path in files} == times
 
@@ -136,7 +139,7 @@ def test_files_are_written_once_and_ports_remembered(tmp_path: Path) -> None:
 def test_ports_that_somebody_took_are_chosen_again(tmp_path: Path) -> None:
     first = prepared(tmp_path)
     with socket.create_server(("127.0.0.1", first.ports[1].quorum)):
-        second = prepared(tmp_path, seed=2)
+        second = prepared(tmp_path, choice=2)
     taken = {port for ports in first.ports for port in ports}
     assert not taken & {port for ports in second.ports for port in ports}
     assert f":{second.ports[1].quorum}:" in (tmp_path / "zookeeper/node-3/zoo.cfg").read_text()
