@@ -83,13 +83,13 @@ class Peer:
         self.requests = 0
         self.answering = True
         self.next_producer_id = 1000 * (broker_id + 1)
-        self._brokers = brokers if brokers is not None else []
-        self._brokers.append(self)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._stop_r, self._stop_w = socket.socketpair()
         self._thread = threading.Thread(target=self._run)
         self._connections: dict[int, tuple[socket.socket, NativeCodec, bytearray]] = {}
+        self._brokers = brokers if brokers is not None else []
+        self._brokers.append(self)  # once it has all that the threads of the others look at
         self._thread.start()
 
     def __enter__(self) -> Peer:

@@ -353,9 +353,10 @@ def test_a_broker_that_comes_back_elsewhere_is_found() -> None:
             delivery = producer.send("t", b"1")
             with pytest.raises(RequestTimedOut):
                 delivery.result(0.02)
-            with Peer({"t": 1}, broker_id=1, brokers=brokers) as new:
+            with Peer({"t": 1}, broker_id=1, brokers=[other]) as new:
                 new.leaders = {("t", 0): 1}
                 new.logs = old.logs
+                brokers.append(new)
                 delivery.result(TIMEOUT_S)
                 assert new.log("t", 0).values() == [b"0", b"1"]
 
