@@ -30,7 +30,7 @@ from appliance.groups.cluster import (
 from appliance.groups.state import Limits
 from appliance.wire.kafka.apis import APIS
 
-from .kafka_messages import decode_response, message, request_frame
+from .kafka_messages import decode_response, fill, message, request_frame
 
 KEY = {api.name: key for key, api in APIS.items()}
 LISTENER, PEER = "127.0.0.1:9092", "10.0.0.7:5000"
@@ -190,8 +190,7 @@ class Client:
     async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
         key = KEY[name]
         version = APIS[key].version_max if version is None else version
-        definition = message(key, "Request")._struct
-        filled = _fill(definition, version, values)
+        filled = fill(message(key, "Request")._struct, version, values)
         return await self.door.answer(request_frame(key, version, filled, client_id="me"), LISTENER, PEER)
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
@@ -219,19 +218,6 @@ SUBSCRIPTION = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\xff\xff\xff\xff" + b"\0\0\0
 """Of the topic "t", version 1: with the partitions owned, none."""
 ASSIGNMENT = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\0\0\0\2" + b"\0\0\0\0" + b"\0\0\0\1" + b"\xff\xff\xff\xff"
 """Partitions 0 and 1 of "t"."""
-
-
-def _fill(definition: Any, version: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in definition.untagged_fields(version)}
-    assert values.keys() <= set(definition.fields), values.keys() - set(definition.fields)
-    filled: dict[str, Any] = {}
-    for field in definition.untagged_fields(version):
-        value = values.get(field.name, field.default)
-        if field.is_struct_array() and value is not None:
-            value = [_fill(field.array_of, version, item) for item in value]
-        filled[field.name] = value
-    assert names == filled.keys()
-    return filled
 
 
 def run(scenario: Any) -> Any:

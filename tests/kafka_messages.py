@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from kafka.protocol import admin, consumer, metadata, producer
@@ -67,6 +68,20 @@ def build(definition: Any, version: int, values: dict[str, Any], cls: Any) -> An
             value = [build(field.array_of, version, item, field.data_class) for item in value]
         fields[field.name] = value
     return cls(version=version, **fields)
+
+
+def fill(definition: Any, version: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with the definition's defaults for the fields of this version that are not given."""
+    names = {field.name for field in definition.untagged_fields(version)}
+    assert values.keys() <= set(definition.fields), values.keys() - set(definition.fields)
+    filled: dict[str, Any] = {}
+    for field in definition.untagged_fields(version):
+        value = values.get(field.name, field.default)
+        if field.is_struct_array() and value is not None:
+            value = [fill(field.array_of, version, item) for item in value]
+        filled[field.name] = value
+    assert names == filled.keys()
+    return filled
 
 
 def request_frame(

@@ -204,6 +204,39 @@ def test_deleting_records_waits_for_the_cut_and_says_where_the_log_starts_now(be
         bench.run(bench.cluster.delete_records("logs", 1, 0))
 
 
+def test_what_acks_1_has_acknowledged_is_in_the_log_for_whoever_asks(bench: Bench) -> None:
+    bench.table.set_written(300)  # and readers see 250
+    assert bench.cluster.extent("logs", 0) == (0, 300)
+
+    async def cut_by_writer() -> int:
+        asking = asyncio.ensure_future(bench.cluster.delete_records("logs", 0, 300))
+        while not bench.sent:
+            await asyncio.sleep(0)
+        assert bench.sent == [["cut", "logs", 0, 300]]
+        bench.table.publish_end(300, 30)
+        await asyncio.sleep(0)
+        assert not asking.done(), "the start has not moved"
+        bench.table.retire_before(300)
+        return await asking
+
+    assert bench.run(cut_by_writer()) == 300
+
+
+def test_a_lag_waits_for_the_flush_of_what_acks_1_has_acknowledged(bench: Bench) -> None:
+    bench.table.set_written(300)
+
+    async def flushed_meanwhile() -> int:
+        asking = asyncio.ensure_future(bench.cluster.measure({("logs", 0): None}))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        bench.table.publish_end(300, 30)
+        return (await asking)["logs", 0].end
+
+    assert bench.run(flushed_meanwhile()) == 300
+    bench.table.set_written(350)
+    assert bench.run(bench.cluster.measure({("logs", 0): None}))["logs", 0].end == 300  # its flush takes longer
+
+
 def test_a_catalog_that_cannot_be_stored_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from appliance.errors import DiskFull
 

@@ -34,7 +34,10 @@ class Broker(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What can be read of a partition stored here: offsets [start, end)."""
+    """What is in a partition stored here: offsets [start, end).
+
+    ``end`` is the log end offset: it covers what acks=1 has acknowledged, flushed and shown to readers or not.
+    """
 
     start: int
     end: int
@@ -130,7 +133,7 @@ class Cluster(Protocol):
         """``count`` is the new total, larger than the present one."""
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Give up what lies before ``offset``; the new start."""
+        """Give up what lies before ``offset``, which is in the partition's extent; the new start, once it holds."""
 
     # -- groups in the registry -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,6 +43,9 @@ from .topics import Spawn, Topics
 FILES_MAX: Final = 64
 CUT_MS_MAX: Final = 10_000
 CUT_POLL_S: Final = 0.02
+SHOWN_MS_MAX: Final = 50
+"""How long a lag waits for the flush of what acks=1 has acknowledged, as the workers' ListOffsets does."""
+SHOWN_POLL_S: Final = 0.005
 
 
 class Lag(NamedTuple):
@@ -157,7 +160,7 @@ class Cluster:
 
     def extent(self, topic: str, partition: int) -> Extent:
         view = self.partitions.view(topic, partition)
-        return Extent(view.start, view.end)
+        return Extent(view.start, max(view.end, self.partitions.table(topic, partition).written))
 
     async def measure(self, positions: Mapping[Key, int | None]) -> dict[Key, Measured]:
         """What is in these partitions, wherever they are stored, and how far the positions (if any) are
@@ -167,6 +170,7 @@ class Cluster:
         """
         measured: dict[Key, Measured] = {}
         elsewhere: dict[str, list[Key]] = {}
+        await self._wait_until_shown(key for key in positions if key in self.partitions)
         for key, position in positions.items():
             topic = self.topics().get(key[0])
             leader = topic.leader(key[1]) if topic is not None else kafka.NO_LEADER
@@ -182,6 +186,15 @@ class Cluster:
         ):
             measured |= found
         return measured
+
+    async def _wait_until_shown(self, keys: Iterable[Key]) -> None:
+        """Let readers see what is written by now, if they do within SHOWN_MS_MAX."""
+        tables = [self.partitions.table(*key) for key in keys]
+        behind = [(table, table.written) for table in tables if table.end < table.written]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHOWN_MS_MAX / 1000):
+                while behind := [(table, end) for table, end in behind if table.end < end]:
+                    await asyncio.sleep(SHOWN_POLL_S)
 
     def _measure_here(self, key: Key, position: int | None) -> Measured:
         table = self.partitions.table(*key)
@@ -245,20 +258,22 @@ class Cluster:
         await self.topic_operations.alter(name, {}, count)
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Give up what lies before ``offset``; the new start.  Files go by whole segments."""
-        table = self.partitions.table(topic, partition)
-        view = self.partitions.view(topic, partition)
-        if not view.start <= offset <= view.end:
-            raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {view.start} to {view.end}")
-        if offset > view.start:
+        """Give up what lies before ``offset``; the new start, once readers are told of it.
+
+        The writer flushes what is not flushed yet before it moves the start.  Files go by whole segments.
+        """
+        start, end = self.extent(topic, partition)
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {start} to {end}")
+        if offset > start:
             self.partitions.cut(topic, partition, offset)
             try:
                 async with asyncio.timeout(CUT_MS_MAX / 1000):
-                    while table.view().start < offset:
+                    while self.extent(topic, partition).start < offset:
                         await asyncio.sleep(CUT_POLL_S)
             except TimeoutError:
                 raise RequestTimedOut(f"{topic}-{partition} was not cut in {CUT_MS_MAX} ms: look again") from None
-        return table.view().start
+        return self.extent(topic, partition).start
 
     # ---- groups in the registry
 

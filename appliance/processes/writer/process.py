@@ -146,6 +146,7 @@ class Writer:
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
         self._unflushed_answers: list[_Ready] = []
         self._flush_asked = False
+        self._start_wanted = 0  # where the log is to start once it is flushed up to there
 
     # ---- opening and closing
 
@@ -245,6 +246,7 @@ class Writer:
                     self._alarm.silence()
                     loans.give_back()
                     self._obey()
+                    self._cut_if_flushed()
             if arrived:
                 self._write(arrived)
             self._flush_if_due()
@@ -319,6 +321,23 @@ class Writer:
         self._links[fd] = Link(channel, arena, self._epoll)
 
     def _cut(self, offset: int) -> None:
+        """Let the log start at ``offset``, at most its end; what lies before that and is not flushed, is flushed first.
+
+        A log starts nowhere that readers have not been told of yet: the start must not be beyond END.
+        """
+        if offset > self._log.exposed and self._log.written > self._log.exposed:
+            self._start_wanted = max(self._start_wanted, min(offset, self._log.written))
+            with self._flusher.lock:
+                self._hand_over()
+        else:
+            self._retire_before(offset)
+
+    def _cut_if_flushed(self) -> None:
+        if 0 < self._start_wanted <= self._log.exposed:
+            offset, self._start_wanted = self._start_wanted, 0
+            self._retire_before(offset)
+
+    def _retire_before(self, offset: int) -> None:
         """Retention: the table first, the files second, so that no reader is sent to a file that is gone."""
         try:
             with self._flusher.lock:
@@ -501,6 +520,8 @@ class Writer:
         self._table.count(COUNT_FLUSHES, 1)
         if handed.ticket.end > self._log.exposed:
             self._expose(handed.ticket.end, handed.records)
+        if self._start_wanted:
+            self._alarm.ring()
         _send(waiting)
 
     def _flush_failed(self, error: StorageFault) -> None:
