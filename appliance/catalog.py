@@ -24,20 +24,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from .errors import DiskFull, InvalidTopic, StorageFault
+from .names import check_topic
 
 FILE_NAME = "catalog.json"
 VERSION = 1
-NAME_CHARACTERS_MAX = 249
-"""As Kafka: with ``-<partition>`` behind it, a name still fits into a directory entry of 255 bytes."""
-
-_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -113,7 +109,7 @@ class Catalog:
             raise ValueError(f"version {file.version} is not known to this release")
         topics = {}
         for name, entry in file.topics.items():
-            check_name(name)
+            check_topic(name)
             partitions = {int(partition): brokers for partition, brokers in entry.partitions.items()}
             topics[name] = Topic(name, partitions, entry.settings, entry.id)
         return cls(path, topics, file.cluster, file.deleting)
@@ -140,20 +136,6 @@ class Catalog:
             for partition, brokers in topic.partitions.items()
             if broker_id in brokers
         )
-
-
-def check_name(name: str) -> None:
-    """Topic names are Kafka's: every client and every file system can spell them.
-
-    Raises:
-        InvalidTopic: says which rule is broken.
-    """
-    if not name or name in (".", ".."):
-        raise InvalidTopic(f"topic name {name!r}: choose one that is not empty, '.' or '..'")
-    if len(name) > NAME_CHARACTERS_MAX:
-        raise InvalidTopic(f"topic name of {len(name)} characters: at most {NAME_CHARACTERS_MAX} are allowed")
-    if not _NAME.fullmatch(name):
-        raise InvalidTopic(f"topic name {name!r}: use only letters, digits, '.', '_' and '-'")
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -11,6 +11,7 @@
     │   ├── UnsupportedVersion
     │   ├── TopicExists
     │   ├── InvalidTopic
+    │   ├── InvalidGroup
     │   ├── InvalidPartitions
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
@@ -77,6 +78,10 @@ class MessageTooLarge(ClientFault):
 
 class InvalidTopic(ClientFault):
     code = 17
+
+
+class InvalidGroup(ClientFault):
+    code = 24
 
 
 class InvalidTimestamp(ClientFault):

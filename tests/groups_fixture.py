@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from appliance.catalog import Topic, check_name
+from appliance.catalog import Topic
 from appliance.config import TopicSettings
 from appliance.errors import (
     ApplianceError,
@@ -28,6 +28,7 @@ from appliance.groups.cluster import (
     TopicPartition,
 )
 from appliance.groups.state import Limits
+from appliance.names import check_topic
 from appliance.wire.kafka.apis import APIS
 
 from .kafka_messages import decode_response, fill, message, request_frame
@@ -98,7 +99,7 @@ class FakeCluster:
     # topics
 
     def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
-        check_name(name)
+        check_topic(name)
         TopicSettings.parse(settings, self.default_settings())
         if name in self.all:
             raise TopicExists(f"{name} exists")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.catalog import FILE_NAME, Catalog, Topic, check_name
-from appliance.errors import ApplianceError, DiskFull, InvalidTopic, StorageFault
+from appliance.catalog import FILE_NAME, Catalog, Topic
+from appliance.errors import ApplianceError, DiskFull, StorageFault
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
 topics = st.builds(
@@ -90,14 +90,3 @@ def test_a_write_that_fails_leaves_the_old_catalog(
     with pytest.raises(expected, match=FILE_NAME):
         catalog.store()
     assert list(Catalog.load(tmp_path).topics) == ["a"]
-
-
-@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
-def test_good_names(name: str) -> None:
-    check_name(name)
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\n", "a\0"])
-def test_bad_names(name: str) -> None:
-    with pytest.raises(InvalidTopic):
-        check_name(name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from appliance.groups.cluster import Broker, Commit, RegisteredGroup, RegisteredMember
+from appliance.groups.cluster import Broker, Commit, RegisteredGroup, RegisteredMember, TopicPartition
 from appliance.groups.codes import Code
 from appliance.groups.group_api import coordinator_of
 from appliance.wire.kafka.apis import APIS
@@ -183,8 +184,9 @@ def test_each_partition_of_a_commit_is_judged_by_itself() -> None:
         reply = await Client(cluster).ask("OffsetCommit", **commit("", -1, *rows))
         assert codes(reply) == [0, 0, Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_OR_PARTITION]
         assert cluster.positions["g"] == {("t", 0): Commit(5)}, "a negative offset takes a position back"
-        long = await Client(cluster).ask("OffsetCommit", **commit("", -1, ("t", 0, 5, "n" * 4097)))
-        assert codes(long) == [Code.OFFSET_METADATA_TOO_LARGE]
+        for note in ("n" * 4097, "\U0001f600" * 1025):
+            long = await Client(cluster).ask("OffsetCommit", **commit("", -1, ("t", 0, 5, note)))
+            assert codes(long) == [Code.OFFSET_METADATA_TOO_LARGE]
 
     run(scenario())
 
@@ -193,6 +195,7 @@ def test_each_partition_of_a_commit_is_judged_by_itself() -> None:
 def test_fetch_positions_in_every_version(version: int) -> None:
     async def scenario() -> None:
         cluster = FakeCluster()
+        cluster.add("t", 2)
         cluster.positions["g"] = {("t", 0): Commit(500, "note"), ("t", 1): Commit(9)}
         client = Client(cluster)
 
@@ -216,6 +219,30 @@ def test_fetch_positions_in_every_version(version: int) -> None:
     run(scenario())
 
 
+def test_what_a_client_invents_is_not_looked_up() -> None:
+    """No topic, no such partition, a path of ZooKeeper: answered "no position" without asking anybody."""
+
+    asked: list[Any] = []
+
+    class Asked(FakeCluster):
+        async def committed(self, group: str, partitions: Any) -> Mapping[TopicPartition, Commit]:
+            asked.append(partitions)
+            return await super().committed(group, partitions)
+
+    async def scenario() -> None:
+        cluster = Asked()
+        cluster.add("t", 1)
+        invented = ["..", ".", "a/b", "", "none", "t"]
+        topics = [{"name": name, "partition_indexes": [0, 1, -1, 2**31 - 1]} for name in invented]
+        reply = (await Client(cluster).ask("OffsetFetch", groups=[{"group_id": "g", "topics": topics}])).groups[0]
+        rows = [each for topic in reply.topics for each in topic.partitions]
+        assert reply.error_code == 0 and [topic.name for topic in reply.topics] == invented
+        assert {(row.committed_offset, row.error_code) for row in rows} == {(-1, 0)} and len(rows) == 24
+        assert asked == [[("t", 0)]]
+
+    run(scenario())
+
+
 def test_without_zookeeper_positions_are_a_matter_of_trying_again() -> None:
     async def scenario() -> None:
         cluster, client, member_id = await stable()
@@ -231,10 +258,12 @@ def test_without_zookeeper_positions_are_a_matter_of_trying_again() -> None:
 def test_positions_are_deleted_where_nobody_reads() -> None:
     async def scenario() -> None:
         cluster, client, _ = await stable()
+        cluster.add("u")
         cluster.positions["g"] = {("t", 0): Commit(1), ("u", 0): Commit(1)}
-        topics = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "u")]
+        topics = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "u", "..")]
         reply = await client.ask("OffsetDelete", group_id="g", topics=topics)
-        assert (reply.error_code, codes(reply)) == (0, [Code.GROUP_SUBSCRIBED_TO_TOPIC, 0])
+        unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
+        assert (reply.error_code, codes(reply)) == (0, [Code.GROUP_SUBSCRIBED_TO_TOPIC, 0, unknown])
         assert cluster.positions["g"] == {("t", 0): Commit(1)}
         none = await client.ask("OffsetDelete", group_id="unknown", topics=topics)
         assert none.error_code == Code.GROUP_ID_NOT_FOUND

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors"},
+    {"names"},
     {"config", "catalog"},
     {"records", "retention"},
     {"wire"},

@@ -23,11 +23,12 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
+from appliance.names import GROUP_CHARACTERS_MAX
 
 from .call import Answer, Call, Handler
 from .cluster import Broker, Cluster
 from .codes import Code
-from .group_api import GROUP_ID_CHARACTERS_MAX, coordinator_of
+from .group_api import coordinator_of
 from .metadata import CLUSTER_OPERATIONS, MetadataEncoder, Row, topic_id
 
 CREATIONS_MAX: Final = 64
@@ -134,8 +135,8 @@ class ClusterApi:
             error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
         elif key_type != GROUP_KEY:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
-        elif not 0 < len(key) <= GROUP_ID_CHARACTERS_MAX:
-            error, message = Code.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_ID_CHARACTERS_MAX} characters"
+        elif not 0 < len(key) <= GROUP_CHARACTERS_MAX:
+            error, message = Code.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_CHARACTERS_MAX} characters"
         else:
             broker = coordinator_of(key, brokers)
         return {

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from appliance.errors import ApplianceError
+from appliance.names import GROUP_CHARACTERS_MAX, NOTE_BYTES_MAX
 
 from . import consumer_protocol
 from .call import Answer, Call, Handler, retriable
@@ -27,10 +28,6 @@ from .codes import Code
 from .membership import Membership
 from .metadata import GROUP_OPERATIONS
 from .state import Group, Join, Joined, Limits, Metadata, Reply, State, Synced
-
-GROUP_ID_CHARACTERS_MAX = 255
-METADATA_CHARACTERS_MAX = 4096
-"""Of a note stored with a position, as Kafka's offset.metadata.max.bytes."""
 
 ID_WANTED_FROM = 4
 """JoinGroup version from which a client can take its member id first and join with it."""
@@ -155,7 +152,7 @@ class GroupApi:
 
     def _refuse(self, group: str, listener: str) -> Code:
         """Why this appliance does not serve a group by that name, if so."""
-        if not 0 < len(group) <= GROUP_ID_CHARACTERS_MAX:
+        if not 0 < len(group) <= GROUP_CHARACTERS_MAX:
             return Code.INVALID_GROUP_ID
         if not self._coordinates(group, self._cluster.brokers(listener)):
             self._membership.dissolve(group, Code.NOT_COORDINATOR)
@@ -237,7 +234,7 @@ class GroupApi:
                     continue
                 if known is None or each.partition_index not in known.partitions:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
-                elif len(note) > METADATA_CHARACTERS_MAX:
+                elif len(note.encode()) > NOTE_BYTES_MAX:
                     codes[key] = Code.OFFSET_METADATA_TOO_LARGE
                 elif each.committed_offset < 0:
                     dropped.append(key)
@@ -283,7 +280,7 @@ class GroupApi:
         found: Mapping[TopicPartition, Commit] = {}
         if not error:
             try:
-                found = await self._cluster.committed(name, wanted)
+                found = await self._cluster.committed(name, None if wanted is None else self._existing(wanted))
             except ApplianceError as fault:
                 error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         if error and call.version >= 2:
@@ -296,6 +293,11 @@ class GroupApi:
 
         fields: dict[str, Any] = {"topics": _by_topic(positions, "name", row)}
         return fields | {"error_code": error} if call.version >= 2 else fields
+
+    def _existing(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """The partitions that exist, once each: nothing is looked up, or remembered, of what a client invents."""
+        topics = self._cluster.topics()
+        return [key for key in dict.fromkeys(keys) if key[0] in topics and key[1] in topics[key[0]].partitions]
 
     async def _delete_offsets(self, call: Call) -> Answer:
         name = call.request.group_id
@@ -317,12 +319,13 @@ class GroupApi:
                 return {"error_code": Code.GROUP_ID_NOT_FOUND}
             if registered is not None and registered.native:
                 subscribed.update(topic for member in registered.members for topic in member.topics)
-            free = [key for key in keys if key[0] not in subscribed]
+            free = [key for key in self._existing(keys) if key[0] not in subscribed]
             if free:
                 await self._cluster.forget(name, free)
         except ApplianceError as fault:
             return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)}
-        codes = {key: Code.NONE if key in free else Code.GROUP_SUBSCRIBED_TO_TOPIC for key in keys}
+        codes = dict.fromkeys(keys, Code.UNKNOWN_TOPIC_OR_PARTITION) | dict.fromkeys(free, Code.NONE)
+        codes |= {key: Code.GROUP_SUBSCRIBED_TO_TOPIC for key in keys if key[0] in subscribed}
         rows = _by_topic(codes, "name", lambda code: {"error_code": code})
         return {"error_code": Code.NONE, "topics": rows}
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from ...catalog import Catalog, Topic, check_name
+from ...catalog import Catalog, Topic
 from ...config import KIB, TOPIC_KEYS, Config, TopicSettings
 from ...errors import (
     ApplianceError,
@@ -38,6 +38,7 @@ from ...errors import (
     WriterGone,
     ZooKeeperAway,
 )
+from ...names import check_topic
 from ...zookeeper import identity
 from ...zookeeper.assignment import place_partitions
 from ...zookeeper.operations import Operation
@@ -112,7 +113,7 @@ class Topics:
             InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting: see the message.
             WriterGone: the name is not free yet.
         """
-        check_name(name)
+        check_topic(name)
         if name in self.catalog.topics:
             raise TopicExists(f"there is a topic {name!r} already")
         if any(topic == name for topic, _ in self.catalog.deleting):

@@ -1,0 +1,72 @@
+"""The rules for what clients name and store: topics, groups, members, notes.  One table, for both listeners.
+
+    what                                    at most             error beyond it
+    topic                                   249 characters      InvalidTopic; only [a-zA-Z0-9._-], not "." or ".."
+    group                                   255 characters      InvalidGroup; never empty
+    group instance (static member)          249 characters      InvalidRequest
+    protocol, protocol type                 255 characters      InvalidRequest
+    client id                               255 characters      none: it is only shown, so a longer one is cut
+    note stored with a committed offset     4 KiB               OFFSET_METADATA_TOO_LARGE
+    subscription, assignment of a member    256 KiB             GROUP_MAX_SIZE_REACHED
+    partition                               2^31 - 1            as a partition that does not exist
+
+The codecs apply them where a request is decoded.  Whoever keeps a name (a cache, a path in ZooKeeper, a file) may
+rely on the rule, and calls :func:`check_topic` or :func:`check_group` where a name comes in some other way.
+
+The bounds in bytes keep every value that is stored in ZooKeeper far below the 1 MiB that it takes: a subscription
+grows at most threefold when it is written as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .errors import InvalidGroup, InvalidTopic
+
+TOPIC_CHARACTERS_MAX: Final = 249
+"""As Kafka: with ``-<partition>`` behind it, a name still fits into a directory entry of 255 bytes."""
+GROUP_CHARACTERS_MAX: Final = 255
+INSTANCE_CHARACTERS_MAX: Final = 249
+PROTOCOL_CHARACTERS_MAX: Final = 255
+CLIENT_ID_CHARACTERS_MAX: Final = 255
+NOTE_BYTES_MAX: Final = 4096
+"""As Kafka's ``offset.metadata.max.bytes``."""
+SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024
+ASSIGNMENT_BYTES_MAX: Final = 256 * 1024
+PARTITION_MAX: Final = 2**31 - 1
+
+_TOPIC: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}", re.ASCII)
+_TOPIC_BYTES: Final = re.compile(rb"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+
+
+def is_topic(name: str | bytes | memoryview) -> bool:
+    """Whether a topic may have this name, given as text or as its bytes."""
+    if isinstance(name, str):
+        return _TOPIC.fullmatch(name) is not None
+    return _TOPIC_BYTES.fullmatch(name) is not None
+
+
+def check_topic(name: str) -> None:
+    """Topic names are Kafka's: every client and every file system can spell them.
+
+    Raises:
+        InvalidTopic: says which rule is broken.
+    """
+    if is_topic(name):
+        return
+    if not name or name in (".", ".."):
+        raise InvalidTopic(f"topic name {name!r}: choose one that is not empty, '.' or '..'")
+    if len(name) > TOPIC_CHARACTERS_MAX:
+        raise InvalidTopic(f"topic name of {len(name)} characters: at most {TOPIC_CHARACTERS_MAX} are allowed")
+    raise InvalidTopic(f"topic name {name!r}: use only letters, digits, '.', '_' and '-'")
+
+
+def check_group(name: str) -> None:
+    """Group names may hold any characters, as in Kafka.
+
+    Raises:
+        InvalidGroup: it is empty or too long.
+    """
+    if not 0 < len(name) <= GROUP_CHARACTERS_MAX:
+        raise InvalidGroup(f"a group's name has 1 to {GROUP_CHARACTERS_MAX} characters, not {len(name)}")
