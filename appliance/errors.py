@@ -29,10 +29,12 @@
     │   └── DiskFull
     ├── StorageFault           what is on disk cannot be trusted: take the partition offline
     │   └── CorruptLog
-    └── ConfigFault            a person must change a file or an argument: say which and how
-        ├── UnknownKey
-        ├── BadValue
-        └── AlreadyRunning
+    ├── ConfigFault            a person must change a file or an argument: say which and how
+    │   ├── UnknownKey
+    │   ├── BadValue
+    │   └── AlreadyRunning
+    └── ClientBroken           a client ended in its middle, its ``__cause__`` says by what: make another one
+        └── CallbackFailed     a callback of the application's did: the client goes on
 
 A handler catches one of the branches, never ``Exception``.  Both wire protocols carry ``code`` (the numbers of
 the Kafka protocol, which have names that operators know); the command line exits with ``exit_status``
@@ -195,6 +197,16 @@ class BadValue(ConfigFault): ...
 
 class AlreadyRunning(ConfigFault):
     exit_status = 75
+
+
+class ClientBroken(ApplianceError):
+    """A client's thread ended, or a call was left in its middle, by what no one expected."""
+
+    exit_status = 70  # EX_SOFTWARE
+
+
+class CallbackFailed(ClientBroken):
+    """A callback of the application's raised; what it was called for has happened all the same."""
 
 
 def _by_code() -> dict[int, type[ApplianceError]]:

@@ -82,6 +82,7 @@ class Peer:
         self.settings: dict[str, str] = {}
         self.requests = 0
         self.answering = True
+        self.instead: bytes | None = None  # sent in place of answers; b"" hangs up
         self.next_producer_id = 1000 * (broker_id + 1)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -152,6 +153,9 @@ class Peer:
         self.requests += 1
         if not self.answering:
             return True
+        if self.instead is not None:
+            sock.sendall(self.instead)
+            return bool(self.instead)
         request = codec.decode(frame)
         reply = b""
         alive = True

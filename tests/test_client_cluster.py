@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from appliance.client.cluster import Cluster
-from appliance.errors import BrokerAway, InvalidRequest, NotLeader, UnknownPartition
+from appliance.errors import ApplianceError, BrokerAway, InvalidRequest, NotLeader, UnknownPartition
 from appliance.wire.requests import EARLIEST, LATEST
 
 from .client_peer import Peer
+from .server import wait_for
 
 
 def test_asks_whoever_answers_and_remembers_who_did_not() -> None:
@@ -45,8 +48,50 @@ def test_what_is_wrong_is_named() -> None:
         with pytest.raises(InvalidRequest, match="unknown verb"):
             cluster.admin("dance", {})
         cluster.close()
+        with pytest.raises(BrokerAway, match="closed"):
+            cluster.refresh(None)
+    cluster = Cluster(peer.address)
     with pytest.raises(BrokerAway, match="is an appliance running"):
         cluster.refresh(None)
+
+
+@pytest.mark.parametrize("broken", [b"", b"\x00\x00\x00\x01\xc1", b"\x7f\xff\xff\xff"])
+def test_a_connection_that_failed_in_any_way_is_not_used_again(broken: bytes) -> None:
+    """Goal: an answer to one request is never taken for that to another.  Method: break each kind of call."""
+    with Peer({"t": 1}) as peer:
+        cluster = Cluster(peer.address, request_timeout_ms=5_000)
+        cluster.refresh(["t"])
+        control = cluster._control
+        assert control is not None
+        peer.instead = broken
+        with pytest.raises(ApplianceError):
+            cluster.refresh(["t"])
+        assert cluster._control is None and control.fileno() < 0
+        peer.instead = None
+        assert cluster.refresh(["t"]).topics["t"].leaders == (0,)
+        cluster.close()
+
+
+def test_a_request_under_way_ends_when_the_cluster_is_closed() -> None:
+    with Peer({"t": 1}) as peer:
+        cluster = Cluster(peer.address)
+        cluster.refresh(["t"])
+        peer.answering = False
+        seen = peer.requests
+        ended: list[ApplianceError] = []
+
+        def ask() -> None:
+            try:
+                cluster.refresh(["t"])
+            except ApplianceError as error:
+                ended.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_for(lambda: peer.requests > seen, "it has asked")
+        cluster.close()
+        asking.join(5)
+        assert isinstance(ended[0], BrokerAway)
 
 
 def test_offsets_come_from_each_leader_and_late_times_mean_the_end() -> None:

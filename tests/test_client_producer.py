@@ -20,6 +20,7 @@ from appliance.errors import (
     BadValue,
     BrokerAway,
     BufferFull,
+    CallbackFailed,
     InvalidRequest,
     InvalidTimestamp,
     MessageTooLarge,
@@ -259,12 +260,14 @@ def test_callbacks_come_once_in_order_with_offsets_and_may_send(peer: Peer) -> N
             if len(told) == 3:
                 producer.send("t", b"from a callback")
             if len(told) == 4:
-                raise ValueError("a callback's own error ends nothing")
+                raise ValueError("a callback's own error stops no other callback")
 
         deliveries = [producer.send("t", b"%d" % i, on_delivery=on_delivery) for i in range(9)]
         done: list[int] = []
         deliveries[8].add_done_callback(lambda delivery: done.append(delivery.result().offset))
-        producer.flush(TIMEOUT_S)
+        with pytest.raises(CallbackFailed) as failed:
+            producer.flush(TIMEOUT_S)
+        assert isinstance(failed.value.__cause__, ValueError)
         assert told == [(None, "t", 0, delivery.result().offset) for delivery in deliveries]
         deliveries[0].add_done_callback(lambda delivery: done.append(delivery.result().offset))
         assert done == [deliveries[8].result().offset, deliveries[0].result().offset]

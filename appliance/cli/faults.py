@@ -30,6 +30,7 @@ EXIT_STATUSES = {
     2: "wrong usage",
     65: "refused: what was sent is wrong",
     66: "no such topic, partition, group or file",
+    70: "a bug, or a callback that failed",
     74: "a log on the disk is damaged",
     75: "not now, try again: not running, already running, disk full, ZooKeeper away",
     76: "the other side does not speak this protocol",

@@ -1,7 +1,8 @@
 """The native client: produce, consume, consume as a group, administrate.
 
 Reading order: ``connection`` (frames and a socket), ``cluster`` (who leads what), ``delivery`` and ``lane``
-(a message and its partition's order, pure), ``sender`` and ``producer``, ``consumer``, ``group`` (the paper's
+(a message and its partition's order, pure), ``threads`` and ``callbacks`` (what ends reaches the application),
+``sender`` and ``producer``, ``consumer``, ``group`` (the paper's
 consumer), ``audit`` (counts of what was delivered), ``admin``.
 """
 

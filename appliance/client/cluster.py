@@ -61,11 +61,23 @@ class Cluster:
         self._request_timeout_s = request_timeout_ms / 1000
         self._lock = threading.Lock()
         self._control: Connection | None = None
+        self._dialing: Connection | None = None
+        self._aborted = False
         self.view = View()
 
     def close(self) -> None:
+        self.abort()
         with self._lock:
             self._drop()
+            if self._dialing is not None:  # whoever made it was interrupted
+                self._dialing.close()
+
+    def abort(self) -> None:
+        """Have every request, under way or to come, fail with BrokerAway at once; from any thread."""
+        self._aborted = True
+        for connection in (self._control, self._dialing):
+            if connection is not None:
+                connection.shutdown()
 
     # What is known
 
@@ -173,34 +185,47 @@ class Cluster:
 
     def connect(self, address: Address) -> Connection:
         """A connection that has been answered."""
-        connection = Connection(address, client_name=self.client_name)
+        self._check_open()
+        connection = self._dialing = Connection(address, client_name=self.client_name)
         try:
             connection.greet(self._connect_timeout_s)
-        except ApplianceError:
-            connection.close()
-            raise
+        finally:
+            self._dialing = None
+            if not connection.greeted:
+                connection.close()
         return connection
 
     def _ask(self, api: int, *arguments: Any, broker_id: int | None = None) -> Reply:
         with self._lock:
+            self._check_open()
             if broker_id is not None and (self._control is None or self._control.broker_id != broker_id):
                 self._drop()
                 self._control = self.connect(self.address(broker_id))
             if self._control is not None:
                 try:
-                    return self._control.call(api, *arguments, timeout_s=self._request_timeout_s)
+                    return self._call(api, arguments)
                 except BrokerAway:
-                    # It was idle; the appliance may have restarted since.  Ask again on a new connection.
-                    self._drop()
-                except RequestTimedOut:
-                    self._drop()
-                    raise
+                    pass  # it was idle; the appliance may have restarted since.  Ask again on a new connection.
             self._control = self._connect_any()
-            try:
-                return self._control.call(api, *arguments, timeout_s=self._request_timeout_s)
-            except (BrokerAway, RequestTimedOut):
+            return self._call(api, arguments)
+
+    def _call(self, api: int, arguments: tuple[Any, ...]) -> Reply:
+        """One request over the connection; a connection that has failed, in whatever way, is not kept."""
+        self._check_open()
+        control = self._control
+        assert control is not None
+        answered = False
+        try:
+            reply = control.call(api, *arguments, timeout_s=self._request_timeout_s)
+            answered = True
+            return reply
+        finally:
+            if not answered:
                 self._drop()
-                raise
+
+    def _check_open(self) -> None:
+        if self._aborted:
+            raise BrokerAway("this client is closed")
 
     def _connect_any(self) -> Connection:
         known = [address for address in self.view.brokers.values() if address not in self._addresses]

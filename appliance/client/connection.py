@@ -104,6 +104,13 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
+    def shutdown(self) -> None:
+        """End whatever waits for this connection, in any thread: it finds the connection closed."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed already, or never connected
+
     # Posting
 
     def post(self, api: int, *arguments: Any) -> int:

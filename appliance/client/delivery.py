@@ -75,6 +75,7 @@ class Batch:
     error: ApplianceError | None = None
     offset = OFFSET_UNKNOWN
     callbacks: Sequence[tuple[int, OnDelivery]] = ()
+    called = 0  # so many of them have been
 
     def __init__(
         self,

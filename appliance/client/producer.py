@@ -1,9 +1,9 @@
 """The producer: messages in, batches out, and for each message a word on what became of it.
 
     with Producer("127.0.0.1:9091") as producer:
-        producer.send("logs", b"line")                              # asynchronous
-        sent = producer.send("logs", b"line", key=b"host-1").result()   # synchronous: sent at once, then
-        waits producer.send_many("logs", lines)                           # the fast path for plain values
+        producer.send("logs", b"line")                                  # asynchronous
+        sent = producer.send("logs", b"line", key=b"host-1").result()   # sent at once, and waited for
+        producer.send_many("logs", lines)                               # the fast path for plain values
 
 A batch is for one partition and is sent when it is full (``batch_bytes_max``, ``batch_messages_max``) or has
 lingered for ``linger_ms``, whichever comes first.  Messages without key or partition go to a random
@@ -22,7 +22,12 @@ never doubles.
 
 Thread-safe.  Not fork-safe: a child that inherits a producer gets :class:`~appliance.errors.InvalidRequest`
 from it, because messages and replies cannot be shared; make producers after forking.  Callbacks run in
-whatever thread finds the reply; they may send, but must not wait.
+whatever thread finds the reply; they may send, but must not wait.  What a callback raises stops no other one:
+``flush`` and ``close`` raise it as :class:`~appliance.errors.CallbackFailed` when they are done; Ctrl-C goes through to
+whoever was calling, and ``close`` still flushes.
+
+Should this producer's thread end, or a call be interrupted in the middle of a step, every message that is not
+delivered fails with :class:`~appliance.errors.ClientBroken`, and every call raises it.
 
 Errors: BadValue for arguments of the constructor, InvalidRequest for a message that cannot be one,
 MessageTooLarge, UnknownPartition, BufferFull from ``send``; everything else arrives in the delivery.
@@ -31,18 +36,22 @@ MessageTooLarge, UnknownPartition, BufferFull from ``send``; everything else arr
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import logging
 import os
 import random
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from ..errors import (
     ApplianceError,
     BadValue,
     BufferFull,
+    ClientBroken,
     InvalidRequest,
     MessageTooLarge,
     NotLeader,
@@ -55,6 +64,8 @@ from ..records.partitioner import partition_for
 from .cluster import NO_BROKER, Cluster, TopicView
 from .delivery import Batch, Delivery, OnDelivery
 from .sender import Sender, SenderOptions
+
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = 1024
 """What a batch in hand costs beside its messages."""
@@ -148,10 +159,9 @@ class Producer:
             retry_backoff_ms_max,
         )
         jitter = functools.partial(rng.uniform, 0.8, 1.2)
-        self._sender = Sender(self._cluster, options, clock=clock, jitter=jitter, seal_due=self._seal_due)
-        self._lock = self._sender.lock
-        self._acquire: Callable[[], bool] = self._lock.acquire
-        self._release = self._lock.release
+        self._sender = Sender(self._cluster, options, self._seal_due, self._seal_all, clock=clock, jitter=jitter)
+        self._lock: AbstractContextManager[Any] = self._sender.lock
+        self._callbacks = self._sender.callbacks
         self._topics: dict[str, _Topic] = {}
         self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
         self._sticky: dict[str, Batch] = {}  # where plain values go
@@ -160,8 +170,13 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except ClientBroken as error:
+            if kind is None:
+                raise
+            logger.error("%s", error)  # what is under way is not to be replaced by it
 
     # ---- sending
 
@@ -180,13 +195,13 @@ class Producer:
 
         Args:
             timestamp: ms since 1970; by default about now (all messages of a batch share one reading of the
-            clock). on_delivery: called once with (error or None, topic, partition, offset).
+                clock).
+            on_delivery: called once with (error or None, topic, partition, offset).
         """
         # The common case costs one lock, one append and one small tuple.
         if type(value) is bytes and key is None and partition is None and timestamp is None and not headers:
             size = len(value) + PLAIN_BYTES
-            self._acquire()
-            try:
+            with self._lock:
                 batch = self._sticky.get(topic)
                 if batch is None or batch.left_bytes < size:
                     batch = self._another(topic, size)
@@ -201,11 +216,9 @@ class Producer:
                         _add_callback(batch, index, on_delivery)
                     if index >= batch.limit:
                         self._send_off(batch)
-            finally:
-                self._release()
             if batch is not None:
-                if self._sender.callbacks:
-                    self._sender.run_callbacks()
+                if self._callbacks.pending:
+                    self._callbacks.run()
                 return _delivery(Delivery, (batch, index))
         return self._send_any(topic, value, key, headers, timestamp, partition, on_delivery)
 
@@ -228,23 +241,29 @@ class Producer:
         size = PLAIN_BYTES + (len(kept) if kept is not None else 0) + (len(key) if key is not None else 0)
         for name, detail in headers:
             size += PLAIN_BYTES + 4 * len(name) + (len(detail) if detail is not None else 0)
-        batch = self._batch_for(topic, key, partition, size, plain=plain)  # with the lock held
-        try:
-            index = len(batch.items)
-            batch.left_bytes -= size
-            if plain and batch.uniform:
-                batch.items.append(kept)
-            else:
-                records = batch.records()
-                records.append((key, kept, headers, self._clock_ms() if timestamp is None else timestamp))
-            if on_delivery is not None:
-                _add_callback(batch, index, on_delivery)
-            if index >= batch.limit:
-                self._send_off(batch)
-        finally:
-            self._release()
-        self._sender.run_callbacks()
-        return _delivery(Delivery, (batch, index))
+        known, partition = self._place(topic, key, partition, size)
+        deadline_s: float | None = None
+        while True:
+            with self._lock:
+                batch = self._batch_for(topic, known, partition, size, plain=plain)
+                if batch is not None:
+                    index = len(batch.items)
+                    self._sender.torn = True
+                    batch.left_bytes -= size
+                    if plain and batch.uniform:
+                        batch.items.append(kept)
+                    else:
+                        records = batch.records()
+                        records.append((key, kept, headers, self._clock_ms() if timestamp is None else timestamp))
+                    if on_delivery is not None:
+                        _add_callback(batch, index, on_delivery)
+                    self._sender.torn = False
+                    if index >= batch.limit:
+                        self._send_off(batch)
+            if batch is not None:
+                self._callbacks.run()
+                return _delivery(Delivery, (batch, index))
+            deadline_s = self._make_room(size, deadline_s)
 
     def send_many(self, topic: str, values: Iterable[bytes]) -> list[Delivery]:
         """Send plain values; returns the delivery of the last value in each batch: wait for all of them.
@@ -256,30 +275,38 @@ class Producer:
             rest = [_as_bytes(value, "value") for value in rest]
         deliveries: list[Delivery] = []
         start, stop = 0, len(rest)
+        deadline_s: float | None = None
         while start < stop:
-            batch = self._batch_for(topic, None, None, len(rest[start]) + PLAIN_BYTES, plain=True)
-            try:
-                chunk = rest[start : start + self._batch_messages_max - len(batch.items)]
-                size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
-                while size > batch.left_bytes and len(chunk) > 1:
-                    fitting = max(1, min(len(chunk) - 1, len(chunk) * batch.left_bytes // size))
-                    chunk = chunk[:fitting]
-                    size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
-                start += len(chunk)
-                batch.left_bytes -= size
-                if batch.uniform:
-                    batch.items += chunk
-                else:
-                    now_ms = self._clock_ms()
-                    batch.records().extend([(None, value, (), now_ms) for value in chunk])
-                index = len(batch.items) - 1
-                if index >= batch.limit or batch.left_bytes <= PLAIN_BYTES:
-                    self._send_off(batch)
-                deliveries.append(_delivery(Delivery, (batch, index)))
-            finally:
-                self._release()
-        self._sender.run_callbacks()
+            size = len(rest[start]) + PLAIN_BYTES
+            known, _ = self._place(topic, None, None, size)
+            with self._lock:
+                batch = self._batch_for(topic, known, None, size, plain=True)
+                if batch is not None:
+                    start += self._add_values(batch, rest, start)
+                    deliveries.append(_delivery(Delivery, (batch, len(batch.items) - 1)))
+                    if len(batch.items) > batch.limit or batch.left_bytes <= PLAIN_BYTES:
+                        self._send_off(batch)
+            deadline_s = self._make_room(size, deadline_s) if batch is None else None
+        self._callbacks.run()
         return deliveries
+
+    def _add_values(self, batch: Batch, values: list[bytes], start: int) -> int:
+        """Put as many of ``values[start:]`` into the batch as fit, at least one; how many."""
+        chunk = values[start : start + self._batch_messages_max - len(batch.items)]
+        size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
+        while size > batch.left_bytes and len(chunk) > 1:
+            fitting = max(1, min(len(chunk) - 1, len(chunk) * batch.left_bytes // size))
+            chunk = chunk[:fitting]
+            size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
+        self._sender.torn = True
+        batch.left_bytes -= size
+        if batch.uniform:
+            batch.items += chunk
+        else:
+            now_ms = self._clock_ms()
+            batch.records().extend([(None, value, (), now_ms) for value in chunk])
+        self._sender.torn = False
+        return len(chunk)
 
     def partitions(self, topic: str) -> range:
         """The partitions that the topic has, as far as is known here; asks if nothing is."""
@@ -293,20 +320,29 @@ class Producer:
 
         Raises:
             RequestTimedOut: not within ``timeout`` seconds; the producer goes on trying.
+            CallbackFailed: a callback raised; all the others have been called.
         """
         self._check_usable()
+        self._flush(timeout)
+        self._sender.check()
+
+    def _flush(self, timeout: float | None) -> None:
         with self._lock:
             self._seal_all()
         sender = self._sender
         if not sender.drive(lambda: not sender.unsettled, timeout):
-            raise RequestTimedOut(f"{sender.unsettled} batches are still on their way after {timeout} s")
+            raise RequestTimedOut(f"{len(sender.unsettled)} batches are still on their way after {timeout} s")
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush for up to ``timeout`` seconds; what is not delivered then fails.  Closing twice does nothing."""
+        """Flush for up to ``timeout`` seconds; what is not delivered then fails.  Closing twice does nothing.
+
+        Raises:
+            ClientBroken: the producer broke, or a callback failed; everything is closed all the same.
+        """
         if self._closed:
             return
         try:
-            self.flush(timeout)
+            self._flush(timeout)
         except RequestTimedOut:
             pass  # each message that is left says so itself
         finally:
@@ -315,6 +351,7 @@ class Producer:
                 self._seal_all()
             self._sender.stop()
             self._cluster.close()
+        self._sender.check()
 
     # ---- for deliveries
 
@@ -337,8 +374,8 @@ class Producer:
 
     # ---- batches
 
-    def _batch_for(self, topic: str, key: bytes | None, partition: int | None, size: int, *, plain: bool) -> Batch:
-        """An open batch with ``size`` bytes of room.  Returns with the lock held, unless it raises."""
+    def _place(self, topic: str, key: bytes | None, partition: int | None, size: int) -> tuple[_Topic, int | None]:
+        """The topic, and the partition that a message goes to; None: any."""
         self._check_usable()
         known = self._topics.get(topic)
         if known is None or self._cluster.view.topics.get(topic) is not known.view:
@@ -350,30 +387,22 @@ class Producer:
             raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {known.count - 1}, not {partition}")
         if partition is None and key is not None:
             partition = known.partition_of(key)
-        deadline_s: float | None = None
-        while True:
-            batch: Batch | None = None
-            self._acquire()
-            try:
-                batch = self._find_open(topic, partition, size)
-                if batch is None:
-                    batch = self._open_batch(topic, known, partition, size)
-            finally:
-                if batch is None:
-                    self._release()
-            if batch is not None:
-                if not plain and self._sticky.get(topic) is batch:
-                    del self._sticky[topic]  # it will not be uniform any more
-                return batch
-            deadline_s = deadline_s or self._clock() + self._block_s_max
-            self._make_room(size, deadline_s)
+        return known, partition
+
+    def _batch_for(self, topic: str, known: _Topic, partition: int | None, size: int, *, plain: bool) -> Batch | None:
+        """An open batch with ``size`` bytes of room; None while the buffer is full."""
+        self._check_usable()
+        batch = self._find_open(topic, partition, size) or self._open_batch(topic, known, partition, size)
+        if batch is not None and not plain and self._sticky.get(topic) is batch:
+            del self._sticky[topic]  # it will not be uniform any more
+        return batch
 
     def _another(self, topic: str, size: int) -> Batch | None:
         """A batch for a plain value that the present one has no room for; None where that takes more thought."""
         known = self._topics.get(topic)
         if known is None or self._cluster.view.topics.get(topic) is not known.view:
             return None
-        if self._closed or self.foreign:
+        if self._closed or self.foreign or not self._sender.is_whole():
             return None
         if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
             return None
@@ -421,16 +450,21 @@ class Producer:
         self._sender.pump(self._clock(), False)
 
     def _seal(self, batch: Batch) -> None:
+        sender = self._sender
+        if not sender.is_whole() and batch.settled:
+            return
+        sender.torn = True
         topic = batch.topic
-        del self._open[topic, batch.partition]
+        sender.unsettled[batch] = None  # first: whatever is in there is settled in the end
+        self._open.pop((topic, batch.partition), None)
         if self._sticky.get(topic) is batch:
             del self._sticky[topic]
         batch.count = len(batch.items)
         unused = batch.left_bytes - BATCH_BYTES
         batch.bytes -= unused
-        sender = self._sender
         sender.buffered_bytes -= unused
         sender.enqueue(sender.lane(topic, batch.partition), batch)
+        sender.torn = False
 
     def _seal_all(self) -> None:
         for batch in list(self._open.values()):
@@ -446,9 +480,11 @@ class Producer:
             self._seal(batch)
         return None
 
-    def _make_room(self, size: int, deadline_s: float) -> None:
-        """Wait until a batch may be opened."""
+    def _make_room(self, size: int, deadline_s: float | None) -> float:
+        """Wait until a batch may be opened, or the deadline; returns when that is, for the next time."""
         sender = self._sender
+        if deadline_s is None:
+            deadline_s = self._clock() + self._block_s_max
         wanted = self._buffer_bytes_max - max(self._batch_bytes_max, size)
         with self._lock:
             self._seal_all()  # what they reserve and do not use is room, too
@@ -458,6 +494,7 @@ class Producer:
                 f"{sender.buffered_bytes} of {self._buffer_bytes_max} bytes are still on their way after "
                 f"{self._block_s_max:g} s: send slower, raise buffer_bytes_max or block_ms_max"
             )
+        return deadline_s
 
     # ---- topics
 
@@ -488,16 +525,26 @@ class Producer:
     def disown(self) -> None:
         """In a forked child: refuse everything.  Another thread may have held the lock, so it is not touched."""
         self.foreign = True
-        self._acquire = self._refuse
-
-    def _refuse(self) -> bool:
-        raise InvalidRequest(f"this producer belongs to process {self._pid}: make one after forking")
+        self._lock = _Foreign(self._pid)
 
     def _check_usable(self, *, closed_ok: bool = False) -> None:
         if self._closed and not closed_ok:
             raise InvalidRequest("this producer is closed")
         if self.foreign:
-            self._refuse()
+            self._lock.__enter__()
+        if self._sender.broken is not None and not closed_ok:
+            raise self._sender.broken
+
+
+class _Foreign(contextlib.nullcontext[Any]):
+    """In place of the lock of a producer that another process made."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self._pid = pid
+
+    def __enter__(self) -> Any:
+        raise InvalidRequest(f"this producer belongs to process {self._pid}: make one after forking")
 
 
 def _require(condition: bool, text: str) -> None:
@@ -580,7 +627,10 @@ class _Registry:
     def _close_all(self) -> None:
         for producer in list(self._producers):
             if not producer.foreign:
-                producer.close(CLOSE_AT_EXIT_S)
+                try:
+                    producer.close(CLOSE_AT_EXIT_S)
+                except ApplianceError as error:
+                    logger.error("%s", error)
 
     def _disown_all(self) -> None:
         for producer in list(self._producers):

@@ -13,7 +13,7 @@ outstanding or the last write was less than the linger time ago, and never for m
 
 Locking: one lock, ``lock``, guards all state here and in the producer.  It is never held while waiting for a
 socket, a broker or a callback.  Callbacks run one after another, outside of the lock, in whatever thread
-settles them.
+settles them: see ``callbacks.py``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 from ..errors import (
     ApplianceError,
     BrokerAway,
+    ClientBroken,
     MessageTooLarge,
     NotLeader,
     RequestTimedOut,
@@ -37,10 +37,12 @@ from ..errors import (
     from_code,
 )
 from ..wire.native import ProduceHead
+from .callbacks import Callbacks
 from .cluster import Cluster
 from .connection import Address, Connection
 from .delivery import OFFSET_UNKNOWN, Batch
 from .lane import Identity, Lane, Settled
+from .threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,8 @@ METADATA_AGE_S: Final = 60.0
 AWAKE_S: Final = 0.5
 """The background thread goes on ticking that long after the last batch: waking it costs more."""
 POLL_S_MAX: Final = 0.05
+JOIN_S_MAX: Final = 5.0
+"""So long the thread may take to end; what it may wait for is cut short."""
 QUIET_PUMPS: Final = 2
 """While other threads do the work so often in a tick, the background thread leaves the sockets to them: it
 would only fight them for the interpreter lock."""
@@ -106,36 +110,27 @@ class BoundLane(Lane):
         self.head = head
 
 
-class _Guard:
-    """Runs callbacks of the user's: what they raise is logged, as concurrent.futures does, and ends nothing
-    here.
-    """
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if kind is None or not issubclass(kind, Exception):
-            return False
-        logger.error("a delivery callback failed", exc_info=error)
-        return True
-
-
 class Sender:
-    """``seal_due(now)`` seals open batches that have lingered and returns when the next one will have, or
-    None.
+    """Sends sealed batches and settles them.
+
+    ``seal_due(now)`` seals open batches that have lingered and returns when the next one will have, or None.
+    ``broke()`` is called, with the lock held, when this sender sends no more.
+
+    An exception that no one expected, or an interrupt, may leave a step in its middle: ``torn`` is set during every
+    step that changes batches, so whoever finds it set knows that a step did not end.  Such a sender is *broken*, as
+    is one whose thread has ended: everything unsettled fails with the same :class:`ClientBroken`, nothing is sent any
+    more, and every call of the producer's raises that error.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         options: SenderOptions,
+        seal_due: Callable[[float], float | None],
+        broke: Callable[[], None],
         *,
         clock: Callable[[], float],
         jitter: Callable[[], float],
-        seal_due: Callable[[float], float | None],
     ) -> None:
         self._cluster = cluster
         self._options = options
@@ -143,28 +138,29 @@ class Sender:
         self._clock = clock
         self._jitter = jitter
         self._seal_due = seal_due
+        self._broke = broke
         self.lock = threading.Lock()
+        self.broken: ClientBroken | None = None
+        self.torn = False
         self.buffered_bytes = 0
-        self.unsettled = 0
-        """Batches that are sealed and not settled, or whose callbacks still run."""
+        self.unsettled: dict[Batch, None] = {}
+        """Batches that are sealed and not settled, or whose callbacks still run; an ordered set."""
         self._lanes: dict[tuple[str, int], BoundLane] = {}
         self._links: dict[int, Link] = {}
         self._stalled: dict[BoundLane, None] = {}
         self._epoll = select.epoll()
         self._producer_id = -1
-        self.callbacks: deque[Batch] = deque()
-        self._callbacks_running = False
-        self._callback_thread = 0
+        self.callbacks = Callbacks(self.lock, self._finished)
         self._changed = threading.Condition(self.lock)
         self._waiters = 0
-        self._driver = threading.Lock()
+        self._driver = 0  # the thread that waits for the sockets
         self._pumps = 0
         self._housekeeping_s = 0.0
         self._refresh_topics: set[str] = set()
         self._refresh_s = 0.0
         self._aged_s = clock() + METADATA_AGE_S
         self._identity_wanted = False
-        self._thread: threading.Thread | None = None
+        self._threads = Threads("producer", self._thread_ended)
         self._wake = threading.Event()
         self._asleep = False
         self._stopping = False
@@ -180,8 +176,11 @@ class Sender:
 
     def enqueue(self, lane: BoundLane, batch: Batch) -> None:
         """A sealed batch; it is sent as soon as the order of its partition allows."""
+        self.unsettled[batch] = None
+        if self.broken is not None:
+            self._settle((batch, self.broken, OFFSET_UNKNOWN))
+            return
         lane.queue.append(batch)
-        self.unsettled += 1
         link = lane.link
         if link is not None:
             link.ready[lane] = None
@@ -190,15 +189,21 @@ class Sender:
 
     def awaken(self) -> None:
         """There will be something to do in the background: an open batch lingers."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="appliance-producer", daemon=True)
-            self._thread.start()
+        if not self._threads.started:
+            self._threads.start("sending", self._run)
         elif self._asleep:
             self._asleep = False
             self._wake.set()
 
     def pump(self, now_s: float, hurry: bool) -> None:
         """Take replies, send what can be sent; ``hurry``: no byte stays behind to share a system call."""
+        if not self.is_whole():
+            return
+        self.torn = True
+        self._pump(now_s, hurry)
+        self.torn = False
+
+    def _pump(self, now_s: float, hurry: bool) -> None:
         self._pumps += 1
         if hurry:
             self._receive(now_s)
@@ -217,58 +222,58 @@ class Sender:
                         if link.ready:
                             self._fill(link, now_s)
 
+    def is_whole(self) -> bool:
+        """Whether this sender works; breaks it when a step was left in its middle."""
+        if self.torn and self.broken is None:
+            self._break(ClientBroken("a call of this producer was interrupted in its middle: close it, make another"))
+        return self.broken is None
+
     # ---- waiting, without the lock
 
     def drive(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Work until ``done()``; False when time is up first, and at once in a callback, which must not wait."""
-        if self._callback_thread == threading.get_ident():
+        if self.callbacks.is_here:
             return done()
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        while True:
-            with self.lock:
-                if not done():
-                    self.pump(self._clock(), True)
-                finished = done()
-            self.run_callbacks()
-            if finished or done():
-                return True
-            pause_s = HOUSEKEEPING_S if self._stalled else POLL_S_MAX
-            if deadline_s is not None:
-                left_s = deadline_s - self._clock()
-                if left_s <= 0:
-                    return False
-                pause_s = min(pause_s, left_s)
-            if self._driver.acquire(blocking=False):
-                try:
-                    self._epoll.poll(pause_s)
-                finally:
-                    self._driver.release()
-            else:
+        here = threading.get_ident()
+        try:
+            while True:
                 with self.lock:
                     if not done():
+                        self.pump(self._clock(), True)
+                    finished = done()
+                self.callbacks.run()
+                if finished or done():
+                    return True
+                pause_s = HOUSEKEEPING_S if self._stalled else POLL_S_MAX
+                if deadline_s is not None:
+                    left_s = deadline_s - self._clock()
+                    if left_s <= 0:
+                        return False
+                    pause_s = min(pause_s, left_s)
+                with self.lock:
+                    if not self._driver:
+                        self._driver = here
+                    elif not done():
                         self._waiters += 1
                         self._changed.wait(pause_s)
                         self._waiters -= 1
+                if self._driver == here:
+                    self._epoll.poll(pause_s)
+                    self._driver = 0
+        finally:
+            if self._driver == here:
+                self._driver = 0
 
-    def run_callbacks(self) -> None:
-        """Call back for what has been settled, unless another thread (or this one, further up) is at it."""
-        while self.callbacks:
-            with self.lock:
-                if self._callbacks_running or not self.callbacks:
-                    return
-                self._callbacks_running = True
-                self._callback_thread = threading.get_ident()
-                batches = list(self.callbacks)
-                self.callbacks.clear()
-            for batch in batches:
-                for index, callback in batch.callbacks:
-                    with _Guard():
-                        callback(batch.error, batch.topic, batch.partition, batch.offset_of(index))
-            with self.lock:
-                self._callbacks_running = False
-                self._callback_thread = 0
-                self.unsettled -= len(batches)
-                self._notify()
+    def check(self) -> None:
+        """Raise what broke this sender, or what a callback raised.
+
+        Raises:
+            ClientBroken, CallbackFailed: the cause is attached.
+        """
+        if self.broken is not None:
+            raise self.broken
+        self.callbacks.check()
 
     def prepare(self) -> None:
         """Get a producer id if one is needed; blocks."""
@@ -282,18 +287,57 @@ class Sender:
         """Give up what is left (its callbacks say so), end the thread, close the connections."""
         with self.lock:
             self._stopping = True
-            now_s = self._clock()
-            for lane in self._lanes.values():
-                for batch in lane.abandon():
-                    error = RequestTimedOut("the producer was closed before this could be delivered")
-                    self._settle((batch, error, OFFSET_UNKNOWN))
-            for link in self._links.values():
-                self._disconnect(link, now_s)
+            if self.unsettled and self.is_whole():
+                self._give_up()
+            self._close_links()
             self._wake.set()
-        self.run_callbacks()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        self._epoll.close()
+        self._cluster.abort()
+        self.callbacks.run()
+        if self._threads.join(JOIN_S_MAX):
+            logger.warning("a delivery callback does not return: its thread is left behind")
+        else:
+            self._epoll.close()
+
+    def _give_up(self) -> None:
+        """Fail what is not settled: the producer is closed."""
+        left = [batch for batch in self.unsettled if not batch.settled]
+        if left:
+            messages = sum(batch.count for batch in left)
+            logger.warning("this producer was closed before %d messages could be delivered", messages)
+        error = RequestTimedOut("the producer was closed before this could be delivered")
+        for batch in left:
+            self._settle((batch, error, OFFSET_UNKNOWN))
+
+    def _thread_ended(self, error: ClientBroken) -> None:
+        with self.lock:
+            if self.broken is None:
+                self._break(error)
+            elif self.broken.__cause__ is None:  # a caller came first and found what this thread had torn
+                self.broken.__cause__ = error.__cause__
+        self.callbacks.run()
+
+    def _break(self, error: ClientBroken) -> None:
+        """Fail everything and do nothing any more.  Nothing here may be whole, so little of it is relied on."""
+        self.broken = error
+        self._stopping = True
+        self._close_links()
+        for batch in list(self.unsettled):
+            if not batch.settled:
+                self._settle((batch, error, OFFSET_UNKNOWN))
+            elif batch.callbacks:
+                self.callbacks.add(batch)  # at worst again, which calls nothing twice
+            else:
+                self._finished(batch)
+        self._broke()
+        self._wake.set()
+
+    def _close_links(self) -> None:
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.close()  # epoll forgets it by itself
+        self._links.clear()
+        self._lanes.clear()
+        self._stalled.clear()
 
     # ---- lanes and links
 
@@ -480,12 +524,12 @@ class Sender:
         batch.settle(error, offset)
         self.buffered_bytes -= batch.bytes
         if batch.callbacks:
-            self.callbacks.append(batch)
+            self.callbacks.add(batch)
         else:
-            self.unsettled -= 1
-            self._notify()
+            self._finished(batch)
 
-    def _notify(self) -> None:
+    def _finished(self, batch: Batch) -> None:
+        self.unsettled.pop(batch, None)
         if self._waiters:
             self._changed.notify_all()
 
@@ -529,6 +573,7 @@ class Sender:
     # ---- the background thread
 
     def _run(self) -> None:
+        self.callbacks.own_thread = threading.get_ident()
         awake_until_s = 0.0
         pumps = 0
         while True:
@@ -536,7 +581,7 @@ class Sender:
                 if self._stopping:
                     return
                 now_s = self._clock()
-                quiet = self._pumps < pumps + QUIET_PUMPS and not self._driver.locked()
+                quiet = self._pumps < pumps + QUIET_PUMPS and not self._driver
                 due_s = self._seal_due(now_s)
                 self.pump(now_s, quiet)
                 pumps = self._pumps
@@ -545,7 +590,7 @@ class Sender:
                 errands = self._errands(now_s)
                 self._asleep = now_s >= awake_until_s and not errands
                 self._wake.clear()
-            self.run_callbacks()
+            self.callbacks.run()
             if errands:
                 self._run_errands(errands)
             elif self._asleep:

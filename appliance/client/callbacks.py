@@ -1,0 +1,106 @@
+"""Calls the application back for batches that are settled: one callback after another, each once.
+
+Whichever thread settles a batch runs its callbacks, without the client's lock.  What a callback raises ends nothing
+of the client's:
+
+- An exception is logged and kept; the next ``flush`` or ``close`` raises it as a
+  :class:`~appliance.errors.CallbackFailed`, when everything else is done.
+- An interrupt (KeyboardInterrupt, SystemExit) in a thread of the application's goes on to that thread's caller.
+  The callbacks behind it run with the next call.  In the client's own thread it is kept as an exception is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from ..errors import CallbackFailed
+from .delivery import Batch
+
+logger = logging.getLogger(__name__)
+
+
+class Callbacks:
+    """``called(batch)`` is called with the lock held when all callbacks of a batch have returned."""
+
+    def __init__(self, lock: threading.Lock, called: Callable[[Batch], None]) -> None:
+        self.pending: deque[Batch] = deque()
+        """Settled, and not called back for yet; appended to with the lock held."""
+        self.own_thread = 0
+        """Where no interrupt may get out: the client's thread."""
+        self._lock = lock
+        self._called = called
+        self._running_in = 0
+        self._failed: CallbackFailed | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is inside of a callback."""
+        return self._running_in == threading.get_ident()
+
+    def run(self) -> None:
+        """Call back for what has been settled, unless another thread (or this one, further up) is at it."""
+        guard = _Guard(self)
+        while self.pending:
+            here = 0
+            try:
+                with self._lock:
+                    if self._running_in or not self.pending:
+                        return
+                    here = self._running_in = threading.get_ident()
+                    batch = self.pending[0]
+                while batch.called < len(batch.callbacks):
+                    index, callback = batch.callbacks[batch.called]
+                    with guard:
+                        offset = batch.offset_of(index)
+                        batch.called += 1  # at the last moment: an interrupted callback is not called again
+                        callback(batch.error, batch.topic, batch.partition, offset)
+                with self._lock:
+                    if self.pending and self.pending[0] is batch:
+                        self.pending.popleft()
+                    self._called(batch)
+            finally:
+                if here:
+                    self._running_in = 0
+
+    def add(self, batch: Batch) -> None:
+        """Call back for this batch; with the lock held."""
+        self.pending.append(batch)
+
+    def check(self) -> None:
+        """Raise what a callback raised since the last check.
+
+        Raises:
+            CallbackFailed: its cause is the exception.
+        """
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def keep(self, error: BaseException) -> bool:
+        """Keep what a callback raised; False where it belongs to the caller."""
+        if not isinstance(error, Exception) and threading.get_ident() != self.own_thread:
+            return False
+        logger.error("a delivery callback failed", exc_info=error)
+        if self._failed is None:
+            self._failed = CallbackFailed(f"a delivery callback failed: {type(error).__name__}: {error}")
+            self._failed.__cause__ = error
+        return True
+
+
+class _Guard:
+    """Around one callback."""
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return error is not None and self._callbacks.keep(error)

@@ -1,0 +1,87 @@
+"""The background threads of one client, none of which can end without the application's notice.
+
+:class:`Threads` starts them.  What ends one of them, an unexpected exception of any kind, is kept as a
+:class:`~appliance.errors.ClientBroken` with its cause.  ``failed`` is called with it at once, in the thread that
+ends, so that nobody waits for what that thread would have done; :meth:`Threads.check` raises it in whatever the
+application calls next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from ..errors import ClientBroken
+
+logger = logging.getLogger(__name__)
+
+
+class Threads:
+    """``client`` says in messages whose threads these are."""
+
+    def __init__(self, client: str, failed: Callable[[ClientBroken], object]) -> None:
+        self.error: ClientBroken | None = None
+        self._client = client
+        self._failed = failed
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, run: Callable[[], object]) -> None:
+        thread = threading.Thread(target=self._run, args=(name, run), name=f"appliance-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def started(self) -> bool:
+        return bool(self._threads)
+
+    def check(self) -> None:
+        """Raise what ended a thread.
+
+        Raises:
+            ClientBroken: its cause is the exception.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def join(self, timeout_s: float) -> list[str]:
+        """Wait for all threads but the calling one, ``timeout_s`` each; the names of those that still run."""
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(timeout_s)
+        return [thread.name for thread in others if thread.is_alive()]
+
+    def _run(self, name: str, run: Callable[[], object]) -> None:
+        with _Kept(lambda error: self._ended(name, error)):
+            run()
+
+    def _ended(self, name: str, cause: BaseException) -> None:
+        error = broken(f"the {name} thread of this {self._client} ended", cause)
+        logger.error("%s", error, exc_info=cause)
+        self.error = self.error or error
+        self._failed(error)
+
+
+class _Kept:
+    """Hands on whatever ends the block, and lets nothing out."""
+
+    def __init__(self, keep: Callable[[BaseException], object]) -> None:
+        self._keep = keep
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            self._keep(error)
+        return True
+
+
+def broken(what: str, cause: BaseException) -> ClientBroken:
+    """The error for a client that ended by ``cause``."""
+    error = ClientBroken(f"{what}: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
+    return error

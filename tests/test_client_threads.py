@@ -1,0 +1,262 @@
+"""appliance.client.threads and callbacks: whatever ends, wherever, the application learns of it and can close.
+
+Method: a workload is run once to count the lines of the client that it passes through; then again and again, each time
+with an exception at another one of these lines.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from appliance.client import Delivery, Producer
+from appliance.client.threads import Threads
+from appliance.errors import ApplianceError, CallbackFailed, ClientBroken
+
+from .client_peer import Peer
+from .interruptions import Interruption
+from .server import wait_for
+
+CLOSE_S = 1.0
+SEEN_S = 10.0
+PLACES = 60
+"""So many of a workload's lines are tried, evenly spread."""
+
+
+class Bug(Exception):
+    """What no one expects."""
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer({"t": 2}) as running:
+        yield running
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Sockets that were made and nobody had yet are collected within the test; no log record keeps them."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+    gc.collect()
+
+
+class Workload:
+    """A producer in use: plain values, keys, callbacks, and waiting."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.deliveries: list[Delivery] = []
+        self.told: list[ApplianceError | None] = []
+        self.producer = Producer(peer.address, linger_ms=1, batch_messages_max=5, retry_backoff_ms=2)
+
+    def run(self) -> None:
+        send = self.producer.send
+        for i in range(12):
+            self.deliveries.append(send("t", b"%d" % len(self.deliveries)))
+            self.deliveries.append(send("t", b"%d" % len(self.deliveries), key=b"%d" % i, on_delivery=self._told))
+        self.producer.flush(SEEN_S)
+
+    def _told(self, error: ApplianceError | None, *_: Any) -> None:
+        self.told.append(error)
+
+    def close(self) -> ApplianceError | None:
+        """Close within the time; what that raises."""
+        begun = time.monotonic()
+        found = None
+        try:
+            self.producer.close(CLOSE_S)
+        except ApplianceError as error:
+            found = error
+        assert time.monotonic() - begun < CLOSE_S + 2
+        return found
+
+    def check(self) -> None:
+        """Every message has ended: delivered once and in the log, or failed and said so."""
+        assert all(delivery.done() for delivery in self.deliveries)
+        stored = [value for partition in (0, 1) for value in self.peer.log("t", partition).values()]
+        assert len(stored) == len(set(stored)), "nothing is doubled"
+        for number, delivery in enumerate(self.deliveries):
+            if delivery.exception(0) is None:
+                assert b"%d" % number in stored
+
+
+def spread(count: int) -> range:
+    return range(1, count + 1, max(1, count // PLACES))
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_anywhere_in_a_call_reaches_the_caller_and_leaves_a_producer_that_can_be_closed() -> None:
+    def attempt(nth: int) -> int:
+        with Peer({"t": 2}) as peer:
+            work = Workload(peer)
+            with Interruption("MainThread", KeyboardInterrupt(), nth) as interruption:
+                try:
+                    work.run()
+                    interrupted = False
+                except KeyboardInterrupt:
+                    interrupted = True
+            assert interrupted == bool(interruption.raised_at)
+            work.close()
+            work.check()
+            return interruption.counted
+
+    for nth in spread(attempt(-1)):
+        attempt(nth)
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_bug_anywhere_in_the_sending_thread_reaches_the_application() -> None:
+    """The thread does everything: messages linger, nobody waits for them."""
+
+    def attempt(nth: int) -> int:
+        with Peer({"t": 2}) as peer, Interruption("appliance-sending", Bug("here"), nth) as interruption:
+            work = Workload(peer)
+            called = [0]
+            try:
+                for i in range(20):
+                    work.deliveries.append(work.producer.send("t", b"%d" % i, on_delivery=lambda *_: called.append(1)))
+            except ClientBroken:
+                assert interruption.raised_at
+            wait_for(lambda: all(delivery.done() for delivery in work.deliveries), interruption.raised_at, SEEN_S)
+            failed = [delivery.exception(0) for delivery in work.deliveries if delivery.exception(0)]
+            raised = bool(interruption.raised_at) and nth > 0
+            error = work.close()
+            if raised:
+                assert isinstance(error, ClientBroken) and isinstance(error.__cause__, Bug), interruption.raised_at
+                assert all(one is error for one in failed)
+            work.check()
+            assert sum(called) == len(work.deliveries)
+            return interruption.counted
+
+    for nth in spread(attempt(-1)):
+        attempt(nth)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_callback_reaches_the_caller_and_close_still_flushes(
+    peer: Peer, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Producer(peer.address, linger_ms=60_000)
+    monkeypatch.setattr(producer._sender, "awaken", lambda: None)  # a signal comes to the main thread
+    told: list[ApplianceError | None] = []
+
+    def on_delivery(error: ApplianceError | None, *_: Any) -> None:
+        told.append(error)
+        if len(told) == 1:
+            raise kind
+
+    with pytest.raises(kind):
+        producer.send("t", b"warm", on_delivery=on_delivery).result(SEEN_S)
+    for i in range(5):
+        producer.send("t", b"%d" % i, on_delivery=on_delivery)
+    producer.close(SEEN_S)
+    assert told == [None] * 6
+    assert peer.log("t", 0).values() + peer.log("t", 1).values() != []
+
+
+def test_callbacks_behind_an_interrupted_one_are_called_with_the_next_call(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(peer.address, linger_ms=60_000) as producer:
+        monkeypatch.setattr(producer._sender, "awaken", lambda: None)
+        told: list[int] = []
+
+        def on_delivery(number: int) -> Callable[..., None]:
+            def call(*_: Any) -> None:
+                told.append(number)
+                if number == 1:
+                    raise KeyboardInterrupt
+
+            return call
+
+        for i in range(4):
+            producer.send("t", b"%d" % i, partition=0, on_delivery=on_delivery(i))
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush(SEEN_S)
+        assert told == [0, 1]
+        producer.flush(SEEN_S)
+        assert told == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", [Bug, KeyboardInterrupt, SystemExit])
+def test_a_callback_that_fails_in_the_sending_thread_is_raised_by_the_next_call(
+    peer: Peer, kind: type[BaseException]
+) -> None:
+    producer = Producer(peer.address, linger_ms=1)
+    called = threading.Event()
+
+    def on_delivery(*_: Any) -> None:
+        called.set()
+        raise kind
+
+    producer.send("t", b"x", on_delivery=on_delivery)
+    assert called.wait(SEEN_S)
+    wait_for(lambda: not producer._sender.unsettled, "the thread goes on")
+    assert producer.send("t", b"y").result(SEEN_S).offset >= 0
+    with pytest.raises(CallbackFailed) as failed:
+        producer.close()
+    assert isinstance(failed.value.__cause__, kind)
+
+
+PRODUCER_CALLS: dict[str, Callable[[Producer], object]] = {
+    "send": lambda producer: producer.send("t", b"x"),
+    "send with a key": lambda producer: producer.send("t", b"x", key=b"k"),
+    "send_many": lambda producer: producer.send_many("t", [b"x"]),
+    "partitions": lambda producer: producer.partitions("t"),
+    "flush": lambda producer: producer.flush(SEEN_S),
+    "close": lambda producer: producer.close(SEEN_S),
+}
+
+
+@pytest.mark.parametrize("call", PRODUCER_CALLS)
+def test_every_call_of_a_broken_producer_says_so(peer: Peer, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(peer.address, linger_ms=60_000)
+    delivery = producer.send("t", b"never sent")
+    monkeypatch.setattr(producer._sender, "_errands", _fail)
+    wait_for(lambda: producer._sender.broken, "the thread ends")
+    with pytest.raises(ClientBroken, match="sending thread") as said:
+        PRODUCER_CALLS[call](producer)
+    assert isinstance(said.value.__cause__, Bug)
+    with pytest.raises(ClientBroken):
+        delivery.result(SEEN_S)
+    if call != "close":
+        with pytest.raises(ClientBroken):
+            producer.close()
+
+
+def test_a_broken_producer_does_not_hide_what_ended_its_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt), Producer(peer.address) as producer:
+        producer.send("t", b"x").result(SEEN_S)
+        monkeypatch.setattr(producer._sender, "_errands", _fail)
+        producer._sender.awaken()
+        wait_for(lambda: producer._sender.broken, "the thread ends")
+        raise KeyboardInterrupt
+
+
+def _fail(*_: object) -> None:
+    raise Bug("here")
+
+
+def test_what_ends_a_thread_is_kept_and_told_once() -> None:
+    told: list[ClientBroken] = []
+    threads = Threads("thing", told.append)
+    for kind in (Bug("first"), SystemExit(3)):
+        threads.start("work", lambda error=kind: _raise(error))  # type: ignore[misc]
+    assert threads.join(SEEN_S) == []
+    assert sorted(type(error.__cause__).__name__ for error in told) == ["Bug", "SystemExit"]
+    with pytest.raises(ClientBroken, match="the work thread of this thing ended"):
+        threads.check()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
