@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import BadValue, InvalidSetting, UnknownKey
+from .kafka_settings import ACCEPTED
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 OFFSET_MAX = (1 << 63) - 1
@@ -136,14 +137,16 @@ _TOPIC_NAMES = {
     name.replace(".", "_"): name
     for name in (
         "retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "max.message.bytes",
-        "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "compression.type",
-        "cleanup.policy", "index.interval.bytes",
+        "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "index.interval.bytes",
     )
 }  # fmt: skip
 
 
 class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
-    """What a topic may set for itself; attribute names are Kafka's with ``_`` for ``.``."""
+    """What a topic may set for itself; attribute names are Kafka's with ``_`` for ``.``.
+
+    Settings of Kafka that change nothing here (``kafka_settings``) are accepted beside them, and not part of it.
+    """
 
     retention_ms: Annotated[
         int, Meta(ge=-1, le=OFFSET_MAX, description="segments older than this are deleted; -1 = never")
@@ -180,30 +183,41 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Literal["CreateTime", "LogAppendTime"],
         Meta(description="whose clock stamps messages: producer's or broker's"),
     ] = "CreateTime"
-    compression_type: Annotated[Literal["producer"], Meta(description="batches are stored as they came")] = "producer"
-    cleanup_policy: Annotated[Literal["delete"], Meta(description="old segments are deleted, not compacted")] = "delete"
     index_interval_bytes: Annotated[
         int, Meta(ge=256, le=2**31 - 1, description="one index entry per this much log")
     ] = 4096
 
     @staticmethod
     def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
-        """``base`` with the ``given`` values (Kafka's names) in place of its own.
+        """``base`` with the ``given`` values (Kafka's names) in place of its own; what changes nothing is checked.
 
         Raises:
             InvalidSetting: an unknown name (the nearest is offered) or a value out of bounds.
         """
         changed: dict[str, Scalar] = {}
         for name, value in given.items():
-            key = TOPIC_KEYS.get(name)
-            if key is None:
+            key, accepted = TOPIC_KEYS.get(name), ACCEPTED.get(name)
+            if key is None and accepted is None:
                 raise InvalidSetting(f"unknown topic setting {name!r}{_nearest(name, TOPIC_KEYS)}")
             try:
-                changed[key.attribute] = key.parse(value)
+                if key is not None:
+                    changed[key.attribute] = key.parse(value)
+                elif accepted is not None:
+                    accepted.parse(value)
             except ValueError as error:
                 raise InvalidSetting(f"{name} = {value!r}: {error}") from None
         own = {field: getattr(base, field) for field in TopicSettings.__struct_fields__}
         return TopicSettings(**(own | changed))
+
+    @staticmethod
+    def texts(given: Mapping[str, str | int], base: TopicSettings) -> dict[str, str]:
+        """The ``given`` settings in their canonical text, sorted.
+
+        Raises:
+            InvalidSetting: as :meth:`parse`.
+        """
+        values = TopicSettings.parse(given, base).as_kafka()
+        return {name: values[name] if name in values else ACCEPTED[name].parse(given[name]) for name in sorted(given)}
 
     def as_kafka(self) -> dict[str, str]:
         return {key.name: str(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from appliance.catalog import Topic
-from appliance.config import TopicSettings
+from appliance.config import Config, TopicSettings
 from appliance.errors import (
     ApplianceError,
     InvalidPartitions,
@@ -44,6 +44,8 @@ class FakeCluster:
     cluster_id = "cluster"
     data_dir = "/data"
     auto_create = True
+    config = Config()
+    listening = "127.0.0.1:9092"
 
     def __init__(self) -> None:
         self.live = [Broker(1, "here", 9092)]
@@ -88,7 +90,7 @@ class FakeCluster:
         return TopicSettings.parse(topic.settings, self.default_settings())
 
     def default_settings(self) -> TopicSettings:
-        return TopicSettings()
+        return self.config.topics.defaults
 
     def extent(self, topic: str, partition: int) -> Extent:
         extent = self.extents.get((topic, partition), UnknownPartition("not here"))
@@ -111,6 +113,9 @@ class FakeCluster:
         self.check_topic(name, partitions, settings)
         self.add(name, partitions or 1)
         self.all[name].settings.update(settings)
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        TopicSettings.parse(settings, self.default_settings())
 
     async def delete_topic(self, name: str) -> None:
         self._reach()

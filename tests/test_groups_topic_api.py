@@ -1,4 +1,4 @@
-"""appliance.groups.topic_api: topics and settings; each resource of a request has its own answer."""
+"""appliance.groups.topic_api: topics; each resource of a request has its own answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from appliance.groups.codes import Code
 from appliance.wire.kafka.apis import APIS
 
 from .groups_fixture import KEY, Client, FakeCluster, run
-
-BROKER, TOPIC, GROUP = 4, 2, 32
 
 
 def cluster_with(name: str = "t", partitions: int = 2, **settings: str) -> FakeCluster:
@@ -60,6 +58,8 @@ def test_create_in_every_version(version: int) -> None:
         (topic(partitions=0), Code.INVALID_PARTITIONS),
         (topic(configs=[{"name": "no.such", "value": "1"}]), Code.INVALID_CONFIG),
         (topic(configs=[{"name": "retention.ms", "value": None}]), Code.INVALID_CONFIG),
+        (topic(configs=[{"name": "cleanup.policy", "value": "compact"}]), Code.INVALID_CONFIG),
+        (topic(configs=[{"name": "min.insync.replicas", "value": "1"}]), 0),
         (topic(configs=[{"name": "retention.ms", "value": "1"}] * 2), Code.INVALID_REQUEST),
         (topic(partitions=-1, replicas=-1, assignments=[{"partition_index": 0, "broker_ids": [1]}]), 0),
         (topic(assignments=[{"partition_index": 0, "broker_ids": [1]}]), Code.INVALID_REQUEST),
@@ -113,89 +113,6 @@ def test_grow_in_every_version(version: int) -> None:
     reply = run(client.ask("CreatePartitions", version, topics=wanted))
     assert [each.error_code for each in reply.results] == expected
     assert cluster.calls == [("add_partitions", "t", 4)]
-
-
-# Settings
-
-
-@pytest.mark.parametrize("version", versions("DescribeConfigs"))
-def test_describe_settings_in_every_version(version: int) -> None:
-    cluster = cluster_with(retention_ms="3600000")
-    resources = [
-        {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": None},
-        {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": ["segment.bytes"]},
-        {"resource_type": BROKER, "resource_name": "1", "configuration_keys": None},
-        {"resource_type": BROKER, "resource_name": "2", "configuration_keys": None},
-        {"resource_type": TOPIC, "resource_name": "none", "configuration_keys": None},
-        {"resource_type": GROUP, "resource_name": "g", "configuration_keys": None},
-    ]
-    reply = run(Client(cluster).ask("DescribeConfigs", version, resources=resources, include_synonyms=True))
-    assert [each.error_code for each in reply.results] == [0, 0, 0, Code.INVALID_REQUEST, 3, Code.INVALID_REQUEST]
-    whole, part, broker, *_ = reply.results
-    rows = {config.name: config for config in whole.configs}
-    assert rows.keys() == cluster.default_settings().as_kafka().keys()
-    assert (rows["retention.ms"].value, rows["retention.ms"].config_source) == ("3600000", 1)
-    assert [each.source for each in rows["retention.ms"].synonyms] == [1, 5]
-    assert rows["segment.bytes"].config_source == 5
-    assert [config.name for config in part.configs] == ["segment.bytes"]
-    assert {config.name: config.value for config in broker.configs}["log.dirs"] == "/data"
-    assert all(config.read_only for config in broker.configs)
-
-
-def test_settings_explain_themselves() -> None:
-    resource = {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": ["retention.ms"]}
-    reply = run(Client(cluster_with()).ask("DescribeConfigs", resources=[resource], include_documentation=True))
-    (config,) = reply.results[0].configs
-    assert "deleted" in config.documentation and config.config_type == 5
-
-
-def change(*configs: tuple[Any, ...], name: str = "t", resource_type: int = TOPIC) -> list[dict[str, Any]]:
-    rows = [dict(zip(("name", "value", "config_operation"), config, strict=False)) for config in configs]
-    return [{"resource_type": resource_type, "resource_name": name, "configs": rows}]
-
-
-@pytest.mark.parametrize("version", versions("AlterConfigs"))
-def test_alter_replaces_everything(version: int) -> None:
-    cluster = cluster_with(retention_ms="5", segment_ms="7")
-    reply = run(Client(cluster).ask("AlterConfigs", version, resources=change(("retention.ms", "9"))))
-    assert reply.responses[0].error_code == 0
-    assert cluster.all["t"].settings == {"retention.ms": "9"}
-
-
-@pytest.mark.parametrize("version", versions("IncrementalAlterConfigs"))
-def test_incremental_alter_leaves_the_rest(version: int) -> None:
-    cluster = cluster_with(retention_ms="5", segment_ms="7")
-    resources = change(("retention.ms", "9", 0), ("segment.ms", None, 1))
-    reply = run(Client(cluster).ask("IncrementalAlterConfigs", version, resources=resources))
-    assert reply.responses[0].error_code == 0
-    assert cluster.all["t"].settings == {"retention.ms": "9"}
-
-
-@pytest.mark.parametrize(
-    "resources, error",
-    [
-        (change(("no.such", "9", 0)), Code.INVALID_CONFIG),
-        (change(("retention.ms", "soon", 0)), Code.INVALID_CONFIG),
-        (change(("retention.ms", None, 0)), Code.INVALID_CONFIG),
-        (change(("cleanup.policy", "compact", 2)), Code.INVALID_CONFIG),
-        (change(("retention.ms", "9", 0), ("retention.ms", "8", 0)), Code.INVALID_REQUEST),
-        (change(("retention.ms", "9", 0), name="none"), Code.UNKNOWN_TOPIC_OR_PARTITION),
-        (change(("log.retention.ms", "9", 0), name="1", resource_type=BROKER), Code.INVALID_REQUEST),
-    ],
-)
-@pytest.mark.parametrize("validate_only", [False, True])
-def test_changes_that_are_refused(resources: list[dict[str, Any]], error: int, validate_only: bool) -> None:
-    cluster = cluster_with(retention_ms="5")
-    reply = run(Client(cluster).ask("IncrementalAlterConfigs", resources=resources, validate_only=validate_only))
-    assert reply.responses[0].error_code == error and reply.responses[0].error_message
-    assert cluster.all["t"].settings == {"retention.ms": "5"}
-
-
-def test_validating_changes_nothing() -> None:
-    cluster = cluster_with()
-    resources = change(("retention.ms", "9", 0), ("segment.ms", None, 1))
-    reply = run(Client(cluster).ask("IncrementalAlterConfigs", resources=resources, validate_only=True))
-    assert reply.responses[0].error_code == 0 and cluster.all["t"].settings == {}
 
 
 # Records

@@ -1,8 +1,8 @@
 """The cold half of the Kafka door: a request frame in, a reply frame out.
 
 What the network worker does not answer itself comes here.  ``wire.kafka.cold`` decodes it, one handler of
-:mod:`.cluster_api`, :mod:`.topic_api` or :mod:`.group_api` answers it, and the reply goes back the same
-way.  Requests run side by side; the worker puts their replies into the order of its connection.
+:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api` or :mod:`.group_api` answers it, and the reply goes back
+the same way.  Requests run side by side; the worker puts their replies into the order of its connection.
 
 Every API of ``wire.kafka.apis`` that is not hot has a handler: checked when the door is made.
 """
@@ -19,6 +19,7 @@ from .call import Call, Handler
 from .cluster import Cluster
 from .cluster_api import ClusterApi
 from .group_api import GroupApi
+from .settings_api import SettingsApi
 from .state import Group, Limits
 from .topic_api import TopicApi
 
@@ -28,7 +29,8 @@ class KafkaDoor:
 
     def __init__(self, cluster: Cluster, new_id: Callable[[], str], limits: Limits | None = None) -> None:
         self._groups = GroupApi(cluster, limits or Limits(), new_id)
-        handlers = self._groups.handlers | ClusterApi(cluster).handlers | TopicApi(cluster).handlers
+        apis = (self._groups, ClusterApi(cluster), TopicApi(cluster), SettingsApi(cluster))
+        handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
         self._handlers: dict[int, Handler] = {
             key: handlers.pop(api.name) for key, api in APIS.items() if key not in HOT
         }

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from appliance.catalog import Topic
-from appliance.config import TopicSettings
+from appliance.config import Config, TopicSettings
 from appliance.errors import ApplianceError
 
 TopicPartition = tuple[str, int]
@@ -78,6 +78,14 @@ class Cluster(Protocol):
     def cluster_id(self) -> str: ...
 
     @property
+    def config(self) -> Config:
+        """What this appliance runs with now."""
+
+    @property
+    def listening(self) -> str:
+        """The Kafka listener's addresses, "host:port,..."; "" before it serves."""
+
+    @property
     def data_dir(self) -> str:
         """Absolute path, the one log directory that DescribeLogDirs shows."""
 
@@ -123,6 +131,9 @@ class Cluster(Protocol):
 
     def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
         """Raises what ``create_topic`` would raise at once, and changes nothing."""
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        """Raises what ``alter_topic`` would raise for these."""
 
     async def delete_topic(self, name: str) -> None: ...
 

@@ -1,20 +1,18 @@
-"""Topics: create, delete, grow, settings, records to give up.  Each resource of a request gets its own
-error code.
+"""Topics: create, delete, grow, records to give up.  Each resource of a request gets its own error code.
 
-There is one copy of each partition, so a replication factor is 1 (or -1, "as the broker likes").  Settings
-are those of ``TopicSettings``; the broker's own are read-only here: they belong to its configuration file.
+There is one copy of each partition, so a replication factor is 1 (or -1, "as the broker likes").
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from appliance.catalog import Topic
-from appliance.config import TOPIC_KEYS, TopicSettings
+from appliance.config import TopicSettings
 from appliance.errors import (
     ApplianceError,
     InvalidRequest,
@@ -28,34 +26,15 @@ from .call import Answer, Call, Handler
 from .cluster import Cluster
 from .codes import Code
 from .metadata import NO_ID, topic_id
+from .settings_api import topic_rows
 
 Name = TypeVar("Name", str, "str | UUID")
 CONCURRENT_MAX: Final = 32
 AS_CONFIGURED: Final = -1
 TO_THE_END: Final = -1
 REPLICATION_FACTOR: Final = 1
-TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
-SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT = 1, 4, 5
-TYPE_STRING, TYPE_LONG, TYPE_LIST = 2, 5, 7
-SET, DELETE = 0, 1
-"""Operations of IncrementalAlterConfigs; APPEND and SUBTRACT are for lists, of which there is none to
-change.
-"""
-
-BROKER_NAMES: Final = {
-    "retention.ms": "log.retention.ms",
-    "retention.bytes": "log.retention.bytes",
-    "segment.bytes": "log.segment.bytes",
-    "segment.ms": "log.roll.ms",
-    "max.message.bytes": "message.max.bytes",
-    "flush.messages": "log.flush.interval.messages",
-    "flush.ms": "log.flush.interval.ms",
-    "message.timestamp.type": "log.message.timestamp.type",
-    "compression.type": "compression.type",
-    "cleanup.policy": "log.cleanup.policy",
-    "index.interval.bytes": "log.index.interval.bytes",
-}
-"""What Kafka calls the broker-wide default of a topic's setting."""
+CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
+"""What the answer to CreateTopics says of each setting of the topic."""
 
 
 class _Refused(ApplianceError):
@@ -80,9 +59,6 @@ class TopicApi:
             "CreateTopics": self._create,
             "DeleteTopics": self._delete,
             "CreatePartitions": self._grow,
-            "DescribeConfigs": self._describe_settings,
-            "AlterConfigs": self._replace_settings,
-            "IncrementalAlterConfigs": self._alter_settings,
             "DeleteRecords": self._delete_records,
         }
 
@@ -113,30 +89,21 @@ class TopicApi:
                 f"replication factor {wanted.replication_factor}: each partition is stored once; ask for 1 or -1",
             )
         settings = _settings(wanted.configs)
-        made_id = NO_ID
+        base = cluster.default_settings()
         if validate_only:
             cluster.check_topic(wanted.name, count, settings)
-            in_force, partitions = TopicSettings.parse(settings, cluster.default_settings()), count or AS_CONFIGURED
+            topic = Topic(wanted.name, settings=TopicSettings.texts(settings, base))
+            partitions, made_id = count or cluster.config.topics.partitions, NO_ID
         else:
             await cluster.create_topic(wanted.name, count, settings)
             topic = self._topic(wanted.name)
-            in_force, partitions = cluster.settings(topic), len(topic.partitions)
-            made_id = topic_id(topic)
+            partitions, made_id = len(topic.partitions), topic_id(topic)
         return {
             "name": wanted.name,
             "topic_id": made_id,
             "num_partitions": partitions,
             "replication_factor": REPLICATION_FACTOR,
-            "configs": [
-                {
-                    "name": name,
-                    "value": value,
-                    "config_source": SOURCE_TOPIC if name in settings else SOURCE_DEFAULT,
-                    "read_only": False,
-                    "is_sensitive": False,
-                }
-                for name, value in in_force.as_kafka().items()
-            ],
+            "configs": [{field: row[field] for field in CONFIG_FIELDS} for row in topic_rows(topic, base)],
         }
 
     def _check_assignments(self, wanted: Any) -> int:
@@ -206,108 +173,6 @@ class TopicApi:
             raise UnknownPartition(f"there is no topic {name!r}")
         return topic
 
-    # -- settings -------------------------------------------------------------------------------------
-
-    async def _describe_settings(self, call: Call) -> Answer:
-        results = []
-        for resource in call.request.resources:
-            row: dict[str, Any] = {
-                "error_code": Code.NONE,
-                "error_message": None,
-                "resource_type": resource.resource_type,
-                "resource_name": resource.resource_name,
-            }
-            try:
-                rows = self._settings_rows(resource, call.request)
-                wanted = resource.configuration_keys
-                row["configs"] = [each for each in rows if wanted is None or each["name"] in wanted]
-            except ApplianceError as error:
-                row |= {"error_code": error.code, "error_message": str(error), "configs": []}
-            results.append(row)
-        return {"results": results}
-
-    def _settings_rows(self, resource: Any, request: Any) -> list[dict[str, Any]]:
-        if resource.resource_type == TOPIC_RESOURCE:
-            return self._topic_rows(self._topic(resource.resource_name), request)
-        if resource.resource_type == BROKER_RESOURCE:
-            if resource.resource_name not in ("", str(self._cluster.broker_id)):
-                raise InvalidRequest(f"broker {resource.resource_name!r} answers that itself; ask it")
-            return self._broker_rows()
-        raise InvalidRequest(f"resource type {resource.resource_type}: only topics (2) and brokers (4) have settings")
-
-    def _topic_rows(self, topic: Topic, request: Any) -> list[dict[str, Any]]:
-        defaults = self._cluster.default_settings().as_kafka()
-        rows = []
-        for name, value in self._cluster.settings(topic).as_kafka().items():
-            own = name in topic.settings
-            synonyms = []
-            if request.include_synonyms:
-                if own:
-                    synonyms.append({"name": name, "value": value, "source": SOURCE_TOPIC})
-                synonyms.append(
-                    {"name": BROKER_NAMES.get(name, name), "value": defaults[name], "source": SOURCE_DEFAULT}
-                )
-            key = TOPIC_KEYS[name]
-            rows.append(
-                _row(name, value, SOURCE_TOPIC if own else SOURCE_DEFAULT)
-                | {"synonyms": synonyms, "documentation": key.about if request.include_documentation else None}
-            )
-        return rows
-
-    def _broker_rows(self) -> list[dict[str, Any]]:
-        cluster = self._cluster
-        defaults = cluster.default_settings().as_kafka()
-        values = {BROKER_NAMES[name]: value for name, value in defaults.items() if name in BROKER_NAMES}
-        values |= {
-            "auto.create.topics.enable": "true" if cluster.auto_create else "false",
-            "broker.id": str(cluster.broker_id),
-            "default.replication.factor": str(REPLICATION_FACTOR),
-            "delete.topic.enable": "true",
-            "log.dirs": cluster.data_dir,
-        }
-        return [_row(name, value, SOURCE_STATIC) | {"read_only": True} for name, value in sorted(values.items())]
-
-    async def _replace_settings(self, call: Call) -> Answer:
-        """AlterConfigs: what is not given goes back to its default."""
-        rows = []
-        for resource in call.request.resources:
-            rows.append(await self._change(resource, call.request.validate_only, replace=True))
-        return {"responses": rows}
-
-    async def _alter_settings(self, call: Call) -> Answer:
-        rows = []
-        for resource in call.request.resources:
-            rows.append(await self._change(resource, call.request.validate_only, replace=False))
-        return {"responses": rows}
-
-    async def _change(self, resource: Any, validate_only: bool, *, replace: bool) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "error_code": Code.NONE,
-            "error_message": None,
-            "resource_type": resource.resource_type,
-            "resource_name": resource.resource_name,
-        }
-        try:
-            if resource.resource_type != TOPIC_RESOURCE:
-                raise InvalidRequest(
-                    "only a topic's settings can be changed; the broker's are in its configuration file"
-                )
-            topic = self._topic(resource.resource_name)
-            changes: dict[str, str | None] = {}
-            if replace:
-                changes |= dict.fromkeys(topic.settings)
-                changes |= _settings(resource.configs)
-            else:
-                changes |= _operations(resource.configs)
-            if validate_only:
-                given = {name: value for name, value in changes.items() if value is not None}
-                TopicSettings.parse(given, self._cluster.default_settings())
-            else:
-                await self._cluster.alter_topic(topic.name, changes)
-        except ApplianceError as error:
-            row |= {"error_code": error.code, "error_message": str(error)}
-        return row
-
     # -- records --------------------------------------------------------------------------------------
 
     async def _delete_records(self, call: Call) -> Answer:
@@ -346,19 +211,6 @@ async def _side_by_side(work: Callable[[Name], Awaitable[dict[str, Any]]], names
     return rows
 
 
-def _row(name: str, value: str, source: int) -> dict[str, Any]:
-    """One setting; ``config_type`` tells a tool how to show the value."""
-    config_type = TYPE_LONG if value.lstrip("-").isdecimal() else TYPE_STRING
-    return {
-        "name": name,
-        "value": value,
-        "read_only": False,
-        "config_source": source,
-        "is_sensitive": False,
-        "config_type": TYPE_LIST if name.endswith("cleanup.policy") else config_type,
-    }
-
-
 def _settings(configs: Sequence[Any]) -> dict[str, str]:
     given: dict[str, str] = {}
     for config in configs:
@@ -368,17 +220,3 @@ def _settings(configs: Sequence[Any]) -> dict[str, str]:
             raise InvalidRequest(f"{config.name} is given twice")
         given[config.name] = config.value
     return given
-
-
-def _operations(configs: Sequence[Any]) -> Mapping[str, str | None]:
-    changes: dict[str, str | None] = {}
-    for config in configs:
-        if config.name in changes:
-            raise InvalidRequest(f"{config.name} is given twice")
-        if config.config_operation == SET and config.value is not None:
-            changes[config.name] = config.value
-        elif config.config_operation == DELETE:
-            changes[config.name] = None
-        else:
-            raise InvalidSetting(f"{config.name}: set a value or delete the setting; it is not a list to edit")
-    return changes

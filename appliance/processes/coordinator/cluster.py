@@ -109,6 +109,14 @@ class Cluster:
         return self.topic_operations.catalog.cluster
 
     @property
+    def config(self) -> Config:
+        return self._config
+
+    @property
+    def listening(self) -> str:
+        return self.doors.get("kafka", "")
+
+    @property
     def data_dir(self) -> str:
         return str(self._data_dir)
 
@@ -247,6 +255,9 @@ class Cluster:
 
     async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
         await self.topic_operations.create(name, partitions, settings)
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        self.topic_operations.check_settings(settings)
 
     async def delete_topic(self, name: str) -> None:
         await self.topic_operations.delete(name)

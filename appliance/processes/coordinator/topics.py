@@ -38,6 +38,7 @@ from ...errors import (
     WriterGone,
     ZooKeeperAway,
 )
+from ...kafka_settings import ACCEPTED
 from ...names import check_topic
 from ...zookeeper import identity
 from ...zookeeper.assignment import place_partitions
@@ -118,10 +119,25 @@ class Topics:
             raise TopicExists(f"there is a topic {name!r} already")
         if any(topic == name for topic, _ in self.catalog.deleting):
             raise WriterGone(f"the topic {name!r} is being deleted: try again")
-        own = self._check_settings(settings or {})
+        own = self.check_settings(settings or {})
         count = self._config.topics.partitions if partitions is None else partitions
         self._check_count(count, 0)
         return count, own
+
+    def check_settings(self, given: Mapping[str, str | int]) -> dict[str, str]:
+        """The settings in their canonical text.
+
+        Raises:
+            InvalidSetting: see the message.
+        """
+        parsed = TopicSettings.parse(given, self.defaults)
+        room = self._config.network.frame_bytes_max - 4 * KIB
+        if "max.message.bytes" in given and parsed.max_message_bytes > room:
+            raise InvalidSetting(
+                f"max.message.bytes = {parsed.max_message_bytes}: requests carry at most {room}"
+                " (network.frame_bytes_max)"
+            )
+        return TopicSettings.texts(given, self.defaults)
 
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
@@ -170,9 +186,11 @@ class Topics:
         """
         async with self._changing(name):
             old = self.get(name)
-            given = self._check_settings({key: value for key, value in settings.items() if value is not None})
+            given = self.check_settings({key: value for key, value in settings.items() if value is not None})
             taken_back = {key for key, value in settings.items() if value is None}
-            self._check_settings(dict.fromkeys(taken_back - TOPIC_KEYS.keys(), ""))  # refuses their names
+            self.check_settings(
+                dict.fromkeys(taken_back - TOPIC_KEYS.keys() - ACCEPTED.keys(), "")
+            )  # refuses their names
             placed: dict[int, list[int]] = {}
             if partitions is not None:
                 self._check_count(partitions, len(old.partitions))
@@ -387,18 +405,6 @@ class Topics:
             lock.release()
 
     # ---- checks
-
-    def _check_settings(self, given: Mapping[str, str | int]) -> dict[str, str]:
-        """The settings in their canonical text."""
-        parsed = TopicSettings.parse(given, self.defaults)
-        room = self._config.network.frame_bytes_max - 4 * KIB
-        if "max.message.bytes" in given and parsed.max_message_bytes > room:
-            raise InvalidSetting(
-                f"max.message.bytes = {parsed.max_message_bytes}: requests carry at most {room}"
-                " (network.frame_bytes_max)"
-            )
-        values = parsed.as_kafka()
-        return {name: values[name] for name in sorted(given)}
 
     def _check_count(self, count: int, present: int) -> None:
         if count <= present:

@@ -41,6 +41,7 @@ DELETE_GROUPS: Final = 42
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 OFFSET_DELETE: Final = 47
 DESCRIBE_CLUSTER: Final = 60
+LIST_CONFIG_RESOURCES: Final = 74
 
 
 class Api(NamedTuple):
@@ -79,6 +80,7 @@ APIS: Final[dict[int, Api]] = {
     INCREMENTAL_ALTER_CONFIGS: Api("IncrementalAlterConfigs", 0, 1, 1),
     OFFSET_DELETE: Api("OffsetDelete", 0, 0, 99),
     DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 1, 0),
+    LIST_CONFIG_RESOURCES: Api("ListConfigResources", 0, 1, 0),
 }
 
 ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.version_max) for key, api in APIS.items()}

@@ -1,0 +1,284 @@
+"""Settings of topics and of the broker: show, change, list what has some.  Each resource has its own answer.
+
+What a topic may set is ``config.TopicSettings``, which does something, and ``kafka_settings``, which is so anyway; both
+are shown as Kafka shows them.  The broker's settings are read-only here: they belong to its configuration file.  Groups
+and client metrics have no settings; the one logger that a broker shows has the level of the log.
+
+As in Kafka, a setting that is not set can be taken back, whatever its name: tools take back what they might have set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+from appliance.catalog import Topic
+from appliance.config import TOPIC_KEYS, TopicSettings
+from appliance.errors import ApplianceError, InvalidRequest, InvalidSetting, UnknownPartition, UnsupportedVersion
+from appliance.kafka_settings import ACCEPTED, Kind
+from appliance.names import check_topic
+
+from .broker_settings import BROKER_NAMES, broker_settings, kind_of
+from .call import Answer, Call, Handler
+from .cluster import Cluster
+from .codes import Code
+
+
+class Resource(IntEnum):
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Source(IntEnum):
+    """Where a value comes from."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    BROKER_LOGGER = 6
+
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+"""Operations of IncrementalAlterConfigs."""
+ROOT_LOGGER: Final = "root"
+CLIENT_METRICS_ONLY: Final = 0
+"""The version of ListConfigResources that lists client metrics alone, of which there are none."""
+
+Row = dict[str, Any]
+_Synonym = tuple[str, str | None, Source]
+
+
+class SettingsApi:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "DescribeConfigs": self._describe,
+            "AlterConfigs": self._replace,
+            "IncrementalAlterConfigs": self._alter,
+            "ListConfigResources": self._list,
+        }
+
+    # -- showing --------------------------------------------------------------------------------------
+
+    async def _describe(self, call: Call) -> Answer:
+        results = []
+        for resource in call.request.resources:
+            row = _answer(resource) | {"configs": []}
+            try:
+                wanted = resource.configuration_keys
+                rows = self._rows(resource, call)
+                row["configs"] = [_shown(each, call.request) for each in rows if not wanted or each["name"] in wanted]
+            except ApplianceError as error:
+                row |= {"error_code": error.code, "error_message": str(error)}
+            results.append(row)
+        return {"results": results}
+
+    def _rows(self, resource: Any, call: Call) -> Iterable[Row]:
+        kind, name = resource.resource_type, resource.resource_name
+        if kind == Resource.TOPIC:
+            return topic_rows(self._topic(name), self._cluster.default_settings())
+        if kind == Resource.BROKER:
+            self._check_broker(name, or_all=True)
+            return self._broker_rows(call.listener) if name else []  # "": defaults of all brokers, of which none is set
+        if kind == Resource.BROKER_LOGGER:
+            self._check_broker(name)
+            return [_row(ROOT_LOGGER, self._cluster.config.log.level.upper(), Source.BROKER_LOGGER, None, "", True)]
+        if kind in (Resource.CLIENT_METRICS, Resource.GROUP):
+            return []
+        raise InvalidRequest(f"resource type {kind}: nothing of that type has settings")
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._cluster.topics().get(name)
+        if topic is None:
+            check_topic(name)
+            raise UnknownPartition(f"there is no topic {name!r}")
+        return topic
+
+    def _check_broker(self, name: str, or_all: bool = False) -> None:
+        here = str(self._cluster.broker_id)
+        if name != here and not (or_all and not name):
+            raise InvalidRequest(f"this is broker {here}, and broker {name!r} has to be asked itself")
+
+    def _broker_rows(self, listener: str) -> list[Row]:
+        cluster = self._cluster
+        advertised = cluster.config.kafka.advertised or listener
+        rows = []
+        for setting in broker_settings(cluster.config, cluster.data_dir, cluster.listening, advertised):
+            name, kind, value, default, about = setting
+            source = Source.DEFAULT if value == default else Source.STATIC_BROKER
+            synonyms = [(name, value, source)]
+            if source is Source.STATIC_BROKER and default is not None:
+                synonyms.append((name, default, Source.DEFAULT))
+            rows.append(_row(name, value, source, kind, about, True, synonyms))
+        return sorted(rows, key=lambda row: str(row["name"]))
+
+    async def _list(self, call: Call) -> Answer:
+        """What has settings that can be described; version 0 asks for client metrics."""
+        wanted = set(call.request.resource_types or Resource)
+        if call.version == CLIENT_METRICS_ONLY:
+            wanted = {Resource.CLIENT_METRICS}
+        unknown = wanted - set(Resource)
+        if unknown:
+            return {"error_code": UnsupportedVersion.code, "config_resources": []}
+        here = str(self._cluster.broker_id)
+        named = [(here, kind) for kind in (Resource.BROKER, Resource.BROKER_LOGGER)]
+        named += [(name, Resource.TOPIC) for name in sorted(self._cluster.topics())]
+        rows = [{"resource_name": name, "resource_type": kind} for name, kind in named if kind in wanted]
+        return {"error_code": Code.NONE, "config_resources": rows}
+
+    # -- changing -------------------------------------------------------------------------------------
+
+    async def _replace(self, call: Call) -> Answer:
+        """AlterConfigs: what is not given goes back to its default."""
+        return {"responses": [await self._change(each, call, replace=True) for each in call.request.resources]}
+
+    async def _alter(self, call: Call) -> Answer:
+        return {"responses": [await self._change(each, call, replace=False) for each in call.request.resources]}
+
+    async def _change(self, resource: Any, call: Call, *, replace: bool) -> Row:
+        row = _answer(resource)
+        try:
+            if resource.resource_type == Resource.TOPIC:
+                await self._change_topic(resource, call.request.validate_only, replace)
+            else:
+                self._change_nothing(resource, replace)
+        except ApplianceError as error:
+            row |= {"error_code": error.code, "error_message": str(error)}
+        return row
+
+    async def _change_topic(self, resource: Any, validate_only: bool, replace: bool) -> None:
+        topic = self._topic(resource.resource_name)
+        changes: dict[str, str | None] = {}
+        if replace:
+            changes |= dict.fromkeys(topic.settings)
+            changes |= _given(resource.configs)
+        else:
+            changes |= _operations(topic, self._cluster.default_settings(), resource.configs)
+        changes = {name: value for name, value in changes.items() if value is not None or name in topic.settings}
+        given = {name: value for name, value in changes.items() if value is not None}
+        if validate_only:
+            self._cluster.check_settings(given)
+        elif changes:
+            await self._cluster.alter_topic(topic.name, changes)
+
+    def _change_nothing(self, resource: Any, replace: bool) -> None:
+        """Of anything but a topic nothing can be set, so that everything can be taken back."""
+        if resource.resource_type in (Resource.BROKER, Resource.BROKER_LOGGER):
+            self._check_broker(resource.resource_name, or_all=resource.resource_type == Resource.BROKER)
+        if resource.resource_type not in set(Resource):
+            raise InvalidRequest(f"resource type {resource.resource_type}: nothing of that type has settings")
+        if replace or any(config.config_operation != DELETE for config in resource.configs):
+            raise InvalidRequest("only a topic's settings can be changed; the broker's are in its configuration file")
+
+
+def topic_rows(topic: Topic, base: TopicSettings) -> list[Row]:
+    """All settings of a topic as Kafka shows them, by name: those that hold here, and those that are so anyway."""
+    configured, built_in = base.as_kafka(), TopicSettings().as_kafka()
+    rows = []
+    for name, key in TOPIC_KEYS.items():
+        synonyms: list[_Synonym] = [(BROKER_NAMES.get(name, name), built_in[name], Source.DEFAULT)]
+        if configured[name] != built_in[name]:
+            synonyms.insert(0, (BROKER_NAMES.get(name, name), configured[name], Source.STATIC_BROKER))
+        rows.append(_topic_row(topic, name, kind_of(key), key.about, synonyms))
+    for name, accepted in ACCEPTED.items():
+        if accepted.current or name in topic.settings:
+            synonyms = [(accepted.broker_name or name, accepted.default, Source.DEFAULT)]
+            rows.append(_topic_row(topic, name, accepted.kind, accepted.about, synonyms))
+    return sorted(rows, key=lambda row: str(row["name"]))
+
+
+def _topic_row(topic: Topic, name: str, kind: Kind, about: str, synonyms: list[_Synonym]) -> Row:
+    """``synonyms``: the broker-wide values, the one that holds first."""
+    own = topic.settings.get(name)
+    if own is not None:
+        synonyms = [(name, own, Source.TOPIC), *synonyms]
+    _, value, source = synonyms[0]
+    return _row(name, value, source, kind, about, False, synonyms)
+
+
+def _row(
+    name: str,
+    value: str | None,
+    source: Source,
+    kind: Kind | None,
+    about: str,
+    read_only: bool,
+    synonyms: Sequence[_Synonym] = (),
+) -> Row:
+    return {
+        "name": name,
+        "value": value,
+        "read_only": read_only,
+        "config_source": source,
+        "is_sensitive": False,
+        "config_type": kind or 0,
+        "documentation": about,
+        "synonyms": [dict(zip(("name", "value", "source"), synonym, strict=True)) for synonym in synonyms],
+    }
+
+
+def _shown(row: Row, request: Any) -> Row:
+    """Synonyms and documentation only where they are asked for."""
+    synonyms = row["synonyms"] if request.include_synonyms else []
+    return row | {
+        "synonyms": synonyms,
+        "documentation": row["documentation"] if request.include_documentation else None,
+    }
+
+
+def _answer(resource: Any) -> Row:
+    return {
+        "error_code": Code.NONE,
+        "error_message": None,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
+
+
+def _given(configs: Sequence[Any]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for config in configs:
+        if config.value is None:
+            raise InvalidRequest(f"{config.name}: a value is missing; leave the setting out to get its default")
+        if config.name in given:
+            raise InvalidRequest(f"{config.name} is given twice")
+        given[config.name] = config.value
+    return given
+
+
+def _operations(topic: Topic, base: TopicSettings, configs: Sequence[Any]) -> dict[str, str | None]:
+    changes: dict[str, str | None] = {}
+    for config in configs:
+        name, value, operation = config.name, config.value, config.config_operation
+        if name in changes:
+            raise InvalidRequest(f"{name} is given twice")
+        if operation == DELETE:
+            changes[name] = None
+        elif value is None:
+            raise InvalidRequest(f"{name}: a value is missing")
+        elif operation == SET:
+            changes[name] = value
+        elif operation in (APPEND, SUBTRACT):
+            changes[name] = _edited(topic, name, value, operation)
+        else:
+            raise InvalidRequest(f"{name}: operation {operation} is not one of set, delete, append and subtract")
+    return changes
+
+
+def _edited(topic: Topic, name: str, value: str, operation: int) -> str:
+    """A list with elements added or taken out."""
+    accepted = ACCEPTED.get(name)
+    if accepted is None or accepted.kind is not Kind.LIST:
+        raise InvalidSetting(f"{name}: set a value or delete the setting; it is not a list to edit")
+    present = [part for part in topic.settings.get(name, accepted.default).split(",") if part]
+    parts = [part.strip() for part in value.split(",")]
+    if operation == APPEND:
+        return ",".join(dict.fromkeys([*present, *parts]))
+    return ",".join(part for part in present if part not in parts)
