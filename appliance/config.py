@@ -89,6 +89,14 @@ class Network(Struct, frozen=True):
         int,
         Meta(ge=4 * KIB, le=2 * GIB - 1, description="largest request; at most half of network.arena_bytes"),
     ] = 8 * MIB
+    forwarded_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=64 * MIB,
+            description="largest request about topics and groups",
+        ),
+    ] = MIB
     idle_ms: Annotated[int, Meta(ge=1000, description="a connection that is silent this long is closed")] = 600_000
     send_bytes_max: Annotated[
         int,

@@ -19,6 +19,7 @@ from appliance.broker.sequences import Sequences
 from appliance.errors import ClientFault, UnknownPartition, WriterGone
 from appliance.records import batch as batches
 from appliance.records.decode import decode_batch
+from appliance.wire.bounds import Limits
 from appliance.wire.frames import cut
 from appliance.wire.native import ADMIN, METADATA, NativeCodec, decode_header, encode_frame
 from appliance.wire.requests import (
@@ -37,6 +38,7 @@ from appliance.wire.requests import (
 AFTER, DROP, DROP_AFTER = "after", "drop", "drop after"
 Fault = Callable[[str, int, bytes], "int | str | None"]
 FRAME_BYTES_MAX = 8 * 1024 * 1024
+LIMITS = Limits(FRAME_BYTES_MAX, 1024 * 1024, 10_000)
 
 
 class Partition:
@@ -128,7 +130,7 @@ class Peer:
                 if sock is self._listener:
                     conn, _ = self._listener.accept()
                     conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._connections[conn.fileno()] = conn, NativeCodec(self.broker_id, FRAME_BYTES_MAX), bytearray()
+                    self._connections[conn.fileno()] = conn, NativeCodec(self.broker_id, LIMITS), bytearray()
                 else:
                     self._serve(sock)
 

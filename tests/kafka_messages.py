@@ -12,7 +12,9 @@ from kafka.protocol import admin, consumer, metadata, producer
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from appliance.names import is_topic
 from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.primitives import NO_TOPIC
 
 SEEDS = range(8)
 ERROR_CODES = (0, 0, 3, 15, 25, 36)
@@ -22,6 +24,11 @@ def message(api_key: int, kind: str) -> Any:
     """kafka-python's class; ``kind`` is Request or Response."""
     name = APIS[api_key].name + kind
     return next(getattr(p, name) for p in (admin, consumer, metadata, producer) if hasattr(p, name))
+
+
+def name_read(name: str) -> str:
+    """What our decoders make of a topic's name."""
+    return name if is_topic(name) else NO_TOPIC
 
 
 def random_values(definition: Any, version: int, rng: random.Random) -> dict[str, Any]:

@@ -10,14 +10,16 @@ from time import process_time
 
 import pytest
 
+from appliance.config import Config
 from appliance.errors import ProtocolFault
+from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import ADVERTISED, APIS, HOT, PRODUCE
 from appliance.wire.kafka.hot import KafkaCodec
 from appliance.wire.requests import Cold, Fetch, Local, Offsets, Produce
 from tests.kafka_messages import decode_response, kio_response_again, message, random_values, request_frame
 from tests.test_wire_kafka_cold import mutated
 
-CODEC = KafkaCodec()
+CODEC = KafkaCodec(Limits.of(Config()))
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
 HOT_VERSIONS = [
     (key, version)

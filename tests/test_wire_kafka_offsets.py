@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from appliance.config import Config
 from appliance.errors import ProtocolFault
+from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import LIST_OFFSETS
 from appliance.wire.kafka.hot import KafkaCodec
 from appliance.wire.requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsResult
@@ -18,12 +20,13 @@ from tests.kafka_messages import (
     kio_request_again,
     kio_response_again,
     message,
+    name_read,
     random_values,
     request_frame,
     response_frame,
 )
 
-CODEC = KafkaCodec()
+CODEC = KafkaCodec(Limits.of(Config()))
 VERSIONS = range(1, 8)
 
 
@@ -54,7 +57,7 @@ def test_requests_and_replies_of_other_codecs(version: int) -> None:
                 part["timestamp"] = max(part["timestamp"], EARLIEST)
         request = decoded(version, values)
         flat = [
-            (topic["name"], part["partition_index"], part["timestamp"], -1)
+            (name_read(topic["name"]), part["partition_index"], part["timestamp"], -1)
             for topic in values["topics"]
             for part in topic["partitions"]
         ]

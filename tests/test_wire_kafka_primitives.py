@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ProtocolFault
 from appliance.wire.kafka import primitives
-from appliance.wire.kafka.primitives import read_topic, read_varint, skip_tags, varint
+from appliance.wire.kafka.primitives import NO_TOPIC, read_topic, read_varint, skip_tags, varint
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=3))
@@ -32,6 +34,22 @@ def test_the_table_of_known_topics_is_bounded() -> None:
         for _ in range(2):
             assert read_topic(frame, 0, False, 12)[0] == name.decode()
     assert len(primitives.topics_known) <= primitives.TOPICS_KNOWN_MAX
+
+
+@pytest.mark.parametrize("name", [b"..", b".", b"", b"a/b", b"\xff\xfe", b"n" * 250, b"n" * 32_767])
+@pytest.mark.parametrize("flexible", [False, True])
+def test_what_is_no_topic_name_is_read_and_not_remembered(name: bytes, flexible: bool) -> None:
+    """The reply needs it, so its bytes stand in the group; nobody can look it up."""
+    before = dict(primitives.topics_known)
+    prefix = varint(len(name) + 1) + name + b"\2" if flexible else struct.pack(">h", len(name)) + name + b"\0\0\0\1"
+    assert read_topic(memoryview(prefix + bytes(12)), 0, flexible, 12) == (NO_TOPIC, (prefix, 1), len(prefix))
+    assert primitives.topics_known == before
+
+
+def test_a_name_of_megabytes_is_refused() -> None:
+    frame = memoryview(varint(7_000_001) + bytes(7_000_000) + b"\2" + bytes(12))
+    with pytest.raises(ProtocolFault, match="7000000 bytes"):
+        read_topic(frame, 0, True, 12)
 
 
 def test_a_known_topic_is_checked_against_each_frame() -> None:

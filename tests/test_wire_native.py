@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from appliance.errors import ProtocolFault, UnsupportedVersion
+from appliance.errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
 from appliance.wire import native
+from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
+from appliance.wire.frames import cut
 from appliance.wire.requests import (
     Cold,
     Fetch,
@@ -26,7 +31,10 @@ from appliance.wire.requests import (
 )
 
 HELLO = [native.HELLO, 0, native.MAGIC, native.VERSION, "test"]
+LIMITS = Limits(frame_bytes_max=100_000, forwarded_bytes_max=10_000, parts_max=1_000)
 numbers = st.integers(-(2**63), 2**63 - 1)
+u31 = st.integers(0, 2**31 - 1)
+u32 = st.integers(0, 2**32 - 1)
 names = st.text(max_size=20)
 
 
@@ -37,12 +45,12 @@ def body(header: list[Any], payload: bytes = b"") -> memoryview:
 
 
 def greeted() -> native.NativeCodec:
-    codec = native.NativeCodec(broker_id=3, frame_bytes_max=1_000)
+    codec = native.NativeCodec(3, LIMITS)
     assert isinstance(codec.decode(body(HELLO)), Local)
     return codec
 
 
-@given(numbers, names, numbers, st.sampled_from([0, 1, -1]), numbers, st.binary(max_size=50))
+@given(u32, names, u31, st.sampled_from([0, 1, -1]), u31, st.binary(max_size=50))
 def test_produce(c: int, topic: str, partition: int, acks: int, timeout: int, batches: bytes) -> None:
     frame = body([native.PRODUCE, c, topic, partition, acks, timeout], batches)
     request = greeted().decode(frame)
@@ -95,13 +103,13 @@ def test_requests_that_differ_stay_by_themselves(other: list[Any]) -> None:
     assert request.count == len(request.parts) == 1
 
 
-@given(numbers, numbers, numbers, numbers, st.lists(st.tuples(names, numbers, numbers, numbers), max_size=5))
+@given(u32, u31, u31, u31, st.lists(st.tuples(names, u31, numbers, u31), max_size=5))
 def test_fetch(c: int, wait: int, low: int, high: int, parts: list[tuple[str, int, int, int]]) -> None:
     request = greeted().decode(body([native.FETCH, c, wait, low, high, parts]))
-    assert request == Fetch(c, wait, low, high, [FetchPart(*part) for part in parts])
+    assert request == Fetch(c, wait, low, min(high, FETCH_BYTES_MAX), [FetchPart(*part) for part in parts])
 
 
-@given(numbers, st.lists(st.tuples(names, numbers, numbers, numbers), max_size=5))
+@given(u32, st.lists(st.tuples(names, u31, numbers, numbers), max_size=5))
 def test_offsets(c: int, parts: list[tuple[str, int, int, int]]) -> None:
     assert greeted().decode(body([native.OFFSETS, c, parts])) == Offsets(c, [OffsetsPart(*part) for part in parts])
 
@@ -129,7 +137,7 @@ def test_replies() -> None:
 
 
 def test_hello_comes_first_and_names_the_version() -> None:
-    codec = native.NativeCodec(broker_id=3, frame_bytes_max=1_000)
+    codec = native.NativeCodec(3, LIMITS)
     with pytest.raises(ProtocolFault, match="hello"):
         codec.decode(body([native.METADATA, 1, None]))
     refused = codec.decode(body([native.HELLO, 0, native.MAGIC, 99, "test"]))
@@ -141,7 +149,7 @@ def test_hello_comes_first_and_names_the_version() -> None:
 @example(b"")
 @example(b"\0\0\0\3\x91\x01")
 def test_no_bytes_do_anything_but_a_protocol_fault(data: bytes) -> None:
-    for codec in (native.NativeCodec(0, 1_000), greeted()):
+    for codec in (native.NativeCodec(0, LIMITS), greeted()):
         try:
             codec.decode(memoryview(data))
         except ProtocolFault:
@@ -164,7 +172,121 @@ def test_no_shape_does_either(api: int, fields: list[Any]) -> None:
     assert isinstance(request, Produce | Fetch | Offsets | Cold)
 
 
+GOOD: dict[str, list[Any]] = {
+    "produce": [native.PRODUCE, 1, "t", 0, 1, 1000],
+    "fetch": [native.FETCH, 1, 0, 0, 0, [["t", 0, 0, 0]]],
+    "offsets": [native.OFFSETS, 1, [["t", 0, 0, 0]]],
+    "metadata": [native.METADATA, 1, ["t"]],
+    "admin": [native.ADMIN, 1, "status", {}],
+}
+U31, U32, I64 = range(2**31), range(2**32), range(-(2**63), 2**63)
+FIELDS: dict[tuple[Any, ...], Any] = {  # where a field is, and what it takes: numbers of a range, or a type
+    ("produce", 1): U32, ("produce", 2): str, ("produce", 3): U31, ("produce", 4): range(-1, 2), ("produce", 5): U31,
+    ("fetch", 1): U32, ("fetch", 2): U31, ("fetch", 3): U31, ("fetch", 4): U31, ("fetch", 5): list,
+    ("fetch", 5, 0): None, ("fetch", 5, 0, 0): str, ("fetch", 5, 0, 1): U31, ("fetch", 5, 0, 2): I64,
+    ("fetch", 5, 0, 3): U31,
+    ("offsets", 1): U32, ("offsets", 2): list, ("offsets", 2, 0): None, ("offsets", 2, 0, 0): str,
+    ("offsets", 2, 0, 1): U31, ("offsets", 2, 0, 2): I64, ("offsets", 2, 0, 3): I64,
+    ("metadata", 1): U32, ("metadata", 2): list | None, ("metadata", 2, 0): str,
+    ("admin", 1): U32, ("admin", 2): str,
+}  # fmt: skip
+VALUES: list[Any] = [-1, 0, 2, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
+VALUES += [
+    True,
+    1.0,
+    1.5,
+    None,
+    "1",
+    "n" * 249,
+    "n" * 250,
+    b"1",
+    [],
+    {},
+    msgpack.ExtType(5, b"x"),
+    msgpack.Timestamp(1),
+]
+
+
+def fits(value: Any, field: Any) -> bool:
+    if isinstance(field, range):
+        return type(value) is int and value in field
+    return field is not None and isinstance(value, field) and value != "n" * 250
+
+
+def put(header: list[Any], path: Sequence[int], value: Any) -> list[Any]:
+    out = list(header)
+    out[path[0]] = put(out[path[0]], path[1:], value) if len(path) > 1 else value
+    return out
+
+
+@pytest.mark.parametrize("place", FIELDS, ids=str)
+def test_every_field_takes_what_fits_it_and_nothing_else(place: tuple[Any, ...]) -> None:
+    kind, *path = place
+    codec = greeted()
+    for value in VALUES:
+        frame = body(put(GOOD[kind], path, value))
+        if fits(value, FIELDS[place]):
+            codec.decode(frame)
+        else:
+            with pytest.raises(ProtocolFault):
+                codec.decode(frame)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_more_or_fewer_fields_are_refused(kind: str) -> None:
+    for header in (GOOD[kind][:-1], [*GOOD[kind], 0], GOOD[kind][:1]):
+        with pytest.raises(ProtocolFault):
+            greeted().decode(body(header))
+
+
 def test_more_parts_than_allowed_are_refused() -> None:
-    parts = [["t", 0, 0, 0]] * (native.PARTS_MAX + 1)
+    for header in (
+        [native.OFFSETS, 1, [["t", 0, 0, 0]] * (LIMITS.parts_max + 1)],
+        [native.FETCH, 1, 0, 0, 0, [["t", 0, 0, 0]] * (LIMITS.parts_max + 1)],
+    ):
+        with pytest.raises(ProtocolFault, match="1001 partitions"):
+            greeted().decode(body(header))
+
+
+def test_what_the_coordinator_answers_is_small() -> None:
+    fits = [native.METADATA, 1, ["n" * 249] * 38]
+    assert isinstance(greeted().decode(body(fits)), Cold)
+    for header in ([native.METADATA, 1, ["n" * 249] * 40], [native.ADMIN, 1, "status", {"x": "n" * 10_000}]):
+        with pytest.raises(FrameTooLarge):
+            greeted().decode(body(header))
+
+
+BOMBS = {
+    "empty maps before hello": (False, b"\x93\x09\x01\xdd" + (8 << 20).to_bytes(4, "big") + b"\x80" * (8 << 20)),
+    "empty maps": (True, b"\x93\x09\x01\xdd" + (8 << 20).to_bytes(4, "big") + b"\x80" * (8 << 20)),
+    "parts that are not there": (True, b"\x93\x02\x01\xdd\xff\xff\xff\xff"),
+    "100,000 empty parts": (True, b"\x93\x02\x01\xdd\x00\x01\x86\xa0" + b"\x90" * 100_000),
+    "a deep argument": (True, b"\x94\x04\x01\xa1x" + b"\x91" * 8_000),
+    "a deep map": (True, b"\x94\x04\x01\xa1x" + b"\x81" * 8_000),
+    "an argument of 4 G elements": (True, b"\x94\x04\x01\xa1x\xdd\xff\xff\xff\xff"),
+    "a name of 4 GB": (True, b"\x96\x00\x01\xdb\xff\xff\xff\xff"),
+}
+
+
+@pytest.mark.parametrize(("is_greeted", "header"), BOMBS.values(), ids=BOMBS)
+def test_no_header_takes_more_memory_than_its_bytes(is_greeted: bool, header: bytes) -> None:
+    codec = greeted() if is_greeted else native.NativeCodec(0, LIMITS)
+    frame = memoryview(len(header).to_bytes(4, "big") + header)
+    tracemalloc.start()
     with pytest.raises(ProtocolFault):
-        greeted().decode(body([native.OFFSETS, 1, parts]))
+        codec.decode(frame)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_the_first_frame_is_small() -> None:
+    """A peer that has not said hello cannot make us hold more than that; what follows it may be large."""
+    codec = native.NativeCodec(0, LIMITS)
+    hello = native.encode_frame(HELLO)
+    memory = memoryview(hello + native.encode_frame(GOOD["produce"], 50_000) + bytes(50_000))
+    frames, _ = cut(memory, 0, len(memory), LIMITS.frame_bytes_max, codec.first_bytes_max)
+    assert len(frames) == 2 and codec.decode(memory[slice(*frames[0])]) and codec.decode(memory[slice(*frames[1])])
+    assert codec.first_bytes_max == LIMITS.frame_bytes_max == native.NativeCodec(0, LIMITS, True).first_bytes_max
+    with pytest.raises(FrameTooLarge, match="limit 4096"):
+        cut(memoryview(b"\0\0\x10\x01"), 0, 4, LIMITS.frame_bytes_max, native.NativeCodec(0, LIMITS).first_bytes_max)

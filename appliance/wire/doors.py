@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import Config
+from .bounds import Limits
 from .kafka.hot import KafkaCodec
 from .native import NativeCodec
 from .requests import Codec
@@ -10,6 +11,7 @@ from .requests import Codec
 
 def codec_of(door: str, config: Config, greeted: bool = False) -> Codec:
     """A codec for one connection of ``door`` ("native" or "kafka"); ``greeted``: its hello has been answered."""
+    limits = Limits.of(config)
     if door == "native":
-        return NativeCodec(config.broker.id, config.network.frame_bytes_max, greeted)
-    return KafkaCodec()
+        return NativeCodec(config.broker.id, limits, greeted)
+    return KafkaCodec(limits)

@@ -3,7 +3,8 @@
 A frame is ``u32 size | u32 header size | msgpack array header | payload``, big-endian; ``size`` counts what follows
 it.  Record batches travel in the payload exactly as they lie in the log.  The first request of a connection is
 ``hello``; requests may be pipelined; replies leave in the order of the requests.  A header that is not an array of
-the shape below, or an unknown api number, ends the connection: nothing behind it can be trusted.
+the shape below with numbers in their bounds, or an unknown api number, ends the connection: nothing behind it can be
+trusted.
 
     request header [api, correlation id, ...]                     reply header [correlation id, error, ...]
 
@@ -21,17 +22,27 @@ the shape below, or an unknown api number, ends the connection: nothing behind i
 after the last.  ``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; a non-negative ``offset`` asks about that offset
 instead.  ``records`` counts the records before ``offset`` since the log began: differences are lag in messages.
 Errors are the numbers of :mod:`appliance.errors`; 0 is none.  Metadata and admin are answered by the coordinator.
+
+Bounds, checked while a header is decoded, so that nothing larger is ever built.  Correlation ids are u32.
+Partitions, times in ms and counts of bytes are 0 to 2^31 - 1, offsets and timestamps i64, a topic has at most
+:data:`~appliance.names.TOPIC_CHARACTERS_MAX` characters, a request at most ``parts_max`` partitions.  ``hello`` has at
+most :data:`HELLO_BYTES_MAX` bytes, metadata and admin ``forwarded_bytes_max``.  The arguments of a verb are decoded by
+the coordinator alone, as what the verb takes.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgpack
+from msgspec import Meta, Raw, Struct
+from msgspec.msgpack import Decoder
 
-from ..errors import ProtocolFault, UnsupportedVersion
+from ..errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
+from ..names import PARTITION_MAX, TOPIC_CHARACTERS_MAX
+from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, Limits
 from .requests import (
     Cold,
     Fetch,
@@ -51,8 +62,7 @@ from .requests import (
 PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, HELLO = 0, 1, 2, 3, 4, 9
 VERSION: Final = 1
 MAGIC: Final = "appliance"
-PARTS_MAX: Final = 10_000
-"""Most partitions in one fetch or offsets request."""
+HELLO_BYTES_MAX: Final = 4096
 
 SIZE_BYTES: Final = 4
 """Of either size in front of a header; a picture of thousands of partitions does not fit 64 KiB."""
@@ -96,16 +106,12 @@ class ProduceHead:
 
 
 def decode_header(frame: memoryview) -> tuple[list[Any], int]:
-    """The header of a frame (without its size prefix) and where its payload starts.
+    """The header of a reply (without its size prefix) and where its payload starts: the client's side.
 
     Raises:
         ProtocolFault: not a frame of this protocol.
     """
-    if len(frame) <= SIZE_BYTES:
-        raise ProtocolFault("frame too short for a header")
-    stop = SIZE_BYTES + int.from_bytes(frame[:SIZE_BYTES], "big")
-    if stop > len(frame):
-        raise ProtocolFault("header is longer than its frame")
+    stop = _header_end(frame)
     try:
         header = msgpack.unpackb(frame[SIZE_BYTES:stop])
     except (ValueError, TypeError) as error:
@@ -115,49 +121,134 @@ def decode_header(frame: memoryview) -> tuple[list[Any], int]:
     return header, stop
 
 
+# What the header of a request is decoded as, by its first number.
+
+_Correlation = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+_Topic = Annotated[str, Meta(max_length=TOPIC_CHARACTERS_MAX)]
+_Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+_Ms = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Bytes = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Parts = Meta(max_length=PARTS_MAX_MAX)
+
+
+class _Produce(Struct, array_like=True, forbid_unknown_fields=True, gc=False, tag=PRODUCE):
+    correlation: _Correlation
+    topic: _Topic
+    partition: _Partition
+    acks: Literal[-1, 0, 1]
+    timeout_ms: _Ms
+
+
+class _Fetch(Struct, array_like=True, forbid_unknown_fields=True, tag=FETCH):
+    correlation: _Correlation
+    wait_ms_max: _Ms
+    bytes_min: _Bytes
+    bytes_max: _Bytes
+    parts: Annotated[list[tuple[_Topic, _Partition, _I64, _Bytes]], _Parts]
+
+
+class _Offsets(Struct, array_like=True, forbid_unknown_fields=True, tag=OFFSETS):
+    correlation: _Correlation
+    parts: Annotated[list[tuple[_Topic, _Partition, _I64, _I64]], _Parts]
+
+
+class MetadataRequest(Struct, array_like=True, forbid_unknown_fields=True, tag=METADATA):
+    correlation: _Correlation
+    topics: Annotated[list[_Topic], _Parts] | None
+
+
+class AdminRequest(Struct, array_like=True, forbid_unknown_fields=True, tag=ADMIN):
+    correlation: _Correlation
+    verb: Annotated[str, Meta(max_length=249)]
+    arguments: Raw
+    """Of the frame's own memory: to be decoded before that is used again."""
+
+
+class _Hello(Struct, array_like=True, tag=HELLO):
+    """What other versions add is skipped, so that they are told which one is spoken here."""
+
+    correlation: _Correlation
+    magic: Literal["appliance"]
+    version: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    client: str
+
+
+assert MAGIC == "appliance", "as in _Hello"
+_decode_hello = Decoder(_Hello).decode
+_decode_request = Decoder(_Produce | _Fetch | _Offsets | MetadataRequest | AdminRequest).decode
+_forwarded: Final[Decoder[MetadataRequest | AdminRequest]] = Decoder(MetadataRequest | AdminRequest)
+_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+
+
+def decode_forwarded(frame: memoryview) -> MetadataRequest | AdminRequest:
+    """What the coordinator answers.
+
+    Raises:
+        ProtocolFault: not such a frame.
+    """
+    try:
+        return _forwarded.decode(frame[SIZE_BYTES : _header_end(frame)])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolFault(f"not a request of this protocol: {error}") from None
+
+
+def _header_end(frame: memoryview) -> int:
+    """Raises ProtocolFault when the header is not within its frame."""
+    if len(frame) <= SIZE_BYTES:
+        raise ProtocolFault("frame too short for a header")
+    stop = SIZE_BYTES + int.from_bytes(frame[:SIZE_BYTES], "big")
+    if stop > len(frame):
+        raise ProtocolFault("header is longer than its frame")
+    return stop
+
+
 class NativeCodec:
     """The server's side of one connection; remembers only whether the client has said hello."""
 
-    def __init__(self, broker_id: int, frame_bytes_max: int, greeted: bool = False) -> None:
+    def __init__(self, broker_id: int, limits: Limits, greeted: bool = False) -> None:
         self._broker_id = broker_id
-        self._frame_bytes_max = frame_bytes_max
+        self._limits = limits
         self._greeted = greeted
+        self.first_bytes_max = limits.frame_bytes_max if greeted else HELLO_BYTES_MAX
 
     def decode(self, frame: memoryview) -> Request:
-        header, stop = decode_header(frame)
-        api = header[0]
-        if not self._greeted:
-            return self._hello(header)
+        stop = _header_end(frame)
         try:
-            if api == PRODUCE:
-                _, context, topic, partition, acks, timeout_ms = header
-                _expect(type(topic) is str and type(partition) is int and acks in (0, 1, -1))
-                _expect(type(timeout_ms) is int)
-                return Produce([context], acks, timeout_ms, [ProducePart(topic, partition, stop, len(frame))])
-            if api == FETCH:
-                _, context, wait_ms_max, bytes_min, bytes_max, parts = header
-                _expect(type(wait_ms_max) is int and type(bytes_min) is int and type(bytes_max) is int)
-                _expect(len(parts) <= PARTS_MAX)
-                return Fetch(context, wait_ms_max, bytes_min, bytes_max, [_fetch_part(p) for p in parts])
-            if api == OFFSETS:
-                _, context, parts = header
-                _expect(len(parts) <= PARTS_MAX)
-                return Offsets(context, [_offsets_part(p) for p in parts])
-        except (ValueError, TypeError) as error:
-            raise ProtocolFault(f"request of api {api} has the wrong shape: {error}") from None
-        if api in (METADATA, ADMIN):
-            return Cold(header[1])
-        raise ProtocolFault(f"unknown api {api!r}")
+            if not self._greeted:
+                return self._hello(_decode_hello(frame[SIZE_BYTES:stop]))
+            header = _decode_request(frame[SIZE_BYTES:stop])
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            wanted = "a request of this protocol" if self._greeted else "hello, which must be first"
+            raise ProtocolFault(f"not {wanted}: {error}") from None
+        kind = type(header)
+        if kind is _Produce:
+            part = _new(ProducePart, (header.topic, header.partition, stop, len(frame)))
+            return Produce([header.correlation], header.acks, header.timeout_ms, [part])
+        if kind is _Fetch:
+            self._check_count(header.parts)
+            parts = [_new(FetchPart, part) for part in header.parts]
+            bytes_max = min(header.bytes_max, FETCH_BYTES_MAX)
+            return Fetch(header.correlation, header.wait_ms_max, header.bytes_min, bytes_max, parts)
+        if kind is _Offsets:
+            self._check_count(header.parts)
+            return Offsets(header.correlation, [_new(OffsetsPart, part) for part in header.parts])
+        if len(frame) > self._limits.forwarded_bytes_max:
+            raise FrameTooLarge(len(frame), self._limits.forwarded_bytes_max)
+        return Cold(header.correlation)
 
-    def _hello(self, header: list[Any]) -> Request:
-        if header[0] != HELLO or len(header) != 5 or header[2] != MAGIC:
-            raise ProtocolFault("the first request must be hello")
-        if header[3] != VERSION:
+    def _check_count(self, parts: list[Any]) -> None:
+        if len(parts) > self._limits.parts_max:
+            raise ProtocolFault(f"{len(parts)} partitions in one request, limit {self._limits.parts_max}")
+
+    def _hello(self, hello: _Hello) -> Request:
+        if hello.version != VERSION:
             error = UnsupportedVersion.code
-            return Local(encode_frame([header[1], error, VERSION, self._broker_id, {}]), close=True)
+            return Local(encode_frame([hello.correlation, error, VERSION, self._broker_id, {}]), close=True)
         self._greeted = True
-        limits = {"frame_bytes_max": self._frame_bytes_max}
-        return Local(encode_frame([header[1], 0, VERSION, self._broker_id, limits]))
+        self.first_bytes_max = self._limits.frame_bytes_max
+        limits = {"frame_bytes_max": self._limits.frame_bytes_max}
+        return Local(encode_frame([hello.correlation, 0, VERSION, self._broker_id, limits]))
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
         topic, partition, stop, _ = request.parts[0]
@@ -187,20 +278,3 @@ class NativeCodec:
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
         return encode_frame([request.context, 0, results])
-
-
-def _expect(condition: bool) -> None:
-    if not condition:
-        raise ValueError("unexpected type or value")
-
-
-def _fetch_part(part: Any) -> FetchPart:
-    topic, partition, offset, bytes_max = part
-    _expect(type(topic) is str and type(partition) is type(offset) is type(bytes_max) is int)
-    return FetchPart(topic, partition, offset, bytes_max)
-
-
-def _offsets_part(part: Any) -> OffsetsPart:
-    topic, partition, timestamp, offset = part
-    _expect(type(topic) is str and type(partition) is type(timestamp) is type(offset) is int)
-    return OffsetsPart(topic, partition, timestamp, offset)

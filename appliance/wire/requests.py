@@ -143,7 +143,10 @@ class OffsetsResult(NamedTuple):
 
 
 class Codec(Protocol):
-    """One door.  Nothing here reads or writes a socket; ``frame`` is the frame without its u32 size prefix."""
+    """One listener.  Nothing here reads or writes a socket; ``frame`` is the frame without its u32 size prefix."""
+
+    first_bytes_max: int
+    """Of the next frame: less than of all others until the client has introduced itself."""
 
     def decode(self, frame: memoryview) -> Request:
         """Raises ProtocolFault when the frame cannot be answered: close the connection."""

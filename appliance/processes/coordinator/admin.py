@@ -34,26 +34,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from ... import status
 from ...catalog import Topic
 from ...errors import (
     ApplianceError,
     InvalidRequest,
-    ProtocolFault,
     UnknownGroup,
     UnknownPartition,
 )
 from ...groups.cluster import Commit, RegisteredGroup
 from ...groups.state import Group, State
+from ...names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN
 from ...wire import native
+from ...wire.bounds import PARTS_MAX_MAX
 from .cluster import Cluster, Measured
 from .partitions import Key
 
-NAMES_MAX = 10_000
 STATES = {
     State.EMPTY: "empty",
     State.PREPARING: "rebalancing",
@@ -61,23 +62,33 @@ STATES = {
     State.STABLE: "stable",
     State.DEAD: "empty",
 }
-Names = list[str]
+Name = Annotated[str, Meta(max_length=32_767)]
+"""As Kafka's protocol has them: whether it is a legal name, and says why not, is for those to answer who use it."""
+Names = Annotated[list[Name], Meta(max_length=PARTS_MAX_MAX)]
+Offset = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+Count = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Setting = Annotated[str, Meta(max_length=32_767)] | Offset
+GroupName = Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
+TopicName = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
+ManySettings = Meta(max_length=1_000)
+ManyPartitions = Meta(max_length=PARTS_MAX_MAX)
 
 
 class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    partitions: int | None = None
-    settings: dict[str, str | int] = {}
+    name: Name
+    partitions: Count | None = None
+    settings: Annotated[dict[Name, Setting], ManySettings] = {}
 
 
 class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    settings: dict[str, str | int | None] = {}
-    partitions: int | None = None
+    name: Name
+    settings: Annotated[dict[Name, Setting | None], ManySettings] = {}
+    partitions: Count | None = None
 
 
 class OneTopic(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
+    name: Name
 
 
 class ManyTopics(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,17 +96,17 @@ class ManyTopics(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OneGroup(msgspec.Struct, forbid_unknown_fields=True):
-    group: str
+    group: GroupName
 
 
 class CommitOffsets(msgspec.Struct, forbid_unknown_fields=True):
-    group: str
-    offsets: list[tuple[str, int, int]]
+    group: GroupName
+    offsets: Annotated[list[tuple[Name, Partition, Offset]], ManyPartitions]
 
 
 class DeleteOffsets(msgspec.Struct, forbid_unknown_fields=True):
-    group: str
-    partitions: list[tuple[str, int]] | None = None
+    group: GroupName
+    partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions] | None = None
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,23 +148,17 @@ class NativeDoor:
         Raises:
             ProtocolFault: close the connection.
         """
-        header, _ = native.decode_header(memoryview(frame))
-        api, correlation_id, *rest = header
-        if api == native.METADATA and len(rest) == 1:
-            names = rest[0]
-            if names is not None and not _are_names(names):
-                raise ProtocolFault("metadata takes an array of names, or nil for all topics")
-            return native.encode_frame([correlation_id, 0, self._metadata(names, listener)])
-        if api == native.ADMIN and len(rest) == 2:
-            code, message, result = await self._admin(*rest)
-            return native.encode_frame([correlation_id, code, message, result])
-        raise ProtocolFault(f"api {api} with {len(rest)} fields is not a request of this protocol")
+        request = native.decode_forwarded(memoryview(frame))
+        if isinstance(request, native.MetadataRequest):
+            return native.encode_frame([request.correlation, 0, self._metadata(request.topics, listener)])
+        code, message, result = await self._admin(request.verb, request.arguments)
+        return native.encode_frame([request.correlation, code, message, result])
 
     # ---- metadata
 
     def _metadata(self, names: Names | None, listener: str) -> dict[str, Any]:
         cluster = self._cluster
-        wanted = sorted(cluster.topics()) if names is None else dict.fromkeys(names[:NAMES_MAX])
+        wanted = sorted(cluster.topics()) if names is None else dict.fromkeys(names)
         return {
             "cluster": cluster.cluster_id,
             "broker": cluster.broker_id,
@@ -176,15 +181,15 @@ class NativeDoor:
 
     # ---- admin
 
-    async def _admin(self, name: Any, given: Any) -> tuple[int, str, Any]:
+    async def _admin(self, name: str, given: msgspec.Raw) -> tuple[int, str, Any]:
         try:
-            verb = self._verbs.get(name) if isinstance(name, str) else None
+            verb = self._verbs.get(name)
             if verb is None:
                 known = ", ".join(sorted(self._verbs))
                 raise InvalidRequest(f"unknown admin verb {name!r:.100}: use one of {known}")
             try:
-                arguments = msgspec.convert(given, verb.arguments)
-            except msgspec.ValidationError as error:
+                arguments = msgspec.msgpack.decode(given, type=verb.arguments)
+            except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"{name}: {error}") from None
             return 0, "", await verb.run(arguments)
         except ApplianceError as error:
@@ -205,7 +210,7 @@ class NativeDoor:
         await self._cluster.topic_operations.delete(wanted.name)
 
     async def _topics(self, wanted: ManyTopics) -> list[dict[str, Any]]:
-        names = sorted(self._cluster.topics()) if wanted.names is None else wanted.names[:NAMES_MAX]
+        names = sorted(self._cluster.topics()) if wanted.names is None else wanted.names
         topics = [self._cluster.topic_operations.get(name) for name in names]
         measured = await self._cluster.measure(
             {(topic.name, partition): None for topic in topics for partition in topic.partitions}
@@ -298,7 +303,3 @@ def _lag(measured: Measured | None) -> dict[str, float | None]:
     shown: dict[str, float | None] = {"end": None if measured is None else measured.end}
     lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
     return shown | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))
-
-
-def _are_names(names: object) -> bool:
-    return isinstance(names, list) and all(type(name) is str for name in names)

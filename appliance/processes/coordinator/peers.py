@@ -15,11 +15,12 @@ from typing import Final
 from ...config import parse_addresses
 from ...errors import ProtocolFault
 from ...wire import native
+from ...wire.bounds import PARTS_MAX_MIN
 from ...wire.requests import OffsetsPart, OffsetsResult
 
 PEER_MS_MAX: Final = 2_000
 REPLY_BYTES_MAX: Final = 4 << 20
-"""More than the answer to PARTS_MAX parts."""
+"""More than the answer to PARTS_MAX_MIN parts."""
 log = logging.getLogger(__name__)
 
 
@@ -33,8 +34,8 @@ async def ask_offsets(address: str, parts: Sequence[OffsetsPart]) -> list[Offset
             try:
                 writer.write(native.encode_frame([native.HELLO, 1, native.MAGIC, native.VERSION, "coordinator"]))
                 await _answer(reader)
-                for start in range(0, len(parts), native.PARTS_MAX):
-                    some = parts[start : start + native.PARTS_MAX]
+                for start in range(0, len(parts), PARTS_MAX_MIN):
+                    some = parts[start : start + PARTS_MAX_MIN]
                     writer.write(native.encode_frame([native.OFFSETS, 2, some]))
                     rows = await _answer(reader)
                     results += [OffsetsResult(*row) for row in rows]

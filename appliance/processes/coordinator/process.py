@@ -38,6 +38,7 @@ from ...catalog import Catalog
 from ...config import Config, parse_addresses
 from ...errors import ApplianceError, ProtocolFault
 from ...groups.api import KafkaDoor
+from ...wire.bounds import Limits
 from ...zookeeper.paths import BrokerInfo
 from ..control import Channel
 from .admin import NativeDoor
@@ -246,7 +247,7 @@ class Coordinator:
 
     async def _attach_worker(self, index: int, fd: int) -> None:
         """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
-        stream = WorkerStream(self._answer, self._config.network.frame_bytes_max)
+        stream = WorkerStream(self._answer, Limits.of(self._config).forwarded_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:

@@ -157,7 +157,7 @@ class Connection:
         Raises:
             FrameTooLarge: the peer announced more than the limit.
         """
-        frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max)
+        frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max, self.codec.first_bytes_max)
         return frames
 
     def settle(self, memory: memoryview, arena: Arena, now_ms: int) -> None:

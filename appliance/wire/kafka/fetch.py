@@ -28,8 +28,9 @@ from itertools import islice
 from typing import Final
 
 from ...errors import ProtocolFault, UnsupportedVersion
+from ..bounds import FETCH_BYTES_MAX
 from ..requests import Fetch, FetchPart, FetchResult, FileRange, Local
-from .primitives import PARTS_MAX, SIZE, Group, read_count, read_rows, read_topic, skip_tags, varint
+from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags, varint
 
 VERSION_MIN: Final = 4
 VERSION_MAX: Final = 12
@@ -62,7 +63,7 @@ Context = tuple[int, int, int, bytes, list[Group]]
 committed only, as Kafka does), the count of topics as it came (the reply has the same ones), the topics."""
 
 
-def decode(frame: memoryview, position: int, correlation_id: int, version: int) -> Fetch | Local:
+def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Fetch | Local:
     if version > VERSION_MAX:
         return _refuse(correlation_id, VERSION_MAX, UnsupportedVersion.code)
     if version < VERSION_MIN:
@@ -77,13 +78,13 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int) 
         position += _HEAD_V4.size
     if session_id != 0 and session_epoch > 0:
         return _refuse(correlation_id, version, FETCH_SESSION_ID_NOT_FOUND)
-    parts, topics, groups = _read_parts(frame, position, version)
+    parts, topics, groups = _read_parts(frame, position, version, parts_max)
     context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups)
     request = Fetch(
         context,
         wait_ms if wait_ms > 0 else 0,
         bytes_min if bytes_min > 0 else 0,
-        bytes_max if bytes_max > 0 else 0,
+        min(bytes_max, FETCH_BYTES_MAX) if bytes_max > 0 else 0,
         parts,
     )
     if not parts:
@@ -93,10 +94,12 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int) 
     return request
 
 
-def _read_parts(frame: memoryview, position: int, version: int) -> tuple[list[FetchPart], bytes, list[Group]]:
+def _read_parts(
+    frame: memoryview, position: int, version: int, parts_max: int
+) -> tuple[list[FetchPart], bytes, list[Group]]:
     flexible = version >= FLEXIBLE_FROM
     row = _ROWS[version]
-    count, start = read_count(frame, position, flexible, 3)
+    count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[FetchPart] = []
     groups: list[Group] = []
@@ -108,8 +111,8 @@ def _read_parts(frame: memoryview, position: int, version: int) -> tuple[list[Fe
         groups.append(group)
         if flexible:
             position = skip_tags(frame, position)
-        if len(parts) > PARTS_MAX:
-            raise ProtocolFault(f"more than {PARTS_MAX} partitions in one fetch")
+        if len(parts) > parts_max:
+            raise ProtocolFault(f"more than {parts_max} partitions in one fetch")
     return parts, topics, groups
 
 

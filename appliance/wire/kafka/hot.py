@@ -17,7 +17,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from ...errors import ProtocolFault, UnsupportedVersion
+from ...errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
+from ..bounds import Limits
 from ..requests import (
     Cold,
     Fetch,
@@ -43,29 +44,37 @@ assert _HEADER.size == 10
 class KafkaCodec:
     """Stateless: one serves all connections.  Implements :class:`appliance.wire.requests.Codec`."""
 
+    __slots__ = ("_forwarded_bytes_max", "_parts_max", "first_bytes_max")
+
+    def __init__(self, limits: Limits) -> None:
+        self.first_bytes_max, self._forwarded_bytes_max, self._parts_max = limits
+
     advertised: Final[dict[int, tuple[int, int]]] = ADVERTISED
 
     def decode(self, frame: memoryview) -> Request:
         """Raises ProtocolFault when the frame cannot be answered: close the connection."""
         try:
             key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
+            parts_max = self._parts_max
             if key == PRODUCE:
                 if produce.VERSION_SERVED_MIN <= version < produce.FLEXIBLE_FROM:
                     position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
-                    return produce.decode_one(frame, position, correlation_id, version)
+                    return produce.decode_one(frame, position, correlation_id, version, parts_max)
                 position = _body(frame, client_id_size, version >= produce.FLEXIBLE_FROM)
                 if version == produce.VERSION_SERVED_MAX:
-                    return produce.decode_one_flexible(frame, position, correlation_id, version)
-                return produce.decode(frame, position, correlation_id, version)
+                    return produce.decode_one_flexible(frame, position, correlation_id, version, parts_max)
+                return produce.decode(frame, position, correlation_id, version, parts_max)
             if key == FETCH:
                 position = _body(frame, client_id_size, version >= fetch.FLEXIBLE_FROM)
-                return fetch.decode(frame, position, correlation_id, version)
+                return fetch.decode(frame, position, correlation_id, version, parts_max)
             if key == LIST_OFFSETS:
                 position = _body(frame, client_id_size, version >= offsets.FLEXIBLE_FROM)
-                return offsets.decode(frame, position, correlation_id, version)
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
+                return offsets.decode(frame, position, correlation_id, version, parts_max)
+        except (struct.error, IndexError) as error:
             raise ProtocolFault(f"malformed Kafka request: {error}") from error
         if key in APIS and key != API_VERSIONS:
+            if len(frame) > self._forwarded_bytes_max:
+                raise FrameTooLarge(len(frame), self._forwarded_bytes_max)
             return Cold(None)
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)

@@ -24,7 +24,7 @@ from typing import Final
 
 from ...errors import ProtocolFault, UnsupportedVersion
 from ..requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsPart, OffsetsResult
-from .primitives import PARTS_MAX, SIZE, Group, read_count, read_rows, read_topic, skip_tags
+from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags
 
 VERSION_MIN: Final = 1
 VERSION_MAX: Final = 7
@@ -51,13 +51,13 @@ Context = tuple[int, int, frozenset[int], bytes, list[Group]]
 dropped), the count of topics as it came (the reply has the same ones), the topics."""
 
 
-def decode(frame: memoryview, position: int, correlation_id: int, version: int) -> Offsets | Local:
+def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Offsets | Local:
     if not VERSION_MIN <= version <= VERSION_READABLE_MAX:
         raise ProtocolFault(f"ListOffsets version {version} is not served; ApiVersions lists what is")
     flexible = version >= FLEXIBLE_FROM
     row = _ROW_V6 if flexible else _ROW_V4 if version >= 4 else _ROW_V1
     position += 4 if version == 1 else 5
-    count, start = read_count(frame, position, flexible, 3)
+    count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[OffsetsPart] = []
     groups: list[Group] = []
@@ -69,8 +69,8 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int) 
         groups.append(group)
         if flexible:
             position = skip_tags(frame, position)
-        if len(parts) > PARTS_MAX:
-            raise ProtocolFault(f"more than {PARTS_MAX} partitions in one request")
+        if len(parts) > parts_max:
+            raise ProtocolFault(f"more than {parts_max} partitions in one request")
     lowest = MAX_TIMESTAMP if version >= MAX_TIMESTAMP_FROM else EARLIEST
     refused = frozenset(i for i, part in enumerate(parts) if part.timestamp < lowest)
     for i in refused:

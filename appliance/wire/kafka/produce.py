@@ -29,7 +29,6 @@ from ..requests import Local, Produce, ProducePart, ProduceResult
 from .primitives import (
     I16,
     I32,
-    PARTS_MAX,
     SIZE,
     Group,
     read_count,
@@ -67,14 +66,14 @@ Context = tuple[list[int], int, bytes, list[Group], int]
 same ones), the topics, and where the head ends that requests alike have in common, 0: not known."""
 
 
-def decode(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
+def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
     if version > VERSION_READABLE_MAX:
         raise ProtocolFault(f"Produce version {version} is not served; ApiVersions lists what is")
     flexible = version >= FLEXIBLE_FROM
     transactional, position = _skip_transactional_id(frame, position, version)
     acks, timeout_ms = _HEAD.unpack_from(frame, position)
     position += 6
-    count, start = read_count(frame, position, flexible, 3)
+    count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[ProducePart] = []
     groups: list[Group] = []
@@ -86,51 +85,53 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int) 
             position = _read_parts_flexible(frame, position, topic, group[1], parts)
         else:
             position = _read_parts(frame, position, topic, group[1], parts)
-        if len(parts) > PARTS_MAX:
-            raise ProtocolFault(f"more than {PARTS_MAX} partitions in one request")
+        if len(parts) > parts_max:
+            raise ProtocolFault(f"more than {parts_max} partitions in one request")
     request = Produce(([correlation_id], version, topics, groups, 0), acks, timeout_ms, parts)
     if transactional or not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
         return _refuse(request, transactional)
     return request
 
 
-def decode_one(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
+def decode_one(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
     """:func:`decode` for versions 3 to 8, faster when all is as usual: one topic with one partition."""
     if len(frame) < position + _HEAD_ONE.size:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     transactional_id_size, acks, timeout_ms, count, size = _HEAD_ONE.unpack_from(frame, position)
     if transactional_id_size != -1 or count != 1 or size < 0 or not -1 <= acks <= 1:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     after = position + 18 + size
     prefix = bytes(frame[position + 12 : after])
     known = topics_known.get((prefix, False))
     if known is None or known[1][1] != 1:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     topic, group = known
     (index,) = I32.unpack_from(frame, after)
     head = after + I32.size
     start, stop = _records(frame, head)
     if stop < 0:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
     return Produce(([correlation_id], version, _ONE_TOPIC, [group], head), acks, timeout_ms, [part])
 
 
-def decode_one_flexible(frame: memoryview, position: int, correlation_id: int, version: int) -> Produce | Local:
+def decode_one_flexible(
+    frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int
+) -> Produce | Local:
     """:func:`decode_one` for version 9."""
     if len(frame) < position + _HEAD_ONE_FLEXIBLE.size:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     no_transaction, acks, timeout_ms, count, size = _HEAD_ONE_FLEXIBLE.unpack_from(frame, position)
     after = position + _HEAD_ONE_FLEXIBLE.size + size
     known = topics_known.get((bytes(frame[position + 8 : after]), True))
     if no_transaction != 0 or count != 2 or not -1 <= acks <= 1 or known is None or known[1][1] != 1:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     topic, group = known
     (index,) = I32.unpack_from(frame, after)
     head = after + I32.size
     start, stop = _records_flexible(frame, head)
     if stop < 0:
-        return decode(frame, position, correlation_id, version)
+        return decode(frame, position, correlation_id, version, parts_max)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
     return Produce(([correlation_id], version, _ONE_TOPIC_FLEXIBLE, [group], head), acks, timeout_ms, [part])
 
