@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 
 from appliance.client import Admin, Blacklist, Consumer, GroupConsumer, MessageStream, Producer, Whitelist
-from appliance.errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition, ZooKeeperAway
+from appliance.errors import (
+    BadValue,
+    ClientBroken,
+    InvalidRequest,
+    TopicExists,
+    UnknownGroup,
+    UnknownPartition,
+    ZooKeeperAway,
+)
 
 from .server import Server, wait_for
 
@@ -263,6 +271,62 @@ def test_wrong_use_is_named(server: Server, admin: Admin, topic: str, appliance:
         consumer.commit()
     with GroupConsumer(appliance.native, topic) as alone, pytest.raises(ZooKeeperAway, match=r"zookeeper\.nodes"):
         alone.create_message_streams({topic: 1})
+
+
+class Bug(Exception):
+    """What no one expects."""
+
+
+CALLS: dict[str, Callable[[GroupConsumer, MessageStream], object]] = {
+    "messages": lambda consumer, stream: next(stream.messages(TIMEOUT_S)),
+    "batches": lambda consumer, stream: next(stream.batches(TIMEOUT_S)),
+    "commit": lambda consumer, stream: consumer.commit(),
+    "close": lambda consumer, stream: consumer.close(),
+}
+
+
+@pytest.mark.parametrize("thread", ["member", "fetch"])
+@pytest.mark.parametrize("call", CALLS)
+def test_the_end_of_a_thread_reaches_every_call(
+    server: Server, admin: Admin, topic: str, thread: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: no member that holds partitions and reads nothing.  Method: a bug in each thread, then each call."""
+    admin.create_topic(topic, 1)
+    consumer = join(server, topic)
+    (stream,) = consumer.create_message_streams({topic: 1})[topic]
+    until(lambda: consumer.owned, "it joins")
+    broken = {"member": consumer._member, "fetch": consumer._fetcher}[thread]
+    monkeypatch.setattr(broken, "poll", lambda *_: _raise(Bug("here")))
+    consumer._fetcher.wake()
+    if call in ("commit", "close"):
+        until(lambda: consumer._threads.error, "the thread ends")
+    with pytest.raises(ClientBroken, match=f"the {thread} thread") as said:
+        CALLS[call](consumer, stream)
+    assert isinstance(said.value.__cause__, Bug)
+    if thread == "member":
+        with join(server, topic) as other:
+            other.create_message_streams({topic: 1})
+            until(lambda: other.owned, "the others take over without being asked")
+    begun = time.monotonic()
+    if call != "close":
+        with pytest.raises(ClientBroken):
+            consumer.close()
+    assert time.monotonic() - begun < 8
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_broken_consumer_does_not_hide_what_ended_its_block(
+    server: Server, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic, 1)
+    with pytest.raises(KeyboardInterrupt), join(server, topic) as consumer:
+        consumer.create_message_streams({topic: 1})
+        monkeypatch.setattr(consumer._fetcher, "poll", lambda *_: _raise(Bug("here")))
+        until(lambda: consumer._threads.error, "the thread ends")
+        raise KeyboardInterrupt
 
 
 def test_admin_verbs(admin: Admin, topic: str) -> None:

@@ -18,7 +18,9 @@ that.  When a partition is taken away while a reader has a message of it in hand
 
 Two threads of its own: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from
 all brokers.  Decoding happens in the threads that read the streams.  When the session's lease is over nothing
-more is handed out: another member may own the partition by then.
+more is handed out: another member may own the partition by then.  Should one of them end by what no one expected, the
+streams, :meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`; if it is the first one, the
+session ends with it and the others take over.
 
 Not fork-safe: make consumers after forking.  Errors: ZooKeeperAway from :meth:`commit`, to be tried again;
 InvalidRequest where the group belongs to the Kafka door; CorruptBatch from a stream (``on_corrupt="skip"``
@@ -37,13 +39,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
+from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, ZooKeeperAway
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper.paths import Subscription, TopicPartition
 from .cluster import Cluster
 from .consumer import MEBIBYTE, Decoder
 from .fetcher import Fetcher, FetchOptions, Place
 from .streams import Holding, MessageStream, Shelf
+from .threads import Threads
 
 if TYPE_CHECKING:
     from ..zookeeper.rebalance import Claim, GroupMember
@@ -55,6 +58,7 @@ MEMBER_WAIT_MS: Final = 200
 FETCH_WAIT_S: Final = 0.5
 COMMIT_TIMEOUT_MS: Final = 2_000
 STREAMS_MAX: Final = 1_000
+CLOSE_S_MAX: Final = 10.0
 
 
 class Whitelist(NamedTuple):
@@ -121,7 +125,7 @@ class GroupConsumer:
         self._orders: deque[list[_Starting] | list[Holding]] = deque()  # for the fetching thread
         self._session: Session | None = None
         self._member: GroupMember | None = None
-        self._threads: list[threading.Thread] = []
+        self._threads = Threads("group consumer", self._shelf.finish)
         self._closing = threading.Event()
         self._closed = False
 
@@ -129,7 +133,12 @@ class GroupConsumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(processed=kind is None)
+        try:
+            self.close(processed=kind is None)
+        except ClientBroken as error:
+            if kind is None:
+                raise
+            logger.error("%s", error)  # what is under way is not to be replaced by it
 
     # ---- the paper's interface
 
@@ -173,18 +182,24 @@ class GroupConsumer:
 
         Raises:
             ZooKeeperAway: not stored, or nobody knows; try again.
+            ClientBroken: a thread of this consumer has ended.
         """
+        self._threads.check()
         if self._member is None:
             raise InvalidRequest("this consumer has no streams yet: create them first")
         if self._closed:
             raise InvalidRequest("this consumer is closed")
         self._commit(self._shelf.positions(in_hand=True) if offsets is None else offsets)
 
-    def close(self, *, processed: bool = True) -> None:
+    def close(self, *, processed: bool = True, timeout: float = CLOSE_S_MAX) -> None:
         """Stop, commit and leave the group: the others take over at once.  Closing twice does nothing.
 
         Args:
             processed: whether all messages that were handed out count as processed.  Stop reading first.
+            timeout: seconds for each of the two threads to end; what they wait for of brokers is cut short.
+
+        Raises:
+            ClientBroken: a thread of this consumer ended, or does not; everything else is closed all the same.
         """
         if self._closed:
             return
@@ -194,12 +209,15 @@ class GroupConsumer:
         self._shelf.finish()
         self._closing.set()
         self._fetcher.wake()
+        self._cluster.abort()
         if self._session is not None:
             self._session.deliver(lambda: None)
-        for thread in self._threads:
-            thread.join()
+        running = self._threads.join(timeout)
+        if running:
+            raise ClientBroken(f"{', '.join(running)} did not end within {timeout:g} s: left behind")
         self._fetcher.close()
         self._cluster.close()
+        self._threads.check()
 
     # ---- to look at
 
@@ -269,15 +287,20 @@ class GroupConsumer:
             failed=self._shelf.finish,
         )
         self._session.start()
-        for name, run in (("member", self._run_member), ("fetch", self._run_fetch)):
-            thread = threading.Thread(target=run, name=f"appliance-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._threads.start("member", self._run_member)
+        self._threads.start("fetch", self._run_fetch)
 
     def _run_member(self) -> None:
         member, session = self._member, self._session
         assert member is not None and session is not None
-        member.join()
+        try:
+            member.join()
+            self._keep_membership(member)
+            member.leave()
+        finally:
+            session.close()  # whatever has happened: the others must not wait for us
+
+    def _keep_membership(self, member: GroupMember) -> None:
         commit_due_ms = self._clock_ms() + (self._auto_commit_ms or 0)
         while not self._closing.is_set():
             member.poll(MEMBER_WAIT_MS)
@@ -287,8 +310,6 @@ class GroupConsumer:
                     self._commit(self._shelf.positions(in_hand=False))
                 except ZooKeeperAway as error:
                     logger.warning("group %s: positions not committed, trying again: %s", self.group, error)
-        member.leave()
-        session.close()
 
     def _commit(self, offsets: Mapping[Place, int]) -> None:
         assert self._member is not None
