@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -178,8 +178,8 @@ class FakeCluster:
             return self.native[name]
         return RegisteredGroup(name, False, ()) if name in self.positions else None
 
-    def register(self, group: str, members: Sequence[RegisteredMember]) -> None:
-        self.shown[group] = members
+    def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
+        self.shown[group] = members()
 
     def _reach(self) -> None:
         if self.away:

@@ -116,6 +116,24 @@ def test_group_ids_are_checked(request_name: str, more: dict[str, Any], group_id
     assert reply.error_code == Code.INVALID_GROUP_ID
 
 
+def test_positions_may_be_kept_without_a_groups_name() -> None:
+    """As in Kafka, whose old simple consumers commit so."""
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.add("t", 2)
+        client = Client(cluster)
+        assert codes(await client.ask("OffsetCommit", **(commit() | {"group_id": ""}))) == [0]
+        fetched = await client.ask("OffsetFetch", 7, group_id="", topics=None)
+        assert fetched.error_code == 0 and fetched.topics[0].partitions[0].committed_offset == 500
+        described = await client.ask("DescribeGroups", groups=[""])
+        assert (described.groups[0].error_code, described.groups[0].group_state) == (0, "Empty")
+        assert (await client.ask("DeleteGroups", groups_names=[""])).results[0].error_code == 0
+        assert not cluster.positions
+
+    run(scenario())
+
+
 def test_a_group_of_another_broker_is_refused_and_dissolved() -> None:
     async def scenario() -> None:
         cluster, client, member_id = await stable()

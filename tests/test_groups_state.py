@@ -344,11 +344,18 @@ def test_a_static_member_that_comes_back_disturbs_nobody() -> None:
     assert table.group.may_commit(a, "one", 1, table.now_ms) is Code.FENCED_INSTANCE_ID
 
 
-def test_a_static_member_with_another_subscription_rebalances() -> None:
+@pytest.mark.parametrize("bytes_differ", [False, True])
+def test_a_static_member_rebalances_the_others_only_when_another_protocol_would_be_elected(bytes_differ: bool) -> None:
+    """As Kafka: names are compared, not offers.  Java's consumers write what they owned into theirs."""
     table = Table()
-    table.settle("a", instance="one")
-    table.join("a2", instance="one", protocols=BOTH)
-    assert table.joined("a2").generation == 2
+    range_first = (Metadata("range", b"owned before"), Metadata("roundrobin", b""))
+    robin_first = (Metadata("roundrobin", b""), Metadata("range", b""))
+    table.settle("a", instance="one", protocols=range_first)
+    again = (Metadata("range", b"nothing owned"), Metadata("roundrobin", b"x")) if bytes_differ else range_first
+    table.join("a2", instance="one", protocols=again)
+    assert table.joined("a2").generation == 1
+    table.join("a3", instance="one", protocols=robin_first)
+    assert table.joined("a3").generation == 2
 
 
 def test_a_second_process_of_one_instance_fences_the_first() -> None:

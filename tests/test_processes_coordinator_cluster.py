@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from appliance import config as configs
 from appliance.catalog import Catalog, Topic
 from appliance.errors import InvalidRequest, OffsetOutOfRange, UnknownPartition, ZooKeeperAway
 from appliance.groups.cluster import Commit, RegisteredMember
+from appliance.processes.coordinator import shown
 from appliance.processes.coordinator.cluster import Cluster
 from appliance.processes.coordinator.partitions import Partitions
 from appliance.processes.coordinator.producer_ids import ProducerIds
 from appliance.processes.coordinator.topics import Topics
 from appliance.shared.table import ONLINE, ROWS, SegmentTable
-from appliance.zookeeper.operations import Operation, ask, create
+from appliance.zookeeper.operations import Operation
 from appliance.zookeeper.paths import BrokerInfo, TopicInfo, consumer, owner
 from appliance.zookeeper.paths import TopicPartition as Part
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
@@ -35,6 +39,7 @@ class DictionaryRegistry:
     state = "connected"
     connect_string = "zk:2181"
     revision = 0
+    session_id = 1
 
     def __init__(self) -> None:
         self.tree = Tree()
@@ -46,18 +51,11 @@ class DictionaryRegistry:
         if self.away:
             operation.close()
             raise ZooKeeperAway("away")
-        result: T = self.tree.run(operation)
+        result: T = self.tree.run(operation, self.session_id)
         return result
 
     async def live_brokers(self) -> set[int]:
         return {0, *self.brokers}
-
-    def keep(self, path: str, value: bytes) -> None:
-        self.tree.nodes.pop(path, None)
-        self.tree.run(ask([create(path, value, ephemeral=True)]))
-
-    def unkeep(self, path: str) -> None:
-        assert path in self.tree.nodes
 
     def announce(self) -> None:
         pass
@@ -119,42 +117,96 @@ async def nothing() -> None:
     pass
 
 
+def show(bench: Bench, group: str, *members: RegisteredMember) -> None:
+    bench.cluster.register(group, lambda: members)
+
+
 def test_members_of_the_kafka_door_are_shown_moved_and_taken_away(bench: Bench) -> None:
     nodes = bench.registry.tree.nodes
-    bench.cluster.register("g", [member("a", ("logs", 0), ("logs", 1)), member("b")])
+    show(bench, "g", member("a", ("logs", 0), ("logs", 1)), member("b"))
+    bench.run(nothing())
     group = bench.run(bench.cluster.group("g"))
     assert group is not None and not group.native
     assert group.members == (member("a", ("logs", 0), ("logs", 1)), member("b"))
     assert [row.name for row in bench.run(bench.cluster.groups())] == ["g"]
 
-    bench.cluster.register("g", [member("b", ("logs", 1))])
+    show(bench, "g", member("b", ("logs", 1)))
     bench.run(nothing())
     assert consumer("g", "a") not in nodes and owner("g", Part("logs", 0)) not in nodes
     assert nodes[owner("g", Part("logs", 1))].value == b"b-0"
 
-    bench.cluster.register("g", [])
+    show(bench, "g")
     bench.run(nothing())
-    group = bench.run(bench.cluster.group("g"))
-    assert group is not None and group.members == ()
-    bench.run(bench.cluster.forget("g", None))
-    assert bench.run(bench.cluster.group("g")) is None
+    assert bench.run(bench.cluster.group("g")) is None, "who leaves without a commit leaves nothing"
+    assert not any(path.startswith("/consumers/") for path in nodes)
 
 
-def test_what_could_not_be_taken_away_while_zookeeper_was_away_goes_later(bench: Bench) -> None:
-    bench.cluster.register("g", [member("a"), member("b")])
+def test_what_could_not_be_shown_while_zookeeper_was_away_is_shown_later(bench: Bench) -> None:
+    nodes = bench.registry.tree.nodes
+    show(bench, "g", member("a"), member("b"))
+    bench.run(nothing())
     bench.registry.away = True
-    bench.cluster.register("g", [member("b")])
-    with pytest.raises(ZooKeeperAway):
-        bench.run(nothing())
-    bench.cluster.register("g", [])
-    bench.cluster.register("g", [member("b")])  # b is back before anybody could delete it
-    for work in bench.spawned:
-        work.close()
-    bench.spawned.clear()
+    show(bench, "g", member("b"))
+    show(bench, "h", member("c"))
+    bench.run(nothing())
+    assert consumer("g", "a") in nodes
     bench.registry.away = False
     bench.run(bench.cluster.reconnected())
-    assert consumer("g", "a") not in bench.registry.tree.nodes
-    assert consumer("g", "b") in bench.registry.tree.nodes
+    assert consumer("g", "a") not in nodes and {consumer("g", "b"), consumer("h", "c")} <= set(nodes)
+
+
+def test_in_a_new_session_everything_is_shown_again(bench: Bench) -> None:
+    nodes = bench.registry.tree.nodes
+    show(bench, "g", member("a", ("logs", 0)), member("b"))
+    bench.run(nothing())
+    bench.registry.session_id = 2
+    bench.run(bench.cluster.reconnected())
+    assert {nodes[path].owner for path in nodes if "/ids/" in path or path.endswith("logs/0")} == {2}
+    bench.registry.tree.expire(1)
+    group = bench.run(bench.cluster.group("g"))
+    assert group is not None and len(group.members) == 2
+
+
+ANY_TEXT = st.text(st.characters(), max_size=30)
+PARTITION = st.tuples(ANY_TEXT | st.just("logs") | st.just(".."), st.integers(-3, 10))
+MEMBER = st.builds(
+    RegisteredMember, ANY_TEXT, ANY_TEXT | st.just("x" * 5_000), ANY_TEXT, st.lists(ANY_TEXT, max_size=3).map(tuple),
+    st.lists(PARTITION, max_size=5).map(tuple),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(ANY_TEXT, st.lists(MEMBER, max_size=3)), max_size=4))
+@settings(deadline=None)
+def test_whatever_members_are_called_showing_them_never_fails(shown: list[tuple[str, list[RegisteredMember]]]) -> None:
+    with TemporaryDirectory() as data_dir:
+        bench = Bench(Path(data_dir))
+        for group, members in shown:
+            show(bench, group, *members)
+            bench.run(nothing())
+        show(bench, "last", member("a", ("logs", 0)))
+        bench.run(nothing())
+        assert consumer("last", "a") in bench.registry.tree.nodes
+        for group in [*dict(shown), "last"]:
+            show(bench, group)
+            bench.run(nothing())
+        assert not any(path.startswith("/consumers/") for path in bench.registry.tree.nodes)
+
+
+def test_what_is_shown_is_bounded_and_members_come_before_what_they_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown, "SHOWN_BYTES_MAX", 7 * 400)
+    nodes = bench.registry.tree.nodes
+    show(bench, "g", *(member(f"m{n}", ("logs", 0), ("logs", 1), ("logs", 9), ("x", 0)) for n in range(2)))
+    show(bench, "h", *(member(f"m{n}") for n in range(50)))
+    bench.run(nothing())
+    assert {consumer("g", f"m{n}") for n in range(2)} <= set(nodes)
+    assert 2 <= sum(path.startswith("/consumers/h/ids/") for path in nodes) <= 4
+    show(bench, "h")
+    bench.run(nothing())
+    show(bench, "i", member("c"))
+    bench.run(nothing())
+    assert consumer("i", "c") in nodes, "what was taken away makes room"
 
 
 def test_commits_name_the_partitions_that_do_not_exist(bench: Bench) -> None:
@@ -170,7 +222,8 @@ def test_commits_name_the_partitions_that_do_not_exist(bench: Bench) -> None:
 
 
 def test_a_group_with_live_members_is_not_forgotten(bench: Bench) -> None:
-    bench.cluster.register("g", [member("a")])
+    show(bench, "g", member("a"))
+    bench.run(nothing())
     with pytest.raises(InvalidRequest):
         bench.run(bench.cluster.forget("g", None))
 

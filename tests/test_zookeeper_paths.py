@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from appliance.errors import BadValue, InvalidRequest
+from appliance.errors import BadValue, InvalidRequest, InvalidTopic
 from appliance.zookeeper import paths
+from appliance.zookeeper.operations import check_request, get
 from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
 
-names = st.text(min_size=1, max_size=40)
+names = st.text(max_size=40)
 topics = st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True)
 
 
@@ -30,10 +31,41 @@ def test_any_group_name_becomes_one_component(name: str) -> None:
     assert paths.decode_name(component) == name
 
 
-@pytest.mark.parametrize("name", ["", "x" * 1_001])
-def test_a_group_name_has_bounds(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="1 to 1000"):
-        paths.encode_name(name)
+def test_a_group_name_has_bounds() -> None:
+    with pytest.raises(InvalidRequest, match="at most 1000"):
+        paths.encode_name("x" * 1_001)
+
+
+@given(st.text(), st.text())
+def test_different_names_have_different_components(one: str, other: str) -> None:
+    assert (paths.encode_name(one) == paths.encode_name(other)) == (one == other)
+
+
+ANY_TEXT = st.text(st.characters(), max_size=300)  # surrogates, control characters and all
+
+
+@given(ANY_TEXT, ANY_TEXT, ANY_TEXT, st.integers())
+@example("g", "c", "..", 0)
+@example("g", "c", "a/b", 0)
+@example("", "", "", -1)
+@example("\ud800", "\0", "t", 2**70)
+def test_whatever_the_names_a_path_is_refused_or_zookeeper_takes_it(g: str, c: str, t: str, number: int) -> None:
+    """Goal: no input whatever reaches kazoo's threads that would end them."""
+    part = TopicPartition(t, number)
+    for make in (
+        lambda: paths.topic(t),
+        lambda: paths.consumer(g, c),
+        lambda: paths.owners(g, t),
+        lambda: paths.owner(g, part),
+        lambda: paths.offsets(g, t),
+        lambda: paths.offset(g, part),
+    ):
+        try:
+            path = make()
+        except (InvalidRequest, InvalidTopic):
+            continue
+        check_request(get(path))
+        assert path.isascii() and path.count("/") == path.strip("/").count("/") + 1
 
 
 @given(st.builds(CommittedOffset, st.integers(0, 2**63 - 1), st.text(max_size=20)))

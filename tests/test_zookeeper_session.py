@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from appliance.errors import ZooKeeperAway
+from appliance.errors import InvalidRequest, ZooKeeperAway
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import (
+    REQUEST_BYTES_MAX,
+    Failed,
     Node,
     Operation,
     Refused,
     Request,
     ask,
+    check,
     create,
     delete,
     exists,
     get,
+    multi,
     set_value,
+    sync,
 )
 from appliance.zookeeper.paths import CommittedOffset, TopicPartition
 from appliance.zookeeper.registry import OffsetRegistry
@@ -47,6 +53,7 @@ class Frozen:
 
     def __enter__(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # the signal alone is only on its way
 
     def __exit__(self, *_: object) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -65,6 +72,68 @@ def test_requests_are_answered_in_both_ways(opened: Sessions) -> None:
     opened.until(lambda: answers, "an answer")
     assert answers == [[1, Refused.BAD_VERSION, Refused.NODE_EXISTS]]
     assert session.call(asked(delete("/a"), delete("/a/b"), delete("/a"))) == [Refused.NOT_EMPTY, 0, 0]
+
+
+HOSTILE = [
+    get("/a/.."), get("a"), get(""), get("/a/"), get("/a//b"), get("/a/./b"), get("/\0"), get("/\ud800"),
+    get("/\U0001f600"), exists("/brokers/topics/.."), delete("/."), set_value("/a", b"", 2**31), delete("/a", -2),
+    create("/a/\x7f"), create("/a", bytes(1 << 20)), set_value("/a", bytes(REQUEST_BYTES_MAX), -1),
+    get("/" + "x" * REQUEST_BYTES_MAX), multi([check("/a/..", 0)]),
+    multi([create(f"/a/{i}", bytes(60_000)) for i in range(20)]),
+]  # fmt: skip
+
+
+def test_what_zookeeper_cannot_take_is_one_operations_error(opened: Sessions) -> None:
+    """Goal: no request whatever raises out of ``poll``, ends kazoo's thread or costs the session; all the room that was
+    taken is free again.
+    """
+    session = opened.open(operations_max=2 * len(HOSTILE))
+    before, answers, good = session.session_id, [], []
+    for request in HOSTILE:
+        session.submit(asked(request), answers.append)
+        session.submit(asked(exists("/")), good.append)
+        with pytest.raises(InvalidRequest):
+            session.call(asked(request))
+    opened.until(lambda: len(answers) == len(good) == len(HOSTILE), "all are answered")
+    assert all(isinstance(answer, InvalidRequest) for answer in answers)
+    assert all(isinstance(answer, list) for answer in good)
+    assert not session._tasks and session.session_id == before and session.state is State.CONNECTED
+
+
+def test_a_bug_in_one_operation_is_raised_and_ends_that_one_alone(opened: Sessions) -> None:
+    session = opened.open()
+
+    def broken() -> Operation[None]:
+        yield [exists("/")]
+        raise ZeroDivisionError("a bug")
+
+    answers: list[Any] = []
+    session.submit(broken(), answers.append)
+    session.submit(asked(exists("/")), answers.append)
+    with pytest.raises(ZeroDivisionError):
+        opened.until(lambda: len(answers) == 2, "both are answered")
+    opened.until(lambda: len(answers) == 2, "both are answered")
+    assert sorted(isinstance(answer, InvalidRequest) for answer in answers) == [False, True]
+    assert not session._tasks
+
+
+def test_parts_of_a_multi_happen_together_or_not_at_all(opened: Sessions) -> None:
+    session = opened.open()
+    session.call(asked(create("/a", b"1"), create("/b", b"1")))
+
+    def asked_at_once(*parts: Request) -> Any:
+        return session.call(asked(multi(parts)))[0]
+
+    done = asked_at_once(check("/a", 0), set_value("/a", b"2", 0), create("/c", b"3"), delete("/b"))
+    assert done == [0, 1, 0, 0]
+    refused = {
+        Refused.BAD_VERSION: (set_value("/a", b"x", -1), check("/a", 0)),
+        Refused.NODE_EXISTS: (set_value("/a", b"x", -1), create("/c")),
+        Refused.NO_NODE: (set_value("/a", b"x", -1), check("/b", -1)),
+    }
+    for why, parts in refused.items():
+        assert asked_at_once(*parts) == Failed(1, why)
+    assert session.call(asked(sync(), get("/a")))[1].value == b"2"
 
 
 def test_an_operation_that_fails_tells_its_error(opened: Sessions) -> None:

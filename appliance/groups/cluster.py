@@ -14,7 +14,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from appliance.catalog import Topic
@@ -169,8 +169,9 @@ class Cluster(Protocol):
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group of the registry with its members; None when there is no such group."""
 
-    def register(self, group: str, members: Sequence[RegisteredMember]) -> None:
+    def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
         """Show these as the group's members in the registry, when ZooKeeper permits; none: take them away.
 
-        Called with the full list after every change; only the last one counts.
+        Called after every change; ``members`` is asked later, once for any number of changes.  Neither fails nor
+        waits.
         """

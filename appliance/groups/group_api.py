@@ -14,6 +14,7 @@ still held of the group is dissolved.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -150,9 +151,12 @@ class GroupApi:
         ]
         return {"error_code": Code.NONE, "members": members}
 
-    def _refuse(self, group: str, listener: str) -> Code:
-        """Why this appliance does not serve a group by that name, if so."""
-        if not 0 < len(group) <= GROUP_CHARACTERS_MAX:
+    def _refuse(self, group: str, listener: str, nameless: bool = False) -> Code:
+        """Why this appliance does not serve a group by that name, if so.
+
+        ``nameless``: "" will do, as in Kafka for OffsetCommit, OffsetFetch, DescribeGroups and DeleteGroups.
+        """
+        if not (group or nameless) or len(group) > GROUP_CHARACTERS_MAX:
             return Code.INVALID_GROUP_ID
         if not self._coordinates(group, self._cluster.brokers(listener)):
             self._membership.dissolve(group, Code.NOT_COORDINATOR)
@@ -194,7 +198,7 @@ class GroupApi:
             if not token.done():  # it is when its request was cancelled: the process is stopping
                 token.set_result(reply)
         for name in self._membership.take_changed():
-            self._cluster.register(name, _registration(self._membership.get(name)))
+            self._cluster.register(name, functools.partial(self._registration, name))
         deadline_ms = self._membership.next_deadline_ms()
         loop = asyncio.get_running_loop()
         if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms + 1):
@@ -205,15 +209,34 @@ class GroupApi:
 
     def _tick(self) -> None:
         self._alarm = None
-        self._membership.tick(self._now_ms())
-        self._settle()
+        try:
+            self._membership.tick(self._now_ms())
+        finally:
+            self._settle()
+
+    def _registration(self, name: str) -> list[RegisteredMember]:
+        """A group's members as the registries show them."""
+        group = self._membership.get(name)
+        if group is None:
+            return []
+        consumers = group.protocol_type == CONSUMER  # what others write only they can read
+        return [
+            RegisteredMember(
+                member.id,
+                member.client_id,
+                member.client_host,
+                consumer_protocol.subscribed_topics(member.metadata(group.protocol)) if consumers else (),
+                consumer_protocol.assigned_partitions(member.assignment) if consumers else (),
+            )
+            for member in group.members.values()
+        ]
 
     # -- positions ------------------------------------------------------------------------------------
 
     async def _commit(self, call: Call) -> Answer:
         request = call.request
         name = request.group_id
-        error = self._refuse(name, call.listener) or self._membership.may_commit(
+        error = self._refuse(name, call.listener, nameless=True) or self._membership.may_commit(
             name,
             request.member_id,
             request.group_instance_id,
@@ -276,7 +299,7 @@ class GroupApi:
         wanted = None
         if topics is not None:
             wanted = [(topic.name, number) for topic in topics for number in topic.partition_indexes]
-        error: int = self._refuse(name, call.listener)
+        error: int = self._refuse(name, call.listener, nameless=True)
         found: Mapping[TopicPartition, Commit] = {}
         if not error:
             try:
@@ -341,7 +364,7 @@ class GroupApi:
         }
 
     async def _describe_one(self, name: str, call: Call) -> dict[str, Any]:
-        error: int = self._refuse(name, call.listener)
+        error: int = self._refuse(name, call.listener, nameless=True)
         if error:
             return {"error_code": error, "group_state": ""}
         group = self._membership.get(name)
@@ -386,7 +409,7 @@ class GroupApi:
         return {"results": results}
 
     async def _delete_one(self, name: str, listener: str) -> int:
-        error: int = self._refuse(name, listener)
+        error: int = self._refuse(name, listener, nameless=True)
         if not error and self._membership.may_delete(name) is Code.NON_EMPTY_GROUP:
             error = Code.NON_EMPTY_GROUP
         if error:
@@ -401,22 +424,6 @@ class GroupApi:
         except ApplianceError as fault:
             return retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         return Code.NONE
-
-
-def _registration(group: Group | None) -> list[RegisteredMember]:
-    if group is None:
-        return []
-    consumers = group.protocol_type == CONSUMER  # what others write only they can read
-    return [
-        RegisteredMember(
-            member.id,
-            member.client_id,
-            member.client_host,
-            consumer_protocol.subscribed_topics(member.metadata(group.protocol)) if consumers else (),
-            consumer_protocol.assigned_partitions(member.assignment) if consumers else (),
-        )
-        for member in group.members.values()
-    ]
 
 
 def _joined(reply: Joined, version: int) -> dict[str, Any]:

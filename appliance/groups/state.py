@@ -411,7 +411,9 @@ class Group:
         member.joining = token
 
     def _replace_static(self, token: Token, join: Join, old: Member, now_ms: int) -> None:
-        """A restarted process takes its instance's place.  With the same offers nobody else needs to notice.
+        """A restarted process takes its instance's place.  While the same protocol is elected, nobody else notices.
+
+        Not the offers are compared: Java's consumers write what they owned into them, which differs after a restart.
 
         The reply then names the *old* id as leader, so that a restarted leader does not assign anew.
         """
@@ -436,7 +438,7 @@ class Group:
         self.static[join.instance] = member_id
         if led_by == old.id:
             self.leader = member_id
-        if self.state is State.STABLE and old.protocols == join.protocols:
+        if self.state is State.STABLE and self._elect_protocol() == self.protocol:
             self.answer(token, self._joined(member)._replace(leader=led_by, members=()))
         else:
             member.joining = token

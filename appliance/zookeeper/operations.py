@@ -5,7 +5,13 @@ same order, and returns its result.  :class:`~.session.Session` runs operations,
 blocking a thread; the tests run the same operations against a dictionary, one request at a time in any order.
 
 A reply is, by verb: ``get`` and ``exists`` a :class:`Node`, ``children`` a list of names, ``create`` and
-``set`` the node's version, ``delete`` 0; or a :class:`Refused`.  Whoever runs an operation repeats requests
+``set`` the node's version, ``delete``, ``check`` and ``sync`` 0; or a :class:`Refused`.  ``multi`` carries out
+all of its parts or none: its reply is the list of theirs, or :class:`Failed`, which names the one in the way.
+
+Paths and sizes are checked by :func:`check_request` before anything is sent: kazoo's threads, and ZooKeeper's
+connection, end at what they cannot take.
+
+Whoever runs an operation repeats requests
 whose reply was lost, so every operation must take its own earlier success for an answer (NODE_EXISTS with its
 own value, NO_NODE after its own delete, BAD_VERSION after its own set).  When ZooKeeper does not answer in
 time, ``ZooKeeperAway`` is thrown in, or the generator is closed; state kept between operations must be right
@@ -15,14 +21,22 @@ at every ``yield``.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from ..errors import ConfigFault, ZooKeeperAway
+from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
 
 T = TypeVar("T")
 ATTEMPTS_MAX = 8  # rounds of look-and-try-again inside one operation
 WINDOW = 500  # requests in flight for one operation
+REQUEST_BYTES_MAX: Final = 1_000_000
+"""Path and value of one request, all parts of a multi together.  ZooKeeper closes the connection at 1 MiB."""
+PART_BYTES: Final = 128
+"""What a request takes besides path and value, rounded up."""
+VERSION_MAX: Final = 2**31 - 1
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
+"""Characters that ZooKeeper does not take in a path."""
 
 
 class Request(NamedTuple):
@@ -32,6 +46,13 @@ class Request(NamedTuple):
     version: int = -1  # -1: any
     ephemeral: bool = False
     watch: Callable[..., None] | None = None
+    parts: tuple[Request, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes on the wire, rounded up.  A path that UTF-8 cannot spell counts all the same."""
+        own = len(self.path.encode("utf-8", "surrogatepass")) + len(self.value) + PART_BYTES
+        return own + sum(part.size for part in self.parts)
 
 
 class Node(NamedTuple):
@@ -46,6 +67,13 @@ class Refused(enum.Enum):
     NODE_EXISTS = enum.auto()
     BAD_VERSION = enum.auto()
     NOT_EMPTY = enum.auto()
+
+
+class Failed(NamedTuple):
+    """A multi that was not carried out: the place, from 0, of the part that was refused, and how."""
+
+    place: int
+    refused: Refused
 
 
 Operation: TypeAlias = Generator[list[Request], list[Any], T]
@@ -74,6 +102,40 @@ def set_value(path: str, value: bytes, version: int) -> Request:
 
 def delete(path: str, version: int = -1) -> Request:
     return Request("delete", path, version=version)
+
+
+def check(path: str, version: int) -> Request:
+    """Part of a multi: the node must have this version."""
+    return Request("check", path, version=version)
+
+
+def sync() -> Request:
+    """Reads that follow see all that anybody was told to be stored before."""
+    return Request("sync", "/")
+
+
+def multi(parts: Iterable[Request]) -> Request:
+    """Parts (create, set, delete, check) that happen together or not at all; no parents are made."""
+    return Request("multi", "/", parts=tuple(parts))
+
+
+def check_request(request: Request) -> None:
+    """Raises InvalidRequest: ZooKeeper cannot take this, so it must not be sent."""
+    for part in (request, *request.parts):
+        if not _is_path(part.path):
+            raise InvalidRequest(f"{part.path!r:.200} cannot be the path of a ZooKeeper node")
+        if not -1 <= part.version <= VERSION_MAX:
+            raise InvalidRequest(f"{part.version} is no version of a ZooKeeper node")
+    if request.size > REQUEST_BYTES_MAX:
+        raise InvalidRequest(
+            f"{request.path!r:.200}: {request.size} bytes are more than ZooKeeper takes at once ({REQUEST_BYTES_MAX})"
+        )
+
+
+def _is_path(path: str) -> bool:
+    names = path.split("/")
+    fits = names[0] == "" and not any(name in ("", ".", "..") for name in names[1:])
+    return path == "/" or (len(names) > 1 and fits and _UNFIT.search(path) is None)
 
 
 def ask(requests: Sequence[Request]) -> Operation[list[Any]]:

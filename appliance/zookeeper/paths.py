@@ -13,9 +13,10 @@ that came through the Kafka door are shown as ``{"protocol": "kafka", "client": 
 {...}}``.  An offset with Kafka's commit metadata is ``{"offset": n, "metadata": "..."}``, any other is the
 paper's plain number.
 
-Topics have names that are safe as they are; group and consumer names may hold anything, so they are
-percent-encoded where they are part of a path.  A value that cannot be read raises :class:`BadValue` with its
-path: somebody else wrote it, and only a person can say why.
+Paths are made of checked names only: a topic's name is one that :mod:`appliance.names` allows, or
+:class:`InvalidTopic`; group and consumer names may hold anything, so they are percent-encoded where they are
+part of a path (the empty name of a group, which Kafka allows for positions, is a single "%").  A value that cannot
+be read raises :class:`BadValue` with its path: somebody else wrote it, and only a person can say why.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from ..errors import BadValue, InvalidRequest
+from ..names import check_topic
 
 BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 CONSUMERS = "/consumers"
 GROUP_NAME_CHARACTERS_MAX = 1_000
+NO_NAME = "%"
+"""The path component of the empty name; encoded names have two digits behind each percent sign."""
 
 
 class TopicPartition(NamedTuple):
@@ -90,6 +94,7 @@ def broker(broker_id: int) -> str:
 
 
 def topic(name: str) -> str:
+    check_topic(name)
     return f"{TOPICS}/{name}"
 
 
@@ -106,38 +111,47 @@ def consumer(group_name: str, consumer_id: str) -> str:
 
 
 def owners(group_name: str, topic_name: str | None = None) -> str:
-    return f"{group(group_name)}/owners" + (f"/{topic_name}" if topic_name else "")
+    return _by_topic(f"{group(group_name)}/owners", topic_name)
 
 
 def owner(group_name: str, part: TopicPartition) -> str:
-    return f"{group(group_name)}/owners/{part.topic}/{part.partition}"
+    return f"{owners(group_name, part.topic)}/{part.partition}"
 
 
 def offsets(group_name: str, topic_name: str | None = None) -> str:
-    return f"{group(group_name)}/offsets" + (f"/{topic_name}" if topic_name else "")
+    return _by_topic(f"{group(group_name)}/offsets", topic_name)
 
 
 def offset(group_name: str, part: TopicPartition) -> str:
-    return f"{group(group_name)}/offsets/{part.topic}/{part.partition}"
+    return f"{offsets(group_name, part.topic)}/{part.partition}"
+
+
+def _by_topic(above: str, topic_name: str | None) -> str:
+    if topic_name is None:
+        return above
+    check_topic(topic_name)
+    return f"{above}/{topic_name}"
 
 
 def encode_name(name: str) -> str:
     """A group's or consumer's name as one path component.
 
     Raises:
-        InvalidRequest: the name is empty or longer than GROUP_NAME_CHARACTERS_MAX.
+        InvalidRequest: the name is longer than GROUP_NAME_CHARACTERS_MAX.
     """
-    if not 0 < len(name) <= GROUP_NAME_CHARACTERS_MAX:
+    if len(name) > GROUP_NAME_CHARACTERS_MAX:
         raise InvalidRequest(
-            f"a group or consumer name needs 1 to {GROUP_NAME_CHARACTERS_MAX} characters, not {len(name)}"
+            f"a group or consumer name has at most {GROUP_NAME_CHARACTERS_MAX} characters, not {len(name)}"
         )
+    if not name:
+        return NO_NAME
     # ZooKeeper refuses "." and ".." as components; "~" in front of nothing else keeps other names readable.
     encoded = quote(name, safe="", errors="surrogatepass")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
 
 def decode_name(component: str) -> str:
-    return unquote(component, errors="surrogatepass")
+    return "" if component == NO_NAME else unquote(component, errors="surrogatepass")
 
 
 def encode_broker(info: BrokerInfo) -> bytes:

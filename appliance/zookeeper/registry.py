@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from ..errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition, ZooKeeperAway
+from ..names import is_topic
 from . import paths
 from .operations import (
     ATTEMPTS_MAX,
@@ -105,11 +106,12 @@ class BrokerRegistry:
         return found
 
     def topic_names(self) -> Operation[list[str]]:
-        return (yield from list_children(paths.TOPICS))
+        """The registered topics; names that no topic may have are somebody else's nodes and left out."""
+        return [name for name in (yield from list_children(paths.TOPICS)) if is_topic(name)]
 
     def topics(self, names: Collection[str] | None = None) -> Operation[dict[str, TopicInfo]]:
         """The topics with these names (those that exist), or all."""
-        wanted = (yield from list_children(paths.TOPICS)) if names is None else sorted(names)
+        wanted = (yield from self.topic_names()) if names is None else sorted(names)
         nodes = yield from ask([get(paths.topic(name)) for name in wanted])
         found = {}
         for name, node in zip(wanted, nodes, strict=True):
@@ -180,7 +182,9 @@ class BrokerRegistry:
         """Tell each topic now and whenever its registration changes; None when it is deleted."""
 
         def decoded(name: str, value: bytes | None) -> None:
-            if value is None:
+            if not is_topic(name):
+                log.error("%s/%s is no topic: no topic may have this name", paths.TOPICS, name)
+            elif value is None:
                 changed(name, None)
             elif (info := _readable(paths.decode_topic, paths.topic(name), value)) is not None:
                 changed(name, info)
@@ -242,7 +246,7 @@ class GroupRegistry:
         """Partition -> (consumer id, stream number) of everything that is owned."""
         topics = yield from list_children(paths.owners(group))
         found: dict[TopicPartition, tuple[str, int]] = {}
-        for topic in topics:
+        for topic in filter(is_topic, topics):
             nodes = yield from read_children(paths.owners(group, topic))
             for name, node in nodes.items():
                 path = f"{paths.owners(group, topic)}/{name}"
@@ -289,6 +293,14 @@ class GroupRegistry:
                 if isinstance(node, Node) and node.value == paths.encode_owner(*owned[part])
             ]
         )
+
+    def prune(self, group: str) -> Operation[None]:
+        """Remove what is empty of a group's nodes: one without members and positions leaves nothing behind."""
+        for above in (paths.owners(group), paths.offsets(group)):
+            below = yield from list_children(above)
+            yield from ask([delete(f"{above}/{name}") for name in below])  # what is not empty stays
+        yield from ask([delete(paths.owners(group)), delete(paths.offsets(group)), delete(paths.consumers(group))])
+        yield [delete(paths.group(group))]
 
     def delete(self, group: str) -> Operation[None]:
         """Forget a group with all its offsets.
@@ -406,7 +418,7 @@ class OffsetRegistry:
 
     def _all(self, group: str) -> Operation[list[TopicPartition]]:
         found = []
-        for topic in (yield from list_children(paths.offsets(group))):
+        for topic in filter(is_topic, (yield from list_children(paths.offsets(group)))):
             for name in (yield from list_children(paths.offsets(group, topic))):
                 if name.isdecimal():
                     found.append(TopicPartition(topic, int(name)))

@@ -15,6 +15,9 @@
   machine sleeps.  ZooKeeper cannot have expired the session before that, so when LOST is told, no other
   member can yet have taken what ephemeral nodes protect.  A heartbeat every third of the timeout keeps the
   lease up while all is well.
+* One failing operation fails alone.  What ZooKeeper cannot take (a path, a size) is that operation's
+  :class:`InvalidRequest` and is never sent; whatever an operation or a callback raises, ``poll`` goes on with the
+  others when it is called again, and what the operation had taken of ``operations_max`` is free.
 * Ephemeral nodes given to :meth:`Session.keep` are there again in every new session; watches are armed again
   after every loss of connection and whenever they fire, and tell what changed in between.
 
@@ -33,7 +36,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from kazoo import exceptions as refusals
@@ -42,8 +45,19 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import EventType, WatchedEvent
 from kazoo.retry import KazooRetry
 
-from ..errors import ApplianceError, ConfigFault, ZooKeeperAway
-from .operations import Node, Operation, Refused, Request, children, exists, get, hold_ephemeral
+from ..errors import ApplianceError, ConfigFault, InvalidRequest, ZooKeeperAway
+from .operations import (
+    Failed,
+    Node,
+    Operation,
+    Refused,
+    Request,
+    check_request,
+    children,
+    exists,
+    get,
+    hold_ephemeral,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -271,8 +285,14 @@ class Session:
         """
         with contextlib.suppress(BlockingIOError):  # woken by the clock
             os.eventfd_read(self._event_fd)
-        for _ in range(len(self._inbox)):
-            self._inbox.popleft()()
+        left = len(self._inbox)
+        try:
+            while left:
+                left -= 1
+                self._inbox.popleft()()
+        finally:
+            if left:  # a callback has raised: the others' turn comes with the next poll
+                self._ring()
         now = self._clock_ms()
         for task in [task for task in self._tasks if 0 < task.deadline_ms <= now]:
             self._finish(task, ZooKeeperAway("ZooKeeper did not answer in time; try again"))
@@ -287,6 +307,9 @@ class Session:
     def deliver(self, action: Callable[[], None]) -> None:
         """Have ``action`` run by ``poll``.  From any thread, kazoo's callbacks above all."""
         self._inbox.append(action)
+        self._ring()
+
+    def _ring(self) -> None:
         fd = self._event_fd
         if fd >= 0:
             try:
@@ -496,17 +519,24 @@ class Session:
         """Send the replies into the operation, and what it asks next to ZooKeeper."""
         if task.over:
             return
+        outcome: Any = InvalidRequest("this cannot be carried out in ZooKeeper: see the log of the appliance")
         try:
             requests = task.operation.send(task.replies if task.requests else None)  # type: ignore[arg-type]
             while not requests:
                 requests = task.operation.send([])
-        except StopIteration as finished:
-            self._finish(task, finished.value)
-        except ApplianceError as error:
-            self._finish(task, error)
-        else:
+            for request in requests:
+                check_request(request)
             task.requests, task.replies = requests, [None] * len(requests)
             task.waiting = set(range(len(requests)))
+            outcome = task
+        except StopIteration as finished:
+            outcome = finished.value
+        except ApplianceError as error:
+            outcome = error
+        finally:  # a bug in the operation is raised, when the one who waits for it has been told
+            if outcome is not task:
+                self._finish(task, outcome)
+        if outcome is task:
             self._send(task, range(len(requests)))
 
     def _send(self, task: Task, indexes: Any) -> None:
@@ -553,6 +583,8 @@ class Session:
 
     def _ask_and_wait(self, task: Task, requests: list[Request]) -> list[Any]:
         """The replies to ``requests``, waited for in the calling thread."""
+        for request in requests:
+            check_request(request)
         replies: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))
         while waiting:
@@ -584,8 +616,27 @@ class Session:
             return client.create_async(path, request.value, ephemeral=request.ephemeral)
         if request.verb == "set":
             return client.set_async(path, request.value, version=request.version)
+        if request.verb == "sync":
+            return client.sync_async(path)
+        if request.verb == "multi":
+            return _transaction(client, request.parts).commit_async()
         assert request.verb == "delete", request.verb
         return client.delete_async(path, version=request.version)
+
+
+def _transaction(client: Any, parts: Iterable[Request]) -> Any:
+    transaction = client.transaction()
+    for part in parts:
+        if part.verb == "create":
+            transaction.create(part.path, part.value, ephemeral=part.ephemeral)
+        elif part.verb == "set":
+            transaction.set_data(part.path, part.value, part.version)
+        elif part.verb == "check":
+            transaction.check(part.path, part.version)
+        else:
+            assert part.verb == "delete", part.verb
+            transaction.delete(part.path, part.version)
+    return transaction
 
 
 def _reply_of(verb: str, result: Any) -> Any:
@@ -603,6 +654,8 @@ def _reply_of(verb: str, result: Any) -> Any:
         return None
     except KazooTimeoutError:
         raise ZooKeeperAway("ZooKeeper did not answer in time; try again") from None
+    except refusals.BadArgumentsError as refusal:
+        raise InvalidRequest(f"ZooKeeper does not take this: {refusal!r}") from None
     except (refusals.NoAuthError, refusals.AuthFailedError) as refusal:
         raise ConfigFault(f"ZooKeeper refuses access ({refusal!r}); correct its ACLs") from None
     except refusals.KazooException as error:
@@ -613,4 +666,19 @@ def _reply_of(verb: str, result: Any) -> Any:
         return Refused.NO_NODE if value is None else Node(b"", value.version, value.ephemeralOwner, value.mtime)
     if verb == "children":
         return value
+    if verb == "multi":
+        return _reply_of_multi(value)
     return value.version if verb == "set" else 0
+
+
+def _reply_of_multi(results: list[Any]) -> list[Any] | Failed:
+    """``results``: of each part a path, a stat or True; or an error each, of which one is the reason."""
+    for index, result in enumerate(results):
+        if type(result) in _REFUSED:
+            return Failed(index, _REFUSED[type(result)])
+        if isinstance(result, (refusals.NoAuthError, refusals.AuthFailedError)):
+            raise ConfigFault(f"ZooKeeper refuses access ({result!r}); correct its ACLs")
+    failed = [result for result in results if isinstance(result, Exception)]
+    if failed:
+        raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {failed[0]!r}")
+    return [getattr(result, "version", 0) for result in results]

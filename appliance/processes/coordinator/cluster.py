@@ -5,7 +5,7 @@ what ``groups.cluster.Cluster`` asks for, with the native door's questions besid
 operations on the same topics and the same group offsets.
 
 The groups of the Kafka door are shown in the registry as ephemeral nodes of the coordinator's session
-(:meth:`Cluster.register`): they come back after a lost session, and go when the coordinator is gone for good.
+(:mod:`.shown`): they come back after a lost session, and go when the coordinator is gone for good.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from .partitions import Key, Partitions
 from .peers import ask_offsets
 from .producer_ids import ProducerIds
 from .registry import Registry
+from .shown import ShownMembers
 from .topics import Spawn, Topics
 
 FILES_MAX: Final = 64
@@ -89,11 +90,9 @@ class Cluster:
         self._config = config
         self._data_dir = data_dir.absolute()
         self._producer_ids = producer_ids
-        self._spawn = spawn
         self._clock_ms = clock_ms
         self._files = FileCache(FILES_MAX)
-        self._shown: dict[str, dict[str, bytes]] = {}  # group → the nodes kept for it
-        self._unwanted: set[str] = set()  # nodes of ours that are still to be deleted
+        self._shown = ShownMembers(registry, self.topics, spawn, self._emptied)
 
     def reload(self, config: Config) -> None:
         self._config = config
@@ -314,7 +313,6 @@ class Cluster:
             parts = [TopicPartition(*part) for part in partitions]
             await self.registry.ask(self.registry.offsets.delete(group, parts))
             return
-        await self._clean()
         await self.registry.ask(self.registry.groups.delete(group))
         self.registry.offsets.forget(group)
 
@@ -331,37 +329,18 @@ class Cluster:
         members = await self.registry.ask(registered.members(name))
         return _group(name, members, await self.registry.ask(registered.owners(name)))
 
-    def register(self, group: str, members: Sequence[RegisteredMember]) -> None:
+    def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
         """Show these as the group's members in the registry, when ZooKeeper permits; none: take them away."""
-        wanted: dict[str, bytes] = {}
-        for member in members:
-            topics = dict.fromkeys(member.topics, 1)
-            shown = Subscription(topics, protocol="kafka", client=member.client_id, host=member.host)
-            wanted[paths.consumer(group, member.id)] = paths.encode_subscription(shown)
-            for topic, partition in member.partitions:
-                wanted[paths.owner(group, TopicPartition(topic, partition))] = paths.encode_owner(member.id, 0)
-        old = self._shown.pop(group, {})
-        if wanted:
-            self._shown[group] = wanted
-        for path in old.keys() - wanted.keys():
-            self.registry.unkeep(path)
-            self._unwanted.add(path)
-        self._unwanted -= wanted.keys()
-        for path, value in wanted.items():
-            if old.get(path) != value:
-                self.registry.keep(path, value)
-        if self._unwanted:
-            self._spawn(self._clean())
+        if self.registry.enabled:
+            self._shown.show(group, members)
 
     async def reconnected(self) -> None:
-        """Delete what could not be deleted while ZooKeeper was away."""
-        await self._clean()
+        """ZooKeeper is back, perhaps with a new session: show what could not be shown, or is gone."""
+        self._shown.reconnected()
 
-    async def _clean(self) -> None:
-        unwanted = sorted(self._unwanted)
-        if unwanted:
-            await self.registry.ask(operations.ask([operations.delete(path) for path in unwanted]))
-            self._unwanted -= set(unwanted)
+    async def _emptied(self, group: str) -> None:
+        """Nobody is left in a group: without positions it leaves nothing behind."""
+        await self.registry.ask(self.registry.groups.prune(group))
 
 
 def _overview() -> operations.Operation[dict[str, dict[str, Subscription]]]:

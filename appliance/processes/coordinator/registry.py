@@ -78,6 +78,11 @@ class Registry:
             return "off"
         return State.CONNECTING.value if self._session is None else self._session.state.value
 
+    @property
+    def session_id(self) -> int:
+        """Of the session as it is now; 0 before the first one."""
+        return 0 if self._session is None else self._session.session_id
+
     # ---- life
 
     def connect(self, connect: str) -> None:
@@ -166,24 +171,17 @@ class Registry:
             )
         return set(found)
 
-    def keep(self, path: str, value: bytes) -> None:
-        """Have an ephemeral node in this session and every later one."""
-        if self._session is not None:
-            self._session.keep(path, value, lambda _: True)
-
-    def unkeep(self, path: str) -> None:
-        if self._session is not None:
-            self._session.unkeep(path)
-
     # ---- what the session tells
 
     def _poll(self) -> None:
         if self._session is None:
             return
-        self._session.poll()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(1, self._session.wait_ms()) / 1000, self._poll)
+        try:
+            self._session.poll()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(max(1, self._session.wait_ms()) / 1000, self._poll)
 
     def _state_changed(self, state: State) -> None:
         self._on_state(self.connect_string, state.value)

@@ -1,0 +1,181 @@
+"""Shows the members of Kafka groups in the registries of the paper: behind the answers, bounded, and without promise.
+
+A group that changed is noted with a function that describes its members (:meth:`ShownMembers.show`): that is an entry
+in a dictionary and cannot fail.  One background task takes the groups one by one, writes what differs as ephemeral
+nodes of the session, WINDOW at a time, and ends when nothing is left to do.  While ZooKeeper is away the groups wait,
+each once, for :meth:`ShownMembers.reconnected`.
+
+Bounds: SHOWN_BYTES_MAX for all nodes together (the ensemble's heap allows for them), VALUE_BYTES_MAX for one value.
+Members come before what they own, so a group that is too large to be shown loses its owners first.  Only topics
+and partitions that exist are shown, whatever a member claims to read.
+
+What is shown is for people and tools.  The coordinator itself never reads it back for its own groups.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from ...catalog import Topic
+from ...errors import ApplianceError, Unavailable
+from ...groups.cluster import RegisteredMember
+from ...zookeeper import paths
+from ...zookeeper.operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral
+from ...zookeeper.paths import Subscription, TopicPartition
+from ...zookeeper.registry import GroupRegistry
+
+WINDOW: Final = 100
+"""Nodes written by one operation: other requests come between two of them."""
+SHOWN_BYTES_MAX: Final = 8 << 20
+NODE_BYTES: Final = 300
+"""What a node takes in ZooKeeper's heap besides path and value, rounded up."""
+VALUE_BYTES_MAX: Final = 16 << 10
+
+Members = Callable[[], Sequence[RegisteredMember]]
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Asker(Protocol):
+    """The part of the registry that is needed here."""
+
+    groups: GroupRegistry
+
+    @property
+    def session_id(self) -> int: ...
+
+    async def ask(self, operation: Operation[T]) -> T: ...
+
+
+class ShownMembers:
+    """``topics``: those that exist.  ``emptied`` is told a group that has nobody left to show, once that is so."""
+
+    def __init__(
+        self,
+        registry: Asker,
+        topics: Callable[[], Mapping[str, Topic]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        emptied: Callable[[str], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._registry, self._topics, self._spawn, self._emptied = registry, topics, spawn, emptied
+        self._members: dict[str, Members] = {}  # groups that have, or may have, something to show
+        self._changed: dict[str, None] = {}
+        self._shown: dict[str, dict[str, bytes]] = {}  # group -> path -> value of our nodes in this session
+        self._bytes = 0
+        self._session_id = 0
+        self._busy = False
+
+    def show(self, group: str, members: Members) -> None:
+        """Show the group's members, as they are when its turn has come; none: take what is shown away."""
+        self._members[group] = members
+        self._changed[group] = None
+        self._start()
+
+    def reconnected(self) -> None:
+        """ZooKeeper is back, perhaps with a new session."""
+        self._look_at_session()
+        self._start()
+
+    def _look_at_session(self) -> None:
+        """In a new session everything has to be shown again."""
+        if self._registry.session_id != self._session_id:
+            self._session_id = self._registry.session_id
+            self._shown.clear()
+            self._bytes = 0
+            self._changed.update(dict.fromkeys(self._members))
+
+    def _start(self) -> None:
+        if self._changed and not self._busy:
+            self._busy = True
+            self._spawn(self._show_all())
+
+    async def _show_all(self) -> None:
+        try:
+            while self._changed:
+                self._look_at_session()
+                group = next(iter(self._changed))
+                del self._changed[group]
+                try:
+                    await self._show_one(group)
+                except Unavailable:  # again when ZooKeeper is back
+                    self._changed[group] = None
+                    return
+                except ApplianceError as error:
+                    log.warning("the members of group %r cannot be shown: %s", group, error)
+        finally:
+            self._busy = False
+
+    async def _show_one(self, group: str) -> None:
+        members = self._members[group]()
+        session_id = self._registry.session_id
+        before = self._shown.setdefault(group, {})
+        wanted = self._nodes(group, members, self._bytes - _size(before))
+        gone = [path for path in before if path not in wanted]
+        for some in _windows(gone):
+            await self._registry.ask(_take_away(some, session_id))
+            self._forget(before, some)
+        for some in _windows([path for path, value in wanted.items() if before.get(path) != value]):
+            self._forget(before, some)
+            values = {path: wanted[path] for path in some}
+            await self._registry.ask(_put(values, session_id))
+            before |= values
+            self._bytes += _size(values)
+        if not members:
+            self._shown.pop(group, None)
+            if group not in self._changed:
+                del self._members[group]
+            await self._emptied(group)
+
+    def _forget(self, shown: dict[str, bytes], some: Iterable[str]) -> None:
+        for path in some:
+            if path in shown:
+                self._bytes -= _size({path: shown.pop(path)})
+
+    def _nodes(self, group: str, members: Sequence[RegisteredMember], others_bytes: int) -> dict[str, bytes]:
+        """The nodes of a group, in order of their importance, as far as there is room beside the others."""
+        topics = self._topics()
+        nodes: dict[str, bytes] = {}
+        for member in members:
+            subscribed = dict.fromkeys([topic for topic in member.topics if topic in topics], 1)
+            value = b""
+            for some in (subscribed, {}):
+                shown = Subscription(some, protocol="kafka", client=member.client_id, host=member.host)
+                value = paths.encode_subscription(shown)
+                if len(value) <= VALUE_BYTES_MAX:
+                    break
+            nodes[paths.consumer(group, member.id)] = value
+        for member in members:
+            for topic, partition in member.partitions:
+                if topic in topics and partition in topics[topic].partitions:
+                    nodes[paths.owner(group, TopicPartition(topic, partition))] = paths.encode_owner(member.id, 0)
+        room = SHOWN_BYTES_MAX - others_bytes
+        for path in list(nodes):
+            room -= _size({path: nodes[path]})
+            if room < 0:
+                del nodes[path]
+        return nodes
+
+
+def _size(nodes: Mapping[str, bytes]) -> int:
+    return sum(NODE_BYTES + len(path) + len(value) for path, value in nodes.items())
+
+
+def _windows(paths: list[str]) -> Iterable[list[str]]:
+    return [paths[start : start + WINDOW] for start in range(0, len(paths), WINDOW)]
+
+
+def _put(nodes: Mapping[str, bytes], session_id: int) -> Operation[None]:
+    """Have these ephemeral nodes in this session, also where an earlier one of ours has left some."""
+    replies = yield from ask([create(path, value, ephemeral=True) for path, value in nodes.items()])
+    for (path, value), reply in zip(nodes.items(), replies, strict=True):
+        if reply is Refused.NODE_EXISTS:
+            yield from hold_ephemeral(path, value, session_id, lambda _: True)
+
+
+def _take_away(some: list[str], session_id: int) -> Operation[None]:
+    """Delete these nodes, but not what somebody else has put in their place."""
+    nodes = yield from ask([get(path) for path in some])
+    ours = [path for path, node in zip(some, nodes, strict=True) if isinstance(node, Node) and node.owner == session_id]
+    yield from ask([delete(path) for path in ours])
