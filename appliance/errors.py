@@ -16,7 +16,8 @@
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
     │   ├── StaleProducerEpoch
-    │   └── UnknownGroup
+    │   ├── UnknownGroup
+    │   └── GroupTooLarge
     ├── ProtocolFault          the peer broke framing: close its connection, say nothing more
     │   └── FrameTooLarge
     ├── Unavailable            a restart, an election or a full disk is under way: the client may retry
@@ -122,6 +123,12 @@ class StaleProducerEpoch(ClientFault):
 class UnknownGroup(ClientFault):
     code = 69
     exit_status = 66
+
+
+class GroupTooLarge(ClientFault):
+    """A group, or what one of its members wants kept, is larger than allowed."""
+
+    code = 81
 
 
 class ProtocolFault(ApplianceError):

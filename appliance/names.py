@@ -3,11 +3,11 @@
     what                                    at most             error beyond it
     topic                                   249 characters      InvalidTopic; only [a-zA-Z0-9._-], not "." or ".."
     group                                   255 characters      InvalidGroup; never empty
-    group instance (static member)          249 characters      InvalidRequest
-    protocol, protocol type                 255 characters      InvalidRequest
+    group instance (static member)          249 bytes           InvalidRequest
+    protocol, protocol type                 255 bytes           InvalidRequest
     client id                               255 characters      none: it is only shown, so a longer one is cut
     note stored with a committed offset     4 KiB               OFFSET_METADATA_TOO_LARGE
-    subscription, assignment of a member    256 KiB             GROUP_MAX_SIZE_REACHED
+    subscription, assignment of a member    256 KiB             GroupTooLarge
     partition                               2^31 - 1            as a partition that does not exist
 
 The codecs apply them where a request is decoded.  Whoever keeps a name (a cache, a path in ZooKeeper, a file) may
@@ -27,8 +27,8 @@ from .errors import InvalidGroup, InvalidTopic
 TOPIC_CHARACTERS_MAX: Final = 249
 """As Kafka: with ``-<partition>`` behind it, a name still fits into a directory entry of 255 bytes."""
 GROUP_CHARACTERS_MAX: Final = 255
-INSTANCE_CHARACTERS_MAX: Final = 249
-PROTOCOL_CHARACTERS_MAX: Final = 255
+INSTANCE_BYTES_MAX: Final = 249
+PROTOCOL_BYTES_MAX: Final = 255
 CLIENT_ID_CHARACTERS_MAX: Final = 255
 NOTE_BYTES_MAX: Final = 4096
 """As Kafka's ``offset.metadata.max.bytes``."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
+import threading
 
 import pytest
 
 from appliance.errors import DiskFull, ProtocolFault
+from appliance.groups.api import AT_ONCE_BYTES_MAX
 from appliance.groups.cluster import Extent
 from appliance.groups.codes import Code
+from appliance.wire.kafka import cold
 from appliance.wire.kafka.apis import APIS, HOT, METADATA
 
 from .groups_fixture import LISTENER, PEER, Client, FakeCluster, run
@@ -54,6 +58,42 @@ def test_a_version_that_is_not_advertised_is_refused_in_kind() -> None:
 def test_what_is_no_request_closes_the_connection(frame: bytes) -> None:
     with pytest.raises(ProtocolFault):
         run(Client(FakeCluster()).door.answer(frame, LISTENER, PEER))
+
+
+def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a thread decodes one, others are answered; what its peer sends after it waits for it."""
+    free = threading.Event()
+    threads = []
+
+    def decode(frame: bytes, elements_max: int) -> tuple[cold.Header, object]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        if len(frame) > AT_ONCE_BYTES_MAX:
+            assert free.wait(10)
+        return decode_frame(frame, elements_max)
+
+    decode_frame = cold.decode
+    monkeypatch.setattr(cold, "decode", decode)
+    order: list[str] = []
+
+    async def scenario() -> None:
+        door = Client(FakeCluster()).door
+        no = {"allow_auto_topic_creation": False}
+        small = request_frame(METADATA, 4, {"topics": [], **no})
+        large = request_frame(METADATA, 4, {"topics": [{"name": "n" * 100}] * 200, **no})
+
+        async def ask(frame: bytes, peer: str) -> None:
+            await door.answer(frame, LISTENER, peer)
+            order.append(peer if frame is small else f"{peer} large")
+
+        asked = [asyncio.create_task(ask(frame, peer)) for frame, peer in ((large, "a"), (small, "a"), (small, "b"))]
+        await asked[2]
+        free.set()
+        await asyncio.gather(*asked)
+        await ask(small, "a")
+        door.close()
+
+    run(scenario())
+    assert order == ["b", "a large", "a", "a"] and sorted(threads) == [False, False, True, True]
 
 
 def test_a_picture_that_is_missing_is_an_error_code() -> None:

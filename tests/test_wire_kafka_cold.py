@@ -11,9 +11,12 @@ from time import process_time
 
 import pytest
 
-from appliance.errors import ProtocolFault, UnsupportedVersion
+from appliance.errors import ClientFault, ProtocolFault, UnsupportedVersion
+from appliance.names import CLIENT_ID_CHARACTERS_MAX
 from appliance.wire.kafka import cold
 from appliance.wire.kafka.apis import APIS, HOT, JOIN_GROUP, LIST_GROUPS, METADATA, OFFSET_COMMIT
+from appliance.wire.kafka.primitives import varint
+from appliance.wire.kafka.walk import BOUNDS
 from tests.kafka_messages import (
     SEEDS,
     build,
@@ -110,6 +113,7 @@ HOSTILE = {
     "endless varint": HEADER_METADATA_9 + b"\x80" * 1_000_000,
     "many tagged fields": HEADER_METADATA_9 + b"\1\0\0\0" + b"\xff\xff\x03" + b"\0" * 200_000,
     "tag beyond the frame": HEADER_METADATA_9 + b"\1\0\0\0\1\0\xff\x01",
+    "a text of a megabyte": HEADER_METADATA_9 + b"\2" + varint(1_000_001) + b"t" * 1_000_000 + b"\0\0\0\0\0",
     "millions of empty strings": HEADER_METADATA_0 + struct.pack(">i", 4_000_000) + b"\0" * 8_000_000,
 }
 
@@ -129,13 +133,55 @@ def test_hostile_frames_are_refused_quickly_and_in_little_memory(frame: bytes) -
 
 
 def test_the_largest_request_that_is_taken_stays_small() -> None:
-    """200,000 topics of one letter: ELEMENTS_MAX bounds what a frame costs once decoded, not its bytes."""
+    """40,000 topics of one letter: ELEMENTS_MAX bounds what a frame costs once decoded, not its bytes."""
     frame = HEADER_METADATA_0 + struct.pack(">i", cold.ELEMENTS_MAX) + b"\0\1a" * cold.ELEMENTS_MAX
     tracemalloc.start()
     _, request = cold.decode(frame)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(request.topics) == cold.ELEMENTS_MAX and peak < 400 * cold.ELEMENTS_MAX
+
+
+def bounded_request(key: int, version: int, field: str, size: int) -> bytes:
+    """JoinGroup or SyncGroup with one field of so many bytes, where it has that."""
+    text, data = "n" * size, b"d" * size
+    offer = {"name": text if field == "name" else "range", "metadata": data if field == "metadata" else b""}
+    values = {
+        "group_id": "g", "session_timeout_ms": 1, "rebalance_timeout_ms": 1, "generation_id": 1, "member_id": "m",
+        "group_instance_id": text if field == "group_instance_id" else None, "protocol_name": "p",
+        "protocol_type": text if field == "protocol_type" else "consumer", "protocols": [offer], "reason": None,
+        "assignments": [{"member_id": "m", "assignment": data if field == "assignment" else b""}],
+    }  # fmt: skip
+    return request_frame(key, version, values, correlation_id=9)
+
+
+@pytest.mark.parametrize("place", BOUNDS, ids=str)
+def test_fields_that_are_kept_are_bounded_and_refused_with_a_code(place: tuple[int, str]) -> None:
+    """In every version that has the field: one byte more than allowed is answered, what is allowed is read."""
+    (key, field), (bytes_max, error) = place, BOUNDS[place]
+    refused = 0
+    for version in range(APIS[key].version_min, APIS[key].version_max + 1):
+        cold.decode(bounded_request(key, version, field, bytes_max))
+        try:
+            cold.decode(frame := bounded_request(key, version, field, bytes_max + 1))
+        except error as fault:
+            refused += 1
+            reply = decode_response(key, version, cold.encode_refusal(frame, fault.code))
+            assert (reply.header.correlation_id, reply.error_code) == (9, error.code)
+    assert refused >= 3, "the field is in some version"
+
+
+def test_a_client_id_is_cut_to_what_is_shown() -> None:
+    header, _ = cold.decode(request_frame(METADATA, 0, {"topics": []}, client_id="c" * 30_000))
+    assert header.client_id == "c" * CLIENT_ID_CHARACTERS_MAX
+
+
+def test_elements_are_counted_over_all_arrays_of_a_frame() -> None:
+    """OffsetFetch: one element for the topic, one for each partition."""
+    frame = request_frame(9, 5, {"group_id": "g", "topics": [{"name": "t", "partition_indexes": list(range(50))}]})
+    cold.decode(frame, 51)
+    with pytest.raises(ProtocolFault, match="more than 50 array elements"):
+        cold.decode(frame, 50)
 
 
 def test_chopped_frames_are_refused() -> None:
@@ -159,7 +205,7 @@ def test_mutated_frames_end_in_a_named_error_or_a_request() -> None:
     for turn in range(MUTATIONS):
         frame = mutated(frames[turn % len(frames)], rng)
         started = process_time()
-        with suppress(ProtocolFault, UnsupportedVersion):
+        with suppress(ProtocolFault, ClientFault):
             cold.decode(memoryview(frame))
         slowest = max(slowest, process_time() - started)
     assert slowest < 0.5

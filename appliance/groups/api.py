@@ -9,9 +9,13 @@ Every API of ``wire.kafka.apis`` that is not hot has a handler: checked when the
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
-from appliance.errors import ApplianceError, UnsupportedVersion
+from appliance.errors import ApplianceError, ClientFault
 from appliance.wire.kafka import cold
 from appliance.wire.kafka.apis import APIS, HOT
 
@@ -23,11 +27,53 @@ from .settings_api import SettingsApi
 from .state import Group, Limits
 from .topic_api import TopicApi
 
+AT_ONCE_BYTES_MAX: Final = 16 * 1024
+"""Frames up to here are decoded within 20 ms, whatever is in them; larger ones may take half a second."""
+
+
+class _Decoder:
+    """Decodes frames, large ones in a thread so that others are answered meanwhile.
+
+    There is one thread, so one large frame is decoded at a time, and frames of one peer come out in their order.
+    """
+
+    def __init__(self, elements_max: int) -> None:
+        self._elements_max = elements_max
+        self._thread = ThreadPoolExecutor(1, "decoder")
+        self._peers: Counter[str] = Counter()
+        """How many frames of a peer the thread has."""
+
+    async def decode(self, frame: bytes | memoryview, peer: str) -> tuple[cold.Header, Any]:
+        """See :func:`appliance.wire.kafka.cold.decode`."""
+        if len(frame) <= AT_ONCE_BYTES_MAX and peer not in self._peers:
+            return cold.decode(frame, self._elements_max)
+        self._peers[peer] += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, cold.decode, frame, self._elements_max)
+        finally:
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
 
 class KafkaDoor:
-    """One for all connections.  ``new_id``: gives a text that is unique for ever, such as a random UUID."""
+    """One for all connections.
 
-    def __init__(self, cluster: Cluster, new_id: Callable[[], str], limits: Limits | None = None) -> None:
+    ``new_id``: gives a text that is unique for ever, such as a random UUID; ``elements_max``: as in ``cold.decode``.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        new_id: Callable[[], str],
+        limits: Limits | None = None,
+        elements_max: int = cold.ELEMENTS_MAX,
+    ) -> None:
+        self._decoder = _Decoder(elements_max)
         self._groups = GroupApi(cluster, limits or Limits(), new_id)
         apis = (self._groups, ClusterApi(cluster), TopicApi(cluster), SettingsApi(cluster))
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
@@ -43,8 +89,8 @@ class KafkaDoor:
             ProtocolFault: close the connection.
         """
         try:
-            header, request = cold.decode(frame)
-        except UnsupportedVersion as error:
+            header, request = await self._decoder.decode(frame, peer)
+        except ClientFault as error:
             return cold.encode_refusal(frame, error.code)
         call = Call(request, header.api_version, header.correlation_id, header.client_id, listener, peer)
         try:
@@ -61,3 +107,4 @@ class KafkaDoor:
 
     def close(self) -> None:
         self._groups.close()
+        self._decoder.close()

@@ -39,6 +39,7 @@ from ...config import Config, parse_addresses
 from ...errors import ApplianceError, ProtocolFault
 from ...groups.api import KafkaDoor
 from ...wire.bounds import Limits
+from ...wire.kafka import cold
 from ...zookeeper.paths import BrokerInfo
 from ..control import Channel
 from .admin import NativeDoor
@@ -111,7 +112,8 @@ class Coordinator:
             self._spawn,
             clock_ms,
         )
-        self._kafka = KafkaDoor(self._cluster, lambda: uuid4().hex)
+        elements_max = cold.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
+        self._kafka = KafkaDoor(self._cluster, lambda: uuid4().hex, elements_max=elements_max)
         self._native = NativeDoor(self._cluster, self._kafka.groups)
         self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
 

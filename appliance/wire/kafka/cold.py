@@ -10,12 +10,8 @@ case.  Fields that the version does not have are left out, missing ones get the 
 unknown names are a KeyError (our bug).  Requests are objects; a field that the version does not have reads as
 its default.
 
-kafka-python trusts its input: a negative length moves backwards, a varint never ends, a string beyond the
-frame is silently short, and every tagged field copies the rest of the frame.  So each frame is first walked
-over with the same definitions (:class:`_Walk`): every length and count is checked against the bytes that
-are there, nulls against what the definition allows, and the elements of all arrays of one frame are at most
-:data:`ELEMENTS_MAX`; only then is it decoded.  ``tests/test_wire_kafka_cold.py`` shows that what passes the
-walk decodes, in bounded memory and time.
+kafka-python trusts its input, so each frame is first walked over with the same definitions (:mod:`.walk`); only
+what passes is decoded.
 """
 
 from __future__ import annotations
@@ -26,21 +22,19 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from kafka.protocol import admin, consumer, metadata, producer
-from kafka.protocol.schemas.fields.codecs import String
 
 from ...errors import ProtocolFault, UnsupportedVersion
+from ...names import CLIENT_ID_CHARACTERS_MAX
+from ..bounds import PARTS_MAX_MIN
 from .apis import APIS, HOT
+from .walk import Plan, Walk, plan_of
 
-ELEMENTS_MAX: Final = 200_000
-"""Array elements in one frame, of all its arrays together; a hundred bytes each once decoded."""
-TAGS_MAX: Final = 100
-"""Tagged fields in one frame.  No client sends any in these APIs; newer ones may."""
-VARINT_BYTES_MAX: Final = 5
+ELEMENTS_PER_PARTITION: Final = 4
+"""What one partition may take of a request: its topic, itself, and the numbers of its brokers."""
+ELEMENTS_MAX: Final = ELEMENTS_PER_PARTITION * PARTS_MAX_MIN
 
 _PACKAGES: Final = (admin, consumer, metadata, producer)
 _HEADER = struct.Struct(">hhih")
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
 assert _HEADER.size == 10
 
 
@@ -68,21 +62,25 @@ _REQUESTS: Final = {key: _message(f"{api.name}Request") for key, api in APIS.ite
 _RESPONSES: Final = {key: _message(f"{api.name}Response") for key, api in APIS.items() if key not in HOT}
 
 
-def decode(frame: bytes | memoryview) -> tuple[Header, Any]:
+def decode(frame: bytes | memoryview, elements_max: int = ELEMENTS_MAX) -> tuple[Header, Any]:
     """One request frame without its size prefix → its header and kafka-python's request object.
 
+    ``elements_max`` array elements in one frame, of all its arrays together, take about 10 us and 400 bytes each.
+
     Raises:
-        UnsupportedVersion: a known API in a version that is not advertised: answer :func:`encode_refusal`.
+        ClientFault: a version that is not advertised (UnsupportedVersion) or a field that is larger than allowed:
+            answer :func:`encode_refusal` with its code.
         ProtocolFault: not a request that can be answered: close the connection.
     """
     data = memoryview(frame)
     try:
         header, position = _decode_header(data)
         request_class = _REQUESTS[header.api_key]
-        walk = _Walk(data)
+        walk = Walk(data, elements_max)
         if header.api_version >= APIS[header.api_key].flexible_from:
             position = walk.skip_tags(position)
         walk.skip_struct(_plan(header.api_key, header.api_version), position)
+        walk.check_bounds()
         return header, request_class.decode(data[position:], version=header.api_version)
     except (struct.error, IndexError, ValueError) as error:
         raise ProtocolFault(f"malformed Kafka request: {error}") from error
@@ -100,7 +98,7 @@ def _decode_header(data: memoryview) -> tuple[Header, int]:
         raise UnsupportedVersion(
             f"{api.name} version {version}: {api.version_min} to {api.version_max} are, see ApiVersions"
         )
-    client_id = str(data[_HEADER.size : position], "utf-8")
+    client_id = str(data[_HEADER.size : position], "utf-8")[:CLIENT_ID_CHARACTERS_MAX]
     return Header(key, version, correlation_id, client_id), position
 
 
@@ -170,112 +168,7 @@ def _layout(definition: Any, version: int) -> _Layout:
     return layout
 
 
-# The walk over a request before it is decoded.
-
-
-class _Step(NamedTuple):
-    """One field: ``size`` > 0 bytes, or else a length (of ``element`` None: bytes) or count and what it
-    counts."""
-
-    name: str
-    nullable: bool
-    size: int = 0
-    length_bytes: int = 0
-    """2 or 4; 0 = a varint that holds length + 1."""
-    element: _Plan | None = None
-
-
-class _Plan(NamedTuple):
-    steps: tuple[_Step, ...]
-    flexible: bool
-
-
 @lru_cache(maxsize=256)
-def _plan(api_key: int, version: int) -> _Plan:
-    return _struct_plan(_REQUESTS[api_key]._struct, version, version >= APIS[api_key].flexible_from)
-
-
-def _struct_plan(definition: Any, version: int, flexible: bool) -> _Plan:
-    steps = [_field_step(field, version, flexible) for field in definition.untagged_fields(version)]
-    return _Plan(tuple(steps), flexible)
-
-
-def _field_step(field: Any, version: int, flexible: bool) -> _Step:
-    nullable = field.nullable_for_version_q(version)
-    length_bytes = 0 if flexible else 4
-    if field.is_struct_array():
-        return _Step(field.name, nullable, 0, length_bytes, _struct_plan(field.array_of, version, flexible))
-    if field.is_array():
-        step = _field_step(field.array_of, version, flexible)._replace(nullable=False)
-        element = _Plan((step,), flexible=False)
-        return _Step(field.name, nullable, 0, length_bytes, element)
-    assert not field.is_struct(), "no served request has a struct outside an array"
-    if isinstance(field._type.size, int):
-        return _Step(field.name, nullable, field._type.size)
-    if isinstance(field._type, String) and not flexible:
-        length_bytes = 2
-    return _Step(field.name, nullable, 0, length_bytes)
-
-
-class _Walk:
-    """Steps over one frame.  Raises ProtocolFault, IndexError or struct.error where it is malformed."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._elements_left = ELEMENTS_MAX
-        self._tags_left = TAGS_MAX
-
-    def skip_struct(self, plan: _Plan, position: int) -> int:
-        for step in plan.steps:
-            if step.size:
-                position += step.size
-                continue
-            length, position = self._length(step, position)
-            if step.element is None:
-                position += length
-            else:
-                self._elements_left -= length
-                if self._elements_left < 0:
-                    raise ProtocolFault(f"more than {ELEMENTS_MAX} array elements in one request")
-                for _ in range(length):
-                    position = self.skip_struct(step.element, position)
-        if plan.flexible:
-            position = self.skip_tags(position)
-        if position > len(self._data):
-            raise ProtocolFault(f"request needs {position} bytes, its frame has {len(self._data)}")
-        return position
-
-    def skip_tags(self, position: int) -> int:
-        count, position = self._varint(position)
-        self._tags_left -= count
-        if self._tags_left < 0:
-            raise ProtocolFault(f"more than {TAGS_MAX} tagged fields in one request")
-        for _ in range(count):
-            _, position = self._varint(position)
-            size, position = self._varint(position)
-            position += size
-        return position
-
-    def _length(self, step: _Step, position: int) -> tuple[int, int]:
-        """The length or count at ``position``, 0 for null; every element takes a byte at least."""
-        if step.length_bytes == 0:
-            length, position = self._varint(position)
-            length -= 1
-        else:
-            length = (_I16 if step.length_bytes == 2 else _I32).unpack_from(self._data, position)[0]
-            position += step.length_bytes
-        if length == -1 and step.nullable:
-            return 0, position
-        if not 0 <= length <= len(self._data) - position:
-            raise ProtocolFault(f"{step.name}: length {length}, {len(self._data) - position} bytes are left")
-        return length, position
-
-    def _varint(self, position: int) -> tuple[int, int]:
-        value = 0
-        for shift in range(0, 7 * VARINT_BYTES_MAX, 7):
-            byte = self._data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, position
-        raise ProtocolFault(f"varint longer than {VARINT_BYTES_MAX} bytes")
+def _plan(api_key: int, version: int) -> Plan:
+    """One per API and version: those are advertised, so they are few."""
+    return plan_of(_REQUESTS[api_key]._struct, api_key, version, version >= APIS[api_key].flexible_from)
