@@ -262,7 +262,7 @@ def test_wrong_use_is_named(server: Server, admin: Admin, topic: str, appliance:
             consumer.commit()
         with pytest.raises(BadValue):
             consumer.create_message_streams({topic: 0})
-        with pytest.raises(BadValue, match="regular"):
+        with pytest.raises(BadValue, match="not a pattern"):
             consumer.create_message_streams_by_filter("(")
         consumer.create_message_streams({topic: 1})
         with pytest.raises(InvalidRequest, match="once"):
@@ -327,6 +327,34 @@ def test_a_broken_consumer_does_not_hide_what_ended_its_block(
         monkeypatch.setattr(consumer._fetcher, "poll", lambda *_: _raise(Bug("here")))
         until(lambda: consumer._threads.error, "the thread ends")
         raise KeyboardInterrupt
+
+
+HOSTILE = [
+    *(b"*1*(a+)+b", b"!1!(a|a)*b", b"*1*" + b"(" * 500, b"*1*(.*a){900}b", b"*999999999999*.*", b"*1*" + b"a?" * 5000),
+    *(b"\xff\xfe", b"[]", b'{"t": 1000000000000}', b'{"t": 1e400}', b"*x*y", b"*1*(?i)a", b""),
+]
+
+
+def test_what_another_member_registers_can_neither_hang_nor_end_the_others(
+    server: Server, admin: Admin, topic: str
+) -> None:
+    """Goal: a group is stopped by none of its members.  Method: names that such patterns take an age for."""
+    from kazoo.client import KazooClient
+
+    name = "a" * 200
+    admin.create_topic(name, 2)  # one of the hostile members wants one
+    zookeeper = KazooClient(server.state["zookeeper"]["connect"])
+    zookeeper.start(TIMEOUT_S)
+    try:
+        for i, value in enumerate(HOSTILE):
+            zookeeper.create(f"/consumers/{topic}/ids/hostile-{i}", value, ephemeral=True, makepath=True)
+        with join(server, topic) as consumer:
+            consumer.create_message_streams_by_filter(Whitelist("a+"))
+            assert until(lambda: consumer.owned, "it joins") == {(name, 1): 0}
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
+        admin.delete_topic(name)
 
 
 def test_admin_verbs(admin: Admin, topic: str) -> None:

@@ -30,7 +30,6 @@ passes over damaged batches and counts them).
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import socket
 import threading
@@ -41,7 +40,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, ZooKeeperAway
 from ..wire.requests import EARLIEST, LATEST
-from ..zookeeper.paths import Subscription, TopicPartition
+from ..zookeeper import patterns
+from ..zookeeper.paths import STREAMS_MAX, Subscription, TopicPartition
 from .cluster import Cluster
 from .consumer import MEBIBYTE, Decoder
 from .fetcher import Fetcher, FetchOptions, Place
@@ -57,7 +57,6 @@ logger = logging.getLogger(__name__)
 MEMBER_WAIT_MS: Final = 200
 FETCH_WAIT_S: Final = 0.5
 COMMIT_TIMEOUT_MS: Final = 2_000
-STREAMS_MAX: Final = 1_000
 CLOSE_S_MAX: Final = 10.0
 
 
@@ -160,15 +159,16 @@ class GroupConsumer:
     def create_message_streams_by_filter(
         self, wanted: Whitelist | Blacklist | str, streams: int = 1
     ) -> list[MessageStream]:
-        """Join the group for all topics, present and future, that a pattern admits; a text is a whitelist."""
+        """Join the group for all topics, present and future, that a pattern admits; a text is a whitelist.
+
+        Raises:
+            BadValue: it is no pattern; ``zookeeper/patterns.py`` says what is in one.
+        """
         _check_count(streams)
         exclude = isinstance(wanted, Blacklist)
         text = wanted if isinstance(wanted, str) else wanted.pattern
         pattern = text.strip().replace(",", "|")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise BadValue(f"{text!r} is no regular expression: {error}") from None
+        patterns.parse(pattern)
         if not pattern:
             raise BadValue("an empty pattern matches no topic: '.*' matches all")
         made = [MessageStream(self._shelf, self._decoder, None, i) for i in range(streams)]

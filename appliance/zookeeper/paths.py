@@ -8,10 +8,10 @@
     /consumers/<group>/offsets/<topic>/<partition>  persistent  offset of the next message, decimal text
 
 A subscription is the paper's ``{"topic": streams, ...}``, ``*<streams>*<pattern>`` (every topic whose name
-matches the whole pattern) or ``!<streams>!<pattern>`` (every topic whose name does not).  Members of groups
-that came through the Kafka door are shown as ``{"protocol": "kafka", "client": ..., "host": ..., "topics":
-{...}}``.  An offset with Kafka's commit metadata is ``{"offset": n, "metadata": "..."}``, any other is the
-paper's plain number.
+matches the whole pattern, see ``patterns.py``) or ``!<streams>!<pattern>`` (every topic whose name does not).
+Members of groups that came through the Kafka door are shown as
+``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``.  An offset with Kafka's commit
+metadata is ``{"offset": n, "metadata": "..."}``, any other is the paper's plain number.
 
 Paths are made of checked names only: a topic's name is one that :mod:`appliance.names` allows, or
 :class:`InvalidTopic`; group and consumer names may hold anything, so they are percent-encoded where they are
@@ -22,7 +22,6 @@ be read raises :class:`BadValue` with its path: somebody else wrote it, and only
 from __future__ import annotations
 
 import json
-import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -30,6 +29,7 @@ import msgspec
 
 from ..errors import BadValue, InvalidRequest
 from ..names import check_topic
+from . import patterns
 
 BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
@@ -37,6 +37,8 @@ CONSUMERS = "/consumers"
 GROUP_NAME_CHARACTERS_MAX = 1_000
 NO_NAME = "%"
 """The path component of the empty name; encoded names have two digits behind each percent sign."""
+STREAMS_MAX = 1_000
+"""Of one member on one topic: all the others count them."""
 
 
 class TopicPartition(NamedTuple):
@@ -85,8 +87,7 @@ class Subscription(NamedTuple):
         """How many streams this member opens on ``topic``; 0 when it does not subscribe to it."""
         if not self.pattern:
             return self.topics.get(topic, 0)
-        matches = re.fullmatch(self.pattern, topic) is not None
-        return self.streams if matches != self.exclude else 0
+        return self.streams if patterns.matches(self.pattern, topic) != self.exclude else 0
 
 
 def broker(broker_id: int) -> str:
@@ -194,14 +195,14 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
         text = value.decode()
         if text[:1] in ("*", "!"):
             count, pattern = text[1:].split(text[0], 1)
-            re.compile(pattern)
-            return Subscription(pattern=pattern, streams=_at_least(0, int(count)), exclude=text[0] == "!")
+            patterns.parse(pattern)
+            return Subscription(pattern=pattern, streams=_streams(int(count)), exclude=text[0] == "!")
         fields = msgspec.json.decode(value, type=dict[str, int | str | dict[str, int]])
         protocol = fields.get("protocol", "")
         topics = fields.get("topics", {}) if protocol and isinstance(protocol, str) else fields
         checked = msgspec.convert(topics, dict[str, int])
         for count_streams in checked.values():
-            _at_least(0, count_streams)
+            _streams(count_streams)
         if topics is fields:
             return Subscription(checked)
         return Subscription(
@@ -210,7 +211,7 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
             client=str(fields.get("client", "")),
             host=str(fields.get("host", "")),
         )
-    except (ValueError, re.error) as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+    except (ValueError, BadValue) as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
         raise _unreadable(path, value, error) from None
 
 
@@ -247,6 +248,12 @@ def decode_owner(path: str, value: bytes) -> tuple[str, int]:
         return consumer_id, _at_least(0, int(stream))
     except ValueError as error:
         raise _unreadable(path, value, error) from None
+
+
+def _streams(count: int) -> int:
+    if count > STREAMS_MAX:
+        raise ValueError(f"{count} streams: {STREAMS_MAX} at most")
+    return _at_least(0, count)
 
 
 def _at_least(least: int, value: int) -> int:

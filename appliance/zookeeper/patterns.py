@@ -1,0 +1,331 @@
+"""Patterns of topic names that members of a group show each other: matched in bounded time, alike everywhere.
+
+A member evaluates the patterns of all the others, and all must come to the same assignment.  So a pattern may neither
+take long (Python's ``re`` needs exponential time for ``(a+)+b``) nor depend on who evaluates it, as a time limit would.
+This is a dialect of its own, read the same way by every version of Python::
+
+    a \\.              a character; one of . ^ $ * + ? { } [ ] ( ) | \\ stands for itself behind a backslash
+    .  [a-z_]  [^0-9]  any character, one of a class, any but those;  \\d \\w \\s and \\D \\W \\S, ASCII only
+    x*  x+  x?  x{2}  x{2,}  x{2,5}    repeated (a ? behind it changes nothing: only whole names match)
+    (x)  (?:x)  (?P<name>x)            a group
+    x|y                                one or the other
+    (?=x)  (?!x)                       followed, not followed by x
+    ^  $                               the beginning, the end
+
+Not in it, since they cannot be bounded or mean nothing for whole names: references, look-behind, flags, ``\\b``.
+
+Method: :class:`Pattern` walks its parts once for a whole *set* of positions in the name, the bits of an integer, so
+that alternatives are never tried one by one.  A repeated class costs one addition (MatchStar: Cameron et al.,
+"Bitwise data parallelism in regular expression matching", PACT 2014), other repetitions a round for each character at
+most.  What nested ones could still cost is bounded by counting steps: a name for which a pattern needs more than
+:data:`STEPS_MAX` does not match, for everybody alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+from typing import Final, NamedTuple
+
+from ..errors import BadValue
+
+CHARACTERS_MAX: Final = 1_000
+DEPTH_MAX: Final = 20
+REPEAT_MAX: Final = 1_000
+STEPS_MAX: Final = 4_000
+CACHED_MAX: Final = 100_000
+"""Answers that are kept, of a pattern and a name each."""
+
+SPECIAL: Final = frozenset(".^$*+?{}[]()|\\")
+CLASSES: Final = {
+    "d": frozenset(string.digits),
+    "w": frozenset(string.ascii_letters + string.digits + "_"),
+    "s": frozenset(string.whitespace),
+}
+
+
+class _Set(NamedTuple):
+    """One character of (not) these."""
+
+    characters: frozenset[str]
+    negated: bool = False
+
+
+class _Sequence(NamedTuple):
+    parts: tuple[_Node, ...]
+
+
+class _Choice(NamedTuple):
+    options: tuple[_Node, ...]
+
+
+class _Repeat(NamedTuple):
+    inner: _Node
+    least: int
+    most: int | None
+
+
+class _Look(NamedTuple):
+    inner: _Node
+    negated: bool
+
+
+class _Edge(NamedTuple):
+    at_end: bool
+
+
+_Node = _Set | _Sequence | _Choice | _Repeat | _Look | _Edge
+
+
+class _StepsOver(Exception):
+    """More than STEPS_MAX."""
+
+
+class Pattern:
+    """A pattern in the dialect of this module.
+
+    Raises:
+        BadValue: the text is none; the message says where and why.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._node = _Parser(text).whole()
+
+    def matches(self, name: str) -> bool:
+        """Whether the whole name matches."""
+        walk = _Walk(name)
+        try:
+            return bool(walk.step(self._node, 1) & walk.end)
+        except _StepsOver:
+            return False
+
+
+@functools.lru_cache(CACHED_MAX)
+def matches(text: str, name: str) -> bool:
+    """Whether the pattern ``text`` matches the whole name."""
+    return parse(text).matches(name)
+
+
+@functools.lru_cache(1_000)
+def parse(text: str) -> Pattern:
+    return Pattern(text)
+
+
+class _Walk:
+    """Positions in one name: bit i of a set of positions is the place before character i."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.end = 1 << len(name)
+        self._steps = 0
+        self._where: dict[_Set, int] = {}
+
+    def step(self, node: _Node, starts: int) -> int:
+        """Where one may be after ``node``, from any of these positions."""
+        if not starts:
+            return 0
+        self._steps += 1
+        if self._steps > STEPS_MAX:
+            raise _StepsOver
+        match node:
+            case _Set():
+                return (starts & self._places(node)) << 1
+            case _Sequence(parts):
+                return functools.reduce(lambda reached, part: self.step(part, reached), parts, starts)
+            case _Choice(options):
+                return functools.reduce(lambda reached, option: reached | self.step(option, starts), options, 0)
+            case _Repeat():
+                return self._repeat(node, starts)
+            case _Look(inner, negated):
+                return sum(at for at in _bits(starts) if bool(self.step(inner, at)) != negated)
+            case _Edge(at_end):
+                return starts & (self.end if at_end else 1)
+
+    def _repeat(self, node: _Repeat, starts: int) -> int:
+        inner = node.inner
+        for _ in range(node.least):
+            starts = self.step(inner, starts)
+        if node.most is None and isinstance(inner, _Set):
+            places = self._places(inner)
+            return ((starts & places) + places) ^ places | starts
+        reached = fresh = starts
+        left = len(self._name) + 1 if node.most is None else node.most - node.least
+        while fresh and left > 0:
+            left -= 1
+            fresh = self.step(inner, fresh) & ~reached
+            reached |= fresh
+        return reached
+
+    def _places(self, wanted: _Set) -> int:
+        """The positions before a character of the set."""
+        found = self._where.get(wanted)
+        if found is None:
+            characters, negated = wanted
+            found = sum(1 << i for i, character in enumerate(self._name) if (character in characters) != negated)
+            self._where[wanted] = found
+        return found
+
+
+def _bits(positions: int) -> list[int]:
+    found = []
+    while positions:
+        lowest = positions & -positions
+        found.append(lowest)
+        positions ^= lowest
+    return found
+
+
+class _Parser:
+    """Recursive descent over the text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> _Node:
+        if len(self._text) > CHARACTERS_MAX:
+            raise BadValue(f"a pattern of {len(self._text)} characters: at most {CHARACTERS_MAX} are taken")
+        node = self._choice()
+        if self._at < len(self._text):
+            raise self._wrong("a ) without its (")
+        return node
+
+    def _choice(self) -> _Node:
+        options = [self._sequence()]
+        while self._take("|"):
+            options.append(self._sequence())
+        return options[0] if len(options) == 1 else _Choice(tuple(options))
+
+    def _sequence(self) -> _Node:
+        parts: list[_Node] = []
+        while self._at < len(self._text) and self._text[self._at] not in "|)":
+            parts.append(self._repeated(self._one()))
+        return parts[0] if len(parts) == 1 else _Sequence(tuple(parts))
+
+    def _repeated(self, node: _Node) -> _Node:
+        count = self._count()
+        if count is None:
+            return node
+        if isinstance(node, _Look | _Edge):
+            raise self._wrong("nothing to repeat")
+        least, most = count
+        self._take("?")  # lazy: the same names match
+        if self._count() is not None or self._take("?"):
+            raise self._wrong("repeated twice: put the first into ( )")
+        return _Repeat(node, least, most)
+
+    def _count(self) -> tuple[int, int | None] | None:
+        if self._take("*"):
+            return 0, None
+        if self._take("+"):
+            return 1, None
+        if self._take("?"):
+            return 0, 1
+        if not self._take("{"):
+            return None
+        least = self._number()
+        most: int | None = least
+        if self._take(","):
+            most = None if self._peek() == "}" else self._number()
+        if not self._take("}") or (most is not None and most < least):
+            raise self._wrong("{ } wants one number or two, such as {2} or {2,5}")
+        return least, most
+
+    def _number(self) -> int:
+        begun = self._at
+        while self._peek() in string.digits and self._peek():
+            self._at += 1
+        digits = self._text[begun : self._at]
+        if not digits or len(digits) > 4 or int(digits) > REPEAT_MAX:
+            raise self._wrong(f"{{ }} wants numbers up to {REPEAT_MAX}")
+        return int(digits)
+
+    def _one(self) -> _Node:
+        character = self._next()
+        if character == "(":
+            return self._group()
+        if character == "[":
+            return self._class()
+        if character == ".":
+            return _Set(frozenset(), True)
+        if character in "^$":
+            return _Edge(character == "$")
+        if character == "\\":
+            return self._escaped()
+        if character in SPECIAL:
+            raise self._wrong(f"{character!r} has nothing before it; write it with a backslash")
+        return _Set(frozenset(character))
+
+    def _group(self) -> _Node:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise self._wrong(f"more than {DEPTH_MAX} ( in each other")
+        look = negated = False
+        if self._take("?"):
+            kind = self._next()
+            look, negated = kind in "=!", kind == "!"
+            if kind == "P" and self._take("<"):
+                while self._next() != ">":
+                    pass
+            elif not look and kind != ":":
+                raise self._wrong("after (? only : = ! and P<name> are known")
+        node = self._choice()
+        if not self._take(")"):
+            raise self._wrong("a ( without its )")
+        self._depth -= 1
+        return _Look(node, negated) if look else node
+
+    def _class(self) -> _Set:
+        negated = self._take("^")
+        found: set[str] = set()
+        first = True
+        while first or self._peek() != "]":
+            first = False
+            low = self._member()
+            if len(low) == 1 and self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                self._at += 1
+                high = self._member()
+                if len(high) != 1 or max(high) < max(low) or not max(high).isascii():
+                    raise self._wrong("a range in [ ] runs from an ASCII character to a later one")
+                low = frozenset(map(chr, range(ord(max(low)), ord(max(high)) + 1)))
+            found |= low
+        self._at += 1
+        return _Set(frozenset(found), negated)
+
+    def _member(self) -> frozenset[str]:
+        character = self._next()
+        if character != "\\":
+            return frozenset(character)
+        inner = self._escaped()
+        if inner.negated:
+            raise self._wrong("\\D, \\W and \\S stand outside of [ ] only")
+        return inner.characters
+
+    def _escaped(self) -> _Set:
+        character = self._next()
+        if character.lower() in CLASSES:
+            return _Set(CLASSES[character.lower()], character.isupper())
+        if character.isalnum():
+            raise self._wrong(f"\\{character} is not known")
+        return _Set(frozenset(character))
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _next(self) -> str:
+        character = self._peek()
+        if not character:
+            raise self._wrong("it ends too early")
+        self._at += 1
+        return character
+
+    def _take(self, wanted: str) -> bool:
+        if self._peek() != wanted:
+            return False
+        self._at += 1
+        return True
+
+    def _wrong(self, why: str) -> BadValue:
+        return BadValue(f"not a pattern of topics: {why} (character {self._at} of {self._text[:80]!r})")
