@@ -15,6 +15,11 @@ from appliance.wire.kafka.apis import APIS
 
 from .groups_fixture import ASSIGNMENT, KEY, LISTENER, SUBSCRIPTION, Client, FakeCluster, run
 
+
+class Nobody:
+    members: tuple[()] = ()
+
+
 Stable = tuple[FakeCluster, Client, str]
 
 
@@ -91,6 +96,27 @@ def test_a_waiting_join_is_answered_when_its_time_has_come() -> None:
         first, second = await asyncio.gather(client.join(), client.join())
         assert first.generation_id == second.generation_id == 1
         assert sorted([len(first.members), len(second.members)]) == [0, 2]
+        client.door.close()
+
+    run(scenario())
+
+
+def test_members_that_wait_leave_room_for_everybody_else() -> None:
+    """Goal: whoever waits for other members takes only a part of the requests that may be unanswered."""
+
+    async def scenario() -> None:
+        client = Client(FakeCluster(), initial_delay_ms=60_000, waits_max=2)
+        waiting = [asyncio.ensure_future(client.join(version=3)) for _ in range(2)]
+        while len(client.door.groups().get("g", Nobody).members) < 2:
+            await asyncio.sleep(0)
+        assert (await client.join(version=3)).error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        waiting = [asyncio.ensure_future(client.join(version=3, group_id="h"))]
+        while "h" not in client.door.groups():
+            await asyncio.sleep(0)
+        waiting[0].cancel()
         client.door.close()
 
     run(scenario())

@@ -51,6 +51,8 @@ class GroupApi:
     def __init__(self, cluster: Cluster, limits: Limits, new_id: Callable[[], str]) -> None:
         self._cluster = cluster
         self._membership = Membership(limits, new_id)
+        self._waits_max = limits.waits_max
+        self._waiting = 0
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
@@ -95,7 +97,8 @@ class GroupApi:
             protocols=tuple(Metadata(offer.name, bytes(offer.metadata)) for offer in request.protocols),
             id_wanted=call.version >= ID_WANTED_FROM,
         )
-        reply = await self._wait_for(lambda token, now_ms: self._membership.join(token, name, join, now_ms))
+        refusal = Joined(Code.COORDINATOR_LOAD_IN_PROGRESS, request.member_id)
+        reply = await self._wait_for(refusal, lambda token, now_ms: self._membership.join(token, name, join, now_ms))
         assert isinstance(reply, Joined)
         return _joined(reply, call.version)
 
@@ -106,6 +109,7 @@ class GroupApi:
             return _synced(Synced(error))
         assignments = [(each.member_id, bytes(each.assignment)) for each in request.assignments]
         reply = await self._wait_for(
+            Synced(Code.COORDINATOR_LOAD_IN_PROGRESS),
             lambda token, now_ms: self._membership.sync(
                 token,
                 request.group_id,
@@ -116,7 +120,7 @@ class GroupApi:
                 request.protocol_name,
                 assignments,
                 now_ms,
-            )
+            ),
         )
         assert isinstance(reply, Synced)
         return _synced(reply)
@@ -187,11 +191,21 @@ class GroupApi:
     def _now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
 
-    async def _wait_for(self, ask: Callable[[asyncio.Future[Reply], int], None]) -> Reply:
+    async def _wait_for(self, refusal: Reply, ask: Callable[[asyncio.Future[Reply], int], None]) -> Reply:
+        """The reply to a request that may have to wait for other members.
+
+        ``refusal`` is the reply while ``waits_max`` others wait: they take room from the requests of everybody.
+        """
+        if self._waiting >= self._waits_max:
+            return refusal
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        ask(answer, self._now_ms())
-        self._settle()
-        return await answer
+        self._waiting += 1
+        try:
+            ask(answer, self._now_ms())
+            self._settle()
+            return await answer
+        finally:
+            self._waiting -= 1
 
     def _settle(self) -> None:
         for token, reply in self._membership.take_replies():

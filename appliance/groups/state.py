@@ -61,7 +61,9 @@ class Limits:
     GROUP_MAX_SIZE_REACHED.
 
     ``groups_max`` live groups; ``members_max`` per group; ``protocols_max`` and ``metadata_bytes_max`` per
-    member (all protocols together); ``bytes_max`` for everything that members sent, in all groups together.
+    member (all protocols together); ``bytes_max`` for everything that members sent, in all groups together;
+    ``waits_max`` requests that wait for other members (half of what one worker may have unanswered), beyond which
+    they are answered COORDINATOR_LOAD_IN_PROGRESS.
     """
 
     groups_max: int = 10_000
@@ -69,6 +71,7 @@ class Limits:
     protocols_max: int = 32
     metadata_bytes_max: int = 1024 * 1024
     bytes_max: int = 128 * 1024 * 1024
+    waits_max: int = 4_096
     session_ms_min: int = 1_000
     session_ms_max: int = 30 * 60_000
     rebalance_ms_max: int = 60 * 60_000

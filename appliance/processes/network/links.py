@@ -6,7 +6,8 @@ While there is no writer (not forked yet, retiring, killed) closed bundles wait;
 died is answered with a retriable error, since nobody knows whether it was written.
 
 The coordinator: frames that a worker does not understand travel as they are, and so do the replies.  What a killed
-coordinator has not answered is sent to its successor.
+coordinator has not answered is given to its successor, once: a frame that two coordinators have died of, or with, is
+not given to a third.  Its connection is closed, so that one request cannot keep the coordinator from coming back.
 
 All memories are bounded: bundles by the arena, loans by ``LOANS_MAX``, frames by ``IN_FLIGHT_BYTES_MAX``.
 """
@@ -35,6 +36,8 @@ LOANS_MAX: Final = 16
 REPLY_BYTES_MAX: Final = 256 << 20
 IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
+GIVEN_MAX: Final = 2
+"""Coordinators that one frame is given to: the one that was there, and its successor if that died before answering."""
 
 Target = tuple[Connection, Pending | None, int]
 """Whose request a part belongs to (None: acks=0, no reply), and which of its parts it is."""
@@ -181,14 +184,27 @@ class WriterLink:
         return bundles
 
 
+class _Forwarded:
+    """A frame that waits for its answer, packed; ``given``: how many coordinators have been given it so far."""
+
+    __slots__ = ("given", "packed", "pending")
+
+    def __init__(self, pending: Pending, packed: bytes) -> None:
+        self.pending, self.packed, self.given = pending, packed, 0
+
+
 class CoordinatorLink:
-    """The stream to the coordinator: ``[token, door, listener, peer, frame]`` there, ``[token, reply]`` back."""
+    """The stream to the coordinator: ``[token, door, listener, peer, frame]`` there, ``[token, reply]`` back.
+
+    A dead coordinator is an EOF (:meth:`receive` returns None).  A frame counts as given as soon as there is a
+    coordinator to send it to, whether the socket has taken it yet or not.
+    """
 
     def __init__(self) -> None:
         self.sock: socket.socket | None = None
         self._out = bytearray()
         self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
-        self._in_flight: dict[int, tuple[Pending, bytes]] = {}
+        self._in_flight: dict[int, _Forwarded] = {}
         self._in_flight_bytes = 0
         self._token = 0
 
@@ -196,13 +212,30 @@ class CoordinatorLink:
     def pending(self) -> bool:
         return bool(self._out)
 
-    def connect(self, sock: socket.socket) -> None:
-        """A new coordinator: give it all that the old one has not answered."""
+    def connect(self, sock: socket.socket) -> list[Pending]:
+        """A new coordinator: give it what the old one has not answered.
+
+        Returns the requests that have been given to GIVEN_MAX of them already: hang up, nobody will answer.
+        """
         sock.setblocking(False)
         self.sock = sock
         self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
-        self._out = bytearray(b"".join(packed for _, packed in self._in_flight.values()))
+        given_up = [token for token, frame in self._in_flight.items() if frame.given >= GIVEN_MAX]
+        outlived = [self._drop(token) for token in given_up]
+        self._out.clear()
+        for frame in self._in_flight.values():
+            self._give(frame)
         self.flush()
+        return outlived
+
+    def _give(self, frame: _Forwarded) -> None:
+        frame.given += 1
+        self._out += frame.packed
+
+    def _drop(self, token: int) -> Pending:
+        frame = self._in_flight.pop(token)
+        self._in_flight_bytes -= len(frame.packed)
+        return frame.pending
 
     def ask(self, pending: Pending, frame: memoryview) -> None:
         """Pass a frame on.
@@ -215,17 +248,17 @@ class CoordinatorLink:
         connection = pending.connection
         self._token += 1
         packed = msgpack.packb((self._token, connection.door, connection.listener, connection.peer, bytes(frame)))
-        self._in_flight[self._token] = (pending, packed)
+        forwarded = self._in_flight[self._token] = _Forwarded(pending, packed)
         self._in_flight_bytes += len(packed)
         if self.sock is not None:
-            self._out += packed
+            self._give(forwarded)
             self.flush()
 
     def forget(self, connection: Connection) -> None:
         """The connection is gone: nobody wants its answers."""
-        gone = [token for token, (pending, _) in self._in_flight.items() if pending.connection is connection]
+        gone = [token for token, frame in self._in_flight.items() if frame.pending.connection is connection]
         for token in gone:
-            self._in_flight_bytes -= len(self._in_flight.pop(token)[1])
+            self._drop(token)
             if self.sock is not None:
                 self._out += msgpack.packb([token])
         if gone:
@@ -258,8 +291,6 @@ class CoordinatorLink:
         self._unpacker.feed(data)
         replies = []
         for token, reply in self._unpacker:
-            waiting = self._in_flight.pop(token, None)
-            if waiting is not None:
-                self._in_flight_bytes -= len(waiting[1])
-                replies.append((waiting[0], reply))
+            if token in self._in_flight:
+                replies.append((self._drop(token), reply))
         return replies

@@ -280,10 +280,13 @@ class NetworkWorker:
         if self._coordinator.sock is not None:
             self._epoll.unregister(self._coordinator.sock.fileno())
             self._coordinator.sock.close()
-        self._coordinator.connect(socket.socket(fileno=fd))
+        outlived = self._coordinator.connect(socket.socket(fileno=fd))
         self._coordinator_waits = False
         self._epoll.register(fd, select.EPOLLIN)
         self._watch_coordinator()
+        for pending in outlived:
+            if not pending.connection.closed:
+                self._hang_up(pending.connection, "two coordinators have ended before they could answer this request")
 
     # ---- clients
 
