@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import tempfile
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from appliance.errors import CorruptLog, OffsetOutOfRange, StorageFault
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.files import File, index_path, log_path
 from appliance.log.index import IndexFile
-from appliance.log.reader import BOUNDARIES_MAX, Found
+from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKED_BYTES_MAX, Found
+from appliance.records.encode import encode_batch
 from appliance.wire.requests import FileRange
 
 from .log_batches import SETTINGS, batch, filled, log_range, open_log, place_all, placed
@@ -238,6 +240,60 @@ def test_a_time_from_the_future_spoils_its_own_segment_only(tmp_path: Path) -> N
     log.unlink(log.retire_before(log.bases[1]))
     found = reader.by_time(log.bases, log.written, 15)
     assert found is not None and found.timestamp == 15
+
+
+def times_batch(count: int, first: int = 5_000, codec: str = "zstd", size: int = 0) -> bytes:
+    """A batch whose records are a millisecond apart."""
+    return encode_batch([(None, bytes(size), (), first + number) for number in range(count)], codec=codec)
+
+
+def test_a_batch_is_unpacked_once_however_often_it_is_asked_about(tmp_path: Path) -> None:
+    """300 questions about one batch look at it once: work is counted in bytes, not in time."""
+    log = filled(tmp_path, [times_batch(1_000, size=500)], TopicSettings())
+    cache = FileCache()
+    reader = LogReader(tmp_path, cache)
+    found = reader.by_time(log.bases, log.written, 5_000)
+    assert found is not None
+    for number in range(0, 1_000, 3):
+        record = reader.first_record(log.bases, log.written, found, 5_000 + number)
+        assert record == Found(found.offset + number, 5_000 + number, number)
+        if not number:
+            looked = reader.looked_bytes
+    assert reader.looked_bytes == looked > 500_000
+    other = LogReader(tmp_path, cache)
+    other.first_record(log.bases, log.written, found, 5_999)
+    assert other.looked_bytes == 0, "nor does another reader of the same log"
+    reader.forget()
+    reader.first_record(log.bases, log.written, found, 5_999)
+    assert reader.looked_bytes > looked
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [times_batch(RECORDS_MAX + 1), times_batch(20, size=UNPACKED_BYTES_MAX // 10)],
+    ids=["records", "bytes"],
+)
+def test_a_bomb_is_answered_as_a_whole_and_once(tmp_path: Path, raw: bytes) -> None:
+    log = filled(tmp_path, [raw], TopicSettings())
+    reader = LogReader(tmp_path, FileCache())
+    found = reader.by_time(log.bases, log.written, 5_007)
+    assert found is not None
+    before = reader.looked_bytes
+    for _ in range(50):
+        assert reader.first_record(log.bases, log.written, found, 5_007) == found
+    assert reader.looked_bytes - before <= UNPACKED_BYTES_MAX + len(raw)
+
+
+def test_remembered_times_are_bounded() -> None:
+    cache = FileCache()
+    for number in range(200):
+        cache.remember_times("t", number, array("q", range(1_500)))
+        cache.remember_times("u", number, array("q"))
+    assert cache.times("t", 199) is not None and cache.times("t", 0) is None
+    assert sum(len(times) + 64 for times in cache._times.values()) == cache._times_count <= TIMES_MAX
+    cache.drop("t")
+    cache.drop("u")
+    assert cache._times_count == 0 and not cache._times
 
 
 def test_an_empty_log(tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ def test_forms_that_other_clients_write() -> None:
     assert decompress(ZSTD, bytes(streamed.finish()), BYTES_MAX) == data
 
 
+def test_many_members_of_gzip_are_refused() -> None:
+    """Reading them takes time that grows with their number and their bytes."""
+    member = gzip.compress(b"x")
+    assert decompress(GZIP, member * 100, BYTES_MAX) == b"x" * 100
+    with pytest.raises(CorruptBatch, match="more than 100 members"):
+        decompress(GZIP, member * 50_000, BYTES_MAX)
+
+
 def test_lz4_blocks_are_independent_as_java_demands() -> None:
     packed = compress(LZ4, b"x" * 200_000)
     assert packed[4] & 0x20

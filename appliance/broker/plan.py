@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..errors import (
     ApplianceError,
@@ -24,15 +24,20 @@ from ..wire.requests import (
     FetchPart,
     FetchResult,
     FileRange,
+    Offsets,
     OffsetsPart,
     OffsetsResult,
 )
 
+PART_BYTES: Final = 1024
+"""What a part of a request about offsets counts as, besides what is looked at for it."""
 EMPTY_BATCH = CorruptBatch("a produce request without record batches")
 
 
 class Reader(Protocol):
     """``appliance.log.LogReader``: the read side of one partition's files."""
+
+    looked_bytes: int
 
     def locate(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
 
@@ -107,17 +112,48 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     return FetchResult(0, start, end, found.count, (found,))
 
 
-def offsets(part: OffsetsPart, partition: Readable | None) -> OffsetsResult:
+class Lookup:
+    """Answers a request about offsets, in slices: each looks at a bounded amount of data, whatever is asked.
+
+    ``results`` has an answer for each part that has had its turn.
+    """
+
+    def __init__(self, request: Offsets, partitions: Sequence[Readable | None]) -> None:
+        self.request = request
+        self.results: list[OffsetsResult] = []
+        self._rest = iter(zip(request.parts, partitions, strict=True))
+
+    def look(self, bytes_max: int) -> int:
+        """Answer parts until all are answered (:attr:`done`) or ``bytes_max`` have been looked at.
+
+        Returns:
+            How many bytes that were; the last part may have gone beyond what was allowed, by a batch.
+        """
+        looked = 0
+        for part, partition in self._rest:
+            before = 0 if partition is None else partition.reader.looked_bytes
+            self.results.append(offsets(part, partition, self.request.counted))
+            looked += PART_BYTES if partition is None else PART_BYTES + partition.reader.looked_bytes - before
+            if looked >= bytes_max:
+                break
+        return looked
+
+    @property
+    def done(self) -> bool:
+        return len(self.results) == len(self.request.parts)
+
+
+def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True) -> OffsetsResult:
     """Answer one question about offsets: by place, by time, or about a known offset."""
     try:
         view = view_of(partition, f"{part.topic}-{part.partition}")
         assert partition is not None
-        return _offsets(part, view, partition)
+        return _offsets(part, view, partition, counted)
     except ApplianceError as error:
         return OffsetsResult(error.code, -1, -1, -1)
 
 
-def _offsets(part: OffsetsPart, view: View, partition: Readable) -> OffsetsResult:
+def _offsets(part: OffsetsPart, view: View, partition: Readable, counted: bool) -> OffsetsResult:
     bases, start, end = view
     reader = partition.reader
     if part.offset >= 0:
@@ -125,9 +161,9 @@ def _offsets(part: OffsetsPart, view: View, partition: Readable) -> OffsetsResul
         timestamp, records = reader.at(bases, end, offset)
         return OffsetsResult(0, offset, timestamp, records)
     if part.timestamp == LATEST:
-        return OffsetsResult(0, end, -1, reader.at(bases, end, end)[1])
+        return OffsetsResult(0, end, -1, reader.at(bases, end, end)[1] if counted else -1)
     if part.timestamp == EARLIEST:
-        return OffsetsResult(0, start, -1, reader.at(bases, end, start)[1])
+        return OffsetsResult(0, start, -1, reader.at(bases, end, start)[1] if counted else -1)
     if part.timestamp == MAX_TIMESTAMP:
         found = reader.max_timestamp(bases, end)
     elif part.timestamp >= 0:

@@ -14,12 +14,16 @@ base, is taken.  Times and counts of records have no such proof; recovery checks
 
 A segment that retention has unlinked meanwhile is :class:`OffsetOutOfRange`, as if the reader had come a
 moment later.
+
+What a question costs follows from how much of the log it looks at, not from its own size.  Every reader counts that
+(:attr:`LogReader.looked_bytes`), so that whoever serves many can stop in time and go on later.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,10 +37,20 @@ from .segment import headers, stands
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
-UNPACKED_BYTES_MAX: Final = 64 << 20  # of the one batch that is looked into to answer by time
 """How many boundaries each of two generations holds."""
 STEPS_BACK_MAX: Final = 8
 """How many wrong index entries are stepped over before the segment is walked from its base."""
+
+UNPACKED_BYTES_MAX: Final = 16 << 20
+RECORDS_MAX: Final = 50_000
+"""Of the one batch that is looked into to answer by time; one that is larger is answered as a whole."""
+TIMES_MAX: Final = 4 * RECORDS_MAX
+"""Records of batches looked into whose times are remembered: they come again and again in one request."""
+TIMES_OVERHEAD: Final = 64
+QUESTION_BYTES: Final = 16 * 1024
+"""What any question counts as: it opens files and searches an index."""
+RECORD_BYTES: Final = 64
+"""What a record counts as whose time is read."""
 
 AnyFile = TypeVar("AnyFile", bound=File)
 
@@ -48,6 +62,8 @@ class FileCache:
         assert files_max >= 2
         self._files_max = files_max
         self._files: OrderedDict[str, File] = OrderedDict()
+        self._times: OrderedDict[tuple[str, int], array[int]] = OrderedDict()
+        self._times_count = 0
         self.opened = 0
         """How many times a file had to be opened."""
 
@@ -84,9 +100,22 @@ class FileCache:
             del self._files[path]
 
     def drop(self, prefix: str) -> None:
-        """Forget the files whose path starts so."""
+        """Forget the files whose path starts so, and the times of batches in them."""
         for path in [path for path in self._files if path.startswith(prefix)]:
             del self._files[path]
+        for batch in [batch for batch in self._times if batch[0] == prefix]:
+            self._times_count -= _weight(self._times.pop(batch))
+
+    def times(self, prefix: str, offset: int) -> array[int] | None:
+        """What :meth:`remember_times` was told of the batch at ``offset``."""
+        return self._times.get((prefix, offset))
+
+    def remember_times(self, prefix: str, offset: int, times: array[int]) -> None:
+        """At most TIMES_MAX numbers, the last ones."""
+        self._times[prefix, offset] = times
+        self._times_count += _weight(times)
+        while self._times_count > TIMES_MAX:
+            self._times_count -= _weight(self._times.popitem(last=False)[1])
 
 
 class Found(NamedTuple):
@@ -113,6 +142,8 @@ class LogReader:
         self._old: set[int] = set()
         self._peaks: dict[int, int] = {}
         """Largest timestamps of sealed segments by base."""
+        self.looked_bytes = 0
+        """How much of the log was looked at for questions about offsets, since this reader was made."""
 
     def forget(self) -> None:
         """Let go of files and boundaries."""
@@ -201,6 +232,7 @@ class LogReader:
 
     def by_time(self, bases: Sequence[int], end: int, timestamp: int) -> Found | None:
         """The first batch with a timestamp of at least ``timestamp`` ms, None when there is none."""
+        self.looked_bytes += QUESTION_BYTES
         for base, limit in _segments(bases, end):
             try:
                 if self._peak(base, limit, sealed=limit in bases) < timestamp:
@@ -226,22 +258,35 @@ class LogReader:
     def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int) -> Found:
         """The first record of a batch that :meth:`by_time` found whose own timestamp is at least ``timestamp`` ms.
 
-        The one place where the broker looks into a batch; what cannot be unpacked is answered as a whole.
+        What cannot be unpacked, or is too large to be looked into, is answered as a whole.
         """
-        from ..records.decode import decode_batch  # brings the codecs, which a worker needs for nothing else
+        times = self._files.times(self._prefix, batch.offset)
+        if times is None:
+            piece = self.locate(bases, end, batch.offset, 1)
+            if piece is None:
+                return batch
+            times = self._times(piece)
+            self._files.remember_times(self._prefix, batch.offset, times)
+        number = bisect_left(times, timestamp)
+        if number == len(times):
+            return batch
+        return Found(batch.offset + number, times[number], batch.records + number)
 
-        piece = self.locate(bases, end, batch.offset, 1)
-        if piece is None:
-            return batch
+    def _times(self, piece: FileRange) -> array[int]:
+        """As :func:`largest_times` of the one batch in ``piece``; empty when it is not looked into."""
+        from ..records.times import largest_times  # brings the codecs, which a worker needs for nothing else
+
+        if piece.count > UNPACKED_BYTES_MAX:
+            return array("q")
         data = os.pread(piece.file.fd, piece.count, piece.position)
+        self.looked_bytes += len(data)
         try:
-            records = decode_batch(data, bytes_max=UNPACKED_BYTES_MAX)
+            times, unpacked_bytes = largest_times(data, bytes_max=UNPACKED_BYTES_MAX, records_max=RECORDS_MAX)
         except ClientFault:
-            return batch
-        for number, record in enumerate(records):
-            if record.timestamp >= timestamp:
-                return Found(record.offset, record.timestamp, batch.records + number)
-        return batch
+            self.looked_bytes += UNPACKED_BYTES_MAX  # at most: it says how large it is where that is too late
+            return array("q")
+        self.looked_bytes += unpacked_bytes + RECORD_BYTES * len(times)
+        return times
 
     def at(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
         """Largest timestamp (ms) of the batch that contains ``offset``, and how many records came before ``offset``.
@@ -251,6 +296,7 @@ class LogReader:
         Raises:
             OffsetOutOfRange: retired, or not written yet.
         """
+        self.looked_bytes += QUESTION_BYTES
         number = bisect_right(bases, min(offset, end - 1)) - 1 if end > bases[0] else 0
         if number < 0 or offset > end:
             raise self._out_of_range(offset, bases, end)
@@ -262,6 +308,7 @@ class LogReader:
             records = entry.records
             for position, info in headers(log, base, entry.offset - base, limit - base):
                 following = base + position + info.size
+                self.looked_bytes += info.size
                 if following > offset:
                     return info.max_timestamp, records + max(0, offset - (following - info.count))
                 records += info.count
@@ -289,11 +336,13 @@ class LogReader:
         peak = self._peaks.get(base) if sealed else None
         if peak is not None:
             return peak
+        self.looked_bytes += QUESTION_BYTES
         log = self._log(base)
         entry = self._entry(log, base, limit, limit)
         peak = entry.timestamp
         for _, info in headers(log, base, entry.offset - base, limit - base):
             peak = max(peak, info.max_timestamp)
+            self.looked_bytes += info.size
         if sealed:
             if len(self._peaks) >= 2 * FILES_MAX:
                 self._peaks.clear()
@@ -309,10 +358,16 @@ class LogReader:
             entry = self._entry(log, base, limit, index.entry(reached - 1).offset if reached else base)
         records = entry.records
         for position, info in headers(log, base, entry.offset - base, limit - base):
+            self.looked_bytes += info.size
             if info.max_timestamp >= timestamp:
                 return Found(base + position + info.size - info.count, info.max_timestamp, records)
             records += info.count
         return None
+
+
+def _weight(times: array[int]) -> int:
+    """An entry takes memory even without any numbers."""
+    return len(times) + TIMES_OVERHEAD
 
 
 def _segments(bases: Sequence[int], end: int) -> Iterator[tuple[int, int]]:

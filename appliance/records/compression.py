@@ -32,6 +32,7 @@ _LZ4_BLOCK_BYTES = 64 * 1024
 _LZ4_STORED = 1 << 31
 _LZ4_END = bytes(4)
 _GZIP_WINDOW = 31  # zlib: the largest window, with gzip's header
+_GZIP_MEMBERS_MAX = 100
 _GUESS_BYTES_MIN = 64 * 1024
 _GROWTH = 16
 
@@ -105,7 +106,9 @@ def _gunzip(data: bytes, bytes_max: int) -> bytes:
     pieces: list[bytes] = []
     room, rest = bytes_max, data
     try:
-        while rest:  # members may follow one another
+        while rest:  # members may follow one another, each copies what follows it
+            if len(pieces) == _GZIP_MEMBERS_MAX:
+                raise CorruptBatch(f"more than {_GZIP_MEMBERS_MAX} members of gzip in one batch")
             worker = zlib.decompressobj(_GZIP_WINDOW)
             piece = worker.decompress(rest, room + 1)
             if len(piece) > room:

@@ -87,8 +87,11 @@ class Fetch:
 
 @dataclass(slots=True)
 class Offsets:
+    """``counted``: the answers are to say how many records come before each offset."""
+
     context: Any
     parts: list[OffsetsPart]
+    counted: bool = True
 
 
 @dataclass(slots=True)

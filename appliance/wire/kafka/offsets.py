@@ -75,7 +75,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     refused = frozenset(i for i, part in enumerate(parts) if part.timestamp < lowest)
     for i in refused:
         parts[i] = parts[i]._replace(timestamp=LATEST)
-    request = Offsets((correlation_id, version, refused, topics, groups), parts)
+    request = Offsets((correlation_id, version, refused, topics, groups), parts, counted=False)
     if version > VERSION_MAX or not parts:
         return Local(encode(request, [_REFUSED] * len(parts)))
     return request

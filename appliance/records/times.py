@@ -1,0 +1,76 @@
+"""The times of the records within a batch: all that the broker ever looks for in one.
+
+A client writes what is in a batch, so it is read as bytes that may be anything, within bounds: what unpacks to more
+than ``bytes_max``, or has more than ``records_max`` records, is not looked into.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from ..errors import CorruptBatch, MessageTooLarge
+from .batch import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME, check
+from .compression import decompress
+
+_VARINT_BYTES_MAX: Final = 10
+_I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
+
+
+def largest_times(batch: bytes, *, bytes_max: int, records_max: int) -> tuple[array[int], int]:
+    """For each record of a batch the largest timestamp (ms) up to it, and how many bytes were unpacked.
+
+    They never fall, so bisecting them finds the first record that is as young as one asks for.  A batch that was
+    stamped by the broker has the same for all its records, and one entry.
+
+    Raises:
+        ClientFault: it cannot be read, or is larger than allowed.
+    """
+    data = memoryview(batch)
+    info = check(data, 0, len(data), bytes_max)
+    if info.attributes & LOG_APPEND_TIME:
+        return array("q", (info.max_timestamp,)), 0
+    if info.count > records_max:
+        raise MessageTooLarge(f"a batch of {info.count} records: at most {records_max} are looked into")
+    payload = decompress(info.attributes & CODEC_MASK, batch[HEADER_BYTES : info.size], bytes_max)
+    try:
+        return _scan(payload, info.count, info.first_timestamp), len(payload)
+    except IndexError:
+        raise CorruptBatch(f"the records of a batch leave its {len(payload)} bytes") from None
+
+
+def _scan(payload: bytes, count: int, first_timestamp: int) -> array[int]:
+    """Raises IndexError where a record leaves the payload."""
+    times = array("q")
+    append = times.append
+    largest = _I64_MIN
+    position = 0
+    for _ in range(count):
+        length = payload[position]
+        if length < 0x80:
+            position += 1
+        else:
+            length, position = _varint(payload, position)
+        if length & 1:
+            raise CorruptBatch("a record of a negative length")
+        delta = payload[position + 1]  # attributes come first
+        if delta >= 0x80:
+            delta, _ = _varint(payload, position + 1)
+        time = first_timestamp + ((delta >> 1) ^ -(delta & 1))
+        if time > largest:
+            largest = time if time < _I64_MAX else _I64_MAX
+        append(largest)
+        position += length >> 1
+    return times
+
+
+def _varint(payload: bytes, position: int) -> tuple[int, int]:
+    """The varint at ``position``, zigzag as it is, and where it ends."""
+    number = 0
+    for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
+        byte = payload[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, position
+    raise CorruptBatch(f"a number of more than {_VARINT_BYTES_MAX} bytes")

@@ -1,0 +1,83 @@
+"""appliance.broker.plan: a request about offsets is answered in slices of bounded work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.broker.plan import PART_BYTES, Lookup
+from appliance.config import TopicSettings
+from appliance.errors import UnknownPartition
+from appliance.log import FileCache, Log, LogReader
+from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
+from appliance.shared.table import ONLINE, View
+from appliance.wire.requests import EARLIEST, LATEST, MAX_TIMESTAMP, Offsets, OffsetsPart, OffsetsResult
+
+from .log_batches import filled
+from .test_log_reader import times_batch
+
+
+class Table:
+    """What a worker sees of a log."""
+
+    state = ONLINE
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.end = self.written = log.written
+
+    def view(self) -> View:
+        return View(tuple(self._log.bases), self._log.bases[0], self.end)
+
+
+class Held:
+    def __init__(self, log: Log, files: FileCache) -> None:
+        self.table = Table(log)
+        self.reader = LogReader(log.path, files)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Held:
+    raws = [times_batch(500, 5_000 + 500 * number, size=200) for number in range(10)]
+    return Held(filled(tmp_path, raws, TopicSettings()), FileCache())
+
+
+def answered(lookup: Lookup, bytes_max: int) -> list[int]:
+    """Look until all is answered; how much each slice looked at."""
+    slices = []
+    while not lookup.done:
+        slices.append(lookup.look(bytes_max))
+    return slices
+
+
+def test_slices_give_the_answers_that_one_look_gives(held: Held) -> None:
+    times = [LATEST, EARLIEST, MAX_TIMESTAMP, -9, 0, 10**9, *range(5_000, 10_000, 17)]
+    request = Offsets(None, [OffsetsPart("t", 0, time, -1) for time in times])
+    partitions = [held if number % 5 else None for number in range(len(times))]
+    whole, sliced = Lookup(request, partitions), Lookup(request, partitions)
+    assert len(answered(whole, 1 << 40)) == 1
+    assert len(answered(sliced, 100_000)) > 20
+    assert whole.results == sliced.results
+    assert {result.error for result in whole.results[::5]} == {UnknownPartition.code}
+    exact = [result.timestamp for result, asked in zip(whole.results, times, strict=True) if 5_000 <= asked < 10_000]
+    assert [got for got in exact if got >= 0] == [t for n, t in enumerate(times) if n % 5 and 5_000 <= t < 10_000]
+
+
+def test_a_slice_goes_beyond_its_bound_by_one_batch_at_most(held: Held) -> None:
+    request = Offsets(None, [OffsetsPart("t", 0, 5_000 + number, -1) for number in range(5_000)])
+    slices = answered(Lookup(request, [held] * 5_000), 1 << 20)
+    assert len(slices) > 50 and max(slices) <= (1 << 20) + UNPACKED_BYTES_MAX
+    unknown = Offsets(None, [OffsetsPart("t", 1, LATEST, -1)] * 10_000)
+    assert len(answered(Lookup(unknown, [None] * 10_000), 1 << 20)) == 10_000 * PART_BYTES // (1 << 20) + 1
+
+
+def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None:
+    """Unless records are to be counted: the Kafka protocol has no room for their number."""
+    parts = [OffsetsPart("t", 0, LATEST, -1), OffsetsPart("t", 0, EARLIEST, -1)]
+    for counted, looked_min in ((False, 0), (True, 2 * QUESTION_BYTES)):
+        lookup = Lookup(Offsets(None, parts, counted), [held, held])
+        assert looked_min <= lookup.look(1 << 40) - 2 * PART_BYTES <= 2 * looked_min
+        end = held.table.end
+        records = (5_000, 0) if counted else (-1, -1)
+        assert lookup.results == [OffsetsResult(0, end, -1, records[0]), OffsetsResult(0, 0, -1, records[1])]
