@@ -106,6 +106,14 @@ class Network(Struct, frozen=True):
         int,
         Meta(ge=1, le=1_000_000, description="unanswered requests per connection; then it is not read any more"),
     ] = 1000
+    handoff_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4 * GIB,
+            description="buffers per worker of connections that writers serve; 0 = workers serve all",
+        ),
+    ] = 32 * MIB
     frame_ms_max: Annotated[
         int, Meta(ge=100, description="a frame that is not complete after this time closes its connection")
     ] = 30_000

@@ -180,13 +180,16 @@ def test_unknown_topics_offsets_and_timestamps(peer: Peer, topic: str) -> None:
     assert header[2] == [[InvalidTimestamp.code, -1, -1, -1], [0, -1, -1, -1], [0, len(BATCH) - 3, 1_000, 0]]
 
 
-def test_what_is_told_but_not_shown_is_not_out_of_range(peer: Peer, topic: str) -> None:
+def test_what_is_acknowledged_but_not_shown_is_not_out_of_range(peer: Peer, topic: str) -> None:
+    """A consumer that waits leaves the flush policy as it is; who asks without time, or for the end, flushes."""
     peer.create(topic, flush_messages=1_000, flush_ms=60_000)
     _, base, end, _ = peer.produce(topic, BATCH, acks=1)
-    assert peer.fetch(topic, base)[0] == [0, 0, 0, 0]
-    assert peer.fetch(topic, end)[0] == [0, 0, 0, 0]
+    assert peer.fetch(topic, base, wait_ms=1)[0] == [0, 0, 0, 0]
+    assert peer.fetch(topic, end, wait_ms=1)[0] == [0, 0, 0, 0]
     assert peer.fetch(topic, end + 1)[0][:3] == [OffsetOutOfRange.code, 0, 0]
-    assert peer.end(topic) == 0
+    assert peer.end(topic) == end
+    _, base, end, _ = peer.produce(topic, BATCH, acks=1)
+    assert peer.fetch(topic, base)[0] == [0, 0, end, len(BATCH)]
 
 
 def test_a_question_about_the_end_waits_for_the_flush_of_what_is_told(peer: Peer, topic: str) -> None:

@@ -114,7 +114,7 @@ def test_the_papers_flush_policy_exposes_after_so_many_messages(appliance: Serve
     with Peer(appliance.native) as peer:
         peer.create(topic, flush_messages=4, flush_ms=60_000)
         assert peer.produce(topic, BATCH)[0] == 0
-        assert peer.fetch(topic, 0)[0][2] == 0
+        assert peer.fetch(topic, 0, wait_ms=1)[0][2] == 0
         assert peer.produce(topic, BATCH, acks=-1)[0] == 0
         assert peer.fetch(topic, 0)[0][2] == 2 * len(BATCH)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 EARLIEST = -2
 LATEST = -1
@@ -62,8 +62,13 @@ class OffsetsPart(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
-    """One request, or ``count`` of one part each that :meth:`Codec.join` has made one."""
+    """One request, or ``count`` of one part each that :meth:`Codec.join` has made one.
 
+    ``overlap``, here and below: requests of one connection that have the same may be in progress together; any other
+    request starts when all before it have taken effect.  "" overlaps with nothing.
+    """
+
+    overlap: ClassVar[str] = "produce"
     context: Any
     acks: int
     timeout_ms: int
@@ -73,6 +78,7 @@ class Produce:
 
 @dataclass(slots=True)
 class Fetch:
+    overlap: ClassVar[str] = ""
     context: Any
     wait_ms_max: int
     bytes_min: int
@@ -89,6 +95,7 @@ class Fetch:
 class Offsets:
     """``counted``: the answers are to say how many records come before each offset."""
 
+    overlap: ClassVar[str] = ""
     context: Any
     parts: list[OffsetsPart]
     counted: bool = True
@@ -99,12 +106,14 @@ class Cold:
     """Anything else: the frame goes to the coordinator as it is and its reply frame comes back as bytes."""
 
     context: Any
+    overlap: str = ""
 
 
 @dataclass(slots=True)
 class Local:
     """The codec knows the answer itself (hello, ApiVersions, a request it refuses); then maybe hang up."""
 
+    overlap: ClassVar[str] = ""
     reply: bytes
     close: bool = False
 

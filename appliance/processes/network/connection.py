@@ -1,14 +1,18 @@
-"""One client connection of a network worker: bytes in through the arena, replies out in the order of requests.
+"""One client connection of a network worker: bytes in, requests in order, replies out in order.
 
-Receiving: a connection borrows an extent of the arena only while it has bytes in it.  Whole frames are handed up as
-positions; an unfinished one stays, or moves to a larger extent once its size is known.
+Receiving: see :mod:`.inbox`.
 
-Lending: a connection that does nothing but produce to one partition goes to that partition's writer, and comes back
-(:mod:`appliance.processes.writer.loan`).  Meanwhile its socket and its extent are the writer's.
+Order: requests take effect in the order in which they came, and their replies leave in it, as Kafka promises.  A
+request starts when all before it have taken effect; until then it stays in the inbox, and nothing more is read
+(``stalled``).  Requests whose effects may overlap do: produce requests, which keep their order in each partition, and
+commits.  ``started`` counts the requests that have been started and have not taken effect, acks=0 included.
 
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply leaves when
-all before it have left, also behind a fetch that waits: clients match replies by order.  Bytes go out with ``send``,
-file ranges with ``sendfile``; ``MSG_MORE`` keeps a header and its batches in one segment.
+all before it have left: clients match replies by order.  Bytes go out with ``send``, file ranges with ``sendfile``;
+``MSG_MORE`` keeps a header and its batches in one segment.
+
+Handing over: a connection that does nothing but produce to one partition goes to that partition's writer
+(:mod:`appliance.processes.handoff`).
 """
 
 from __future__ import annotations
@@ -17,33 +21,20 @@ import os
 import socket
 from collections import deque
 from itertools import takewhile
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from ...shared.arena import BLOCK_BYTES, Arena, Extent
-from ...wire.frames import SIZE_BYTES, cut
 from ...wire.requests import Codec, FileRange, Request
-from ..control import Channel
+from .inbox import Inbox
 
-EXTENT_BYTES_MAX: Final = 1 << 20
-"""A connection that sends large frames is given up to this much at once, so that one recv takes several."""
+if TYPE_CHECKING:
+    from .links import WriterLink
+    from .longpoll import Parked
+
 JOINED_BYTES_MAX: Final = 1 << 16
 """Replies are joined up to about so much: what is not sent is copied once more."""
-LENT_BYTES: Final = 256 * 1024
-"""A connection is lent with so much of the arena at least: what one recv takes is written and flushed together."""
-TURNS_TO_LEND: Final = 32
+TURNS_TO_HAND_OVER: Final = 32
 HABIT_MS: Final = 1_000
-"""A connection is worth lending when it has brought produce requests, and nothing else, so often in this time."""
-
-
-class Borrower(Protocol):
-    """The link to a writer (``links.WriterLink``), as far as lending is concerned."""
-
-    channel: Channel | None
-
-    @property
-    def may_lend(self) -> bool: ...
-
-    def lend(self, connection: Connection, extent: tuple[int, int, int, int]) -> None: ...
+"""A connection is handed over when it has brought produce requests, and nothing else, so often in this time."""
 
 
 class Habit:
@@ -52,15 +43,15 @@ class Habit:
     __slots__ = ("acks", "link", "since_ms", "turns")
 
     def __init__(self) -> None:
-        self.link: Borrower | None = None
+        self.link: WriterLink | None = None
         self.acks = self.turns = self.since_ms = 0
 
-    def is_formed(self, link: Borrower, acks: int, now_ms: int) -> bool:
+    def is_formed(self, link: WriterLink, acks: int, now_ms: int) -> bool:
         """Count produce requests that have come together."""
         if link is not self.link or acks != self.acks or now_ms - self.since_ms > HABIT_MS:
             self.link, self.acks, self.turns, self.since_ms = link, acks, 0, now_ms
         self.turns += 1
-        return self.turns >= TURNS_TO_LEND
+        return self.turns >= TURNS_TO_HAND_OVER
 
 
 class Pending:
@@ -81,143 +72,86 @@ class Connection:
     """State of one socket; the worker decides when to read and write."""
 
     __slots__ = (
-        "_filled",
-        "_parsed",
-        "_wanted",
         "active_ms",
-        "borrower",
         "closed",
         "codec",
+        "delayed",
         "door",
         "events",
-        "extent",
-        "frame_since_ms",
         "habit",
+        "hand_over_to",
         "hang_up",
-        "lent",
+        "inbox",
         "listener",
+        "looked",
         "out",
         "out_bytes",
+        "overlap",
         "peer",
         "requests",
         "sock",
-        "starved",
+        "stalled",
+        "stalled_overlap",
+        "started",
         "unanswered",
     )
 
-    def __init__(self, sock: socket.socket, door: str, listener: str, peer: str, codec: Codec) -> None:
+    def __init__(self, sock: socket.socket, door: str, listener: str, peer: str, codec: Codec, inbox: Inbox) -> None:
         self.sock = sock
         self.door, self.listener, self.peer, self.codec = door, listener, peer, codec
-        self.extent: Extent | None = None
-        self._filled = self._parsed = 0
-        self._wanted = BLOCK_BYTES
+        self.inbox = inbox
         self.requests: deque[Pending] = deque()
         self.unanswered = 0
+        self.started = 0
+        self.overlap = ""
+        """What the requests that have started share."""
+        self.stalled = False
+        self.stalled_overlap = ""
+        self.looked = False
+        """The supervisor's messages have been read for the sake of the request that stalls."""
+        self.delayed: Parked | None = None
         self.out: deque[bytes | FileRange] = deque()
         self.out_bytes = 0
         self.events = 0
         self.active_ms = 0
-        self.frame_since_ms = 0
-        self.starved = False
         self.closed = False
         self.hang_up = False
         self.habit = Habit()
-        self.borrower: Borrower | None = None
-        self.lent = False
+        self.hand_over_to: WriterLink | None = None
 
-    # ---- receiving
+    # ---- order
 
-    def receive(self, memory: memoryview, arena: Arena) -> bool:
-        """Read once from the socket; False at the end of the stream.
+    def may_start(self, overlap: str) -> bool:
+        """Whether a request takes effect after all before it if it starts now."""
+        return not self.started or (overlap != "" and overlap == self.overlap)
 
-        ``starved`` is set when the arena has no room: nothing was read.
-        """
-        extent = self.extent or self._allocate(arena, self._wanted)
-        if extent is None:
-            self.starved = True
-            return True
-        try:
-            count = self.sock.recv_into(memory[self._filled : extent.stop])
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        self._filled += count
-        return count > 0
+    def expect(self, pending: Pending) -> None:
+        """A request starts; its reply will have to leave after those of all requests before."""
+        self.requests.append(pending)
+        self.unanswered += pending.count
+        self.started += 1
+        self.overlap = pending.request.overlap
 
-    def _allocate(self, arena: Arena, size_bytes: int) -> Extent | None:
-        extent = self.extent = arena.allocate(size_bytes) or arena.allocate(BLOCK_BYTES)
-        if extent is not None:
-            self._filled = self._parsed = extent.start
-        return extent
+    def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
+        """A request has taken effect, and this is its reply."""
+        pending.reply = reply
+        self.started -= 1
 
-    def frames(self, memory: memoryview, frame_bytes_max: int) -> list[tuple[int, int]]:
-        """The whole frames that have arrived, as (start, stop) in the arena.
+    def stall(self, start: int, overlap: str) -> None:
+        """The request whose frame is at ``start`` has to wait, and all behind it."""
+        self.stalled, self.stalled_overlap = True, overlap
+        self.inbox.rewind(start)
 
-        Raises:
-            FrameTooLarge: the peer announced more than the limit.
-        """
-        frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max, self.codec.first_bytes_max)
-        return frames
-
-    def settle(self, memory: memoryview, arena: Arena, now_ms: int) -> None:
-        """After the frames of :meth:`receive` are dealt with: give the extent back, or make room for the rest."""
-        extent = self.extent
-        if extent is None:
-            return
-        parsed, filled = self._parsed, self._filled
-        rest = filled - parsed
-        if not rest:
-            self.frame_since_ms = 0
-            self.extent = None
-            extent.drop()
-            return
-        self.frame_since_ms = self.frame_since_ms or now_ms
-        need = SIZE_BYTES
-        if rest >= SIZE_BYTES:
-            need += int.from_bytes(memory[parsed : parsed + SIZE_BYTES], "big")
-        if parsed + need <= extent.stop and filled < extent.stop:
-            return
-        self._wanted = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
-        larger = arena.allocate(max(need, self._wanted)) or arena.allocate(need)
-        if larger is None:
-            self.starved = True
-            return
-        memory[larger.start : larger.start + rest] = memory[parsed:filled]
-        self.extent = larger
-        self._parsed, self._filled = larger.start, larger.start + rest
-        extent.drop()
-
-    # ---- lending
-
-    def lend(self, arena: Arena) -> tuple[int, int, int, int] | None:
-        """From now on the writer's: the extent, start to stop, and what is parsed and filled of it; None: no room."""
-        extent = self.extent or self._allocate(arena, max(self._wanted, LENT_BYTES))
-        if extent is None:
-            return None
-        self.lent = True
-        return extent.start, extent.stop, self._parsed, self._filled
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is outstanding: see :mod:`appliance.processes.handoff`."""
+        return not (self.started or self.requests or self.out or self.stalled or self.inbox.starved)
 
     def forget_habit(self) -> None:
         self.habit.turns = 0
-        self.borrower = None
-
-    @property
-    def extent_bytes(self) -> int:
-        return 0 if self.extent is None else self.extent.stop - self.extent.start
-
-    def take_back(self, parsed: int, filled: int) -> None:
-        """Ours again, as the writer has left it."""
-        self.lent = False
-        self.forget_habit()
-        self._parsed, self._filled = parsed, filled
+        self.hand_over_to = None
 
     # ---- sending
-
-    def expect(self, pending: Pending) -> None:
-        """A reply will have to leave after those of all requests before."""
-        self.requests.append(pending)
-        self.unanswered += pending.count
 
     def collect(self) -> None:
         """Move the replies that are next in order to the output."""
@@ -239,13 +173,14 @@ class Connection:
         self.requests = deque(requests)
         self.unanswered = sum(one.count for one in self.requests)
 
-    def send(self) -> None:
-        """Write what the socket takes.
+    def send(self) -> bool:
+        """Write what the socket takes; False when it was nothing.
 
         Raises:
             OSError: the connection is gone.
         """
         out = self.out
+        before = self.out_bytes
         try:
             while out:
                 piece = out[0]
@@ -254,7 +189,8 @@ class Connection:
                 else:
                     self._send_file(piece)
         except BlockingIOError:
-            return
+            pass
+        return self.out_bytes < before
 
     def _send_bytes(self) -> None:
         out = self.out
@@ -285,10 +221,13 @@ class Connection:
             self.out.popleft()
 
     def close(self) -> None:
-        self.closed = True
+        """Close the socket; see :meth:`release`."""
         self.sock.close()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of everything but the socket, which is closed or somebody else's."""
+        self.closed = True
         self.out.clear()
         self.requests.clear()
-        if self.extent is not None:
-            self.extent.drop()
-            self.extent = None
+        self.inbox.clear()

@@ -9,18 +9,22 @@ The coordinator: frames that a worker does not understand travel as they are, an
 coordinator has not answered is given to its successor, once: a frame that two coordinators have died of, or with, is
 not given to a third.  Its connection is closed, so that one request cannot keep the coordinator from coming back.
 
-All memories are bounded: bundles by the arena, loans by ``LOANS_MAX``, frames by ``IN_FLIGHT_BYTES_MAX``.
+All memories are bounded: bundles by the arena, of which one partition gets a part (``WriterLink.is_full``), connections
+that are handed over by ``handoff.CONNECTIONS_MAX``, frames by ``IN_FLIGHT_BYTES_MAX``.
 """
 
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
 
 from ...errors import ProtocolFault
 from ...shared.arena import Extent
+from ...wire.requests import Codec
+from .. import handoff
 from ..answers import Answer
 from ..control import Channel
 from .connection import Connection, Pending
@@ -31,8 +35,6 @@ WRITER_WAIT_MS_MAX: Final = 15_000
 BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
 BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
-LOANS_MAX: Final = 16
-"""Connections that one worker lends to one writer."""
 REPLY_BYTES_MAX: Final = 256 << 20
 IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
@@ -46,10 +48,11 @@ Target = tuple[Connection, Pending | None, int]
 class Bundle:
     """Record batches for one partition, in order, answered together."""
 
-    __slots__ = ("acks", "deadline_ms", "extents", "positions", "targets")
+    __slots__ = ("acks", "bytes", "deadline_ms", "extents", "positions", "targets")
 
     def __init__(self, acks: int, deadline_ms: int) -> None:
         self.acks = acks
+        self.bytes = 0
         self.deadline_ms = deadline_ms
         self.positions: list[int] = []
         self.targets: list[Target] = []
@@ -59,6 +62,7 @@ class Bundle:
         if not self.extents or self.extents[-1] is not extent:
             extent.hold()
             self.extents.append(extent)
+            self.bytes += extent.stop - extent.start
         self.positions += (start, stop)
         self.targets.append(target)
 
@@ -68,24 +72,53 @@ class Bundle:
         self.extents.clear()
 
 
+@dataclass(slots=True)
+class Away:
+    """A connection that a writer has: what the worker needs when it comes back, and what has come ahead of it."""
+
+    door: str
+    listener: str
+    peer: str
+    codec: Codec
+    buffer_bytes: int
+    received: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+
+
+Returned = tuple[Away, socket.socket | None]
+"""A connection that a writer gives back; without a socket when that has not arrived: it is closed."""
+
+
 class WriterLink:
     """What this worker has to do with one partition's writer."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, bytes_max: int) -> None:
+        """``bytes_max``: of the arena that this writer may have in hand, so that a slow one leaves room for others."""
         self.name = name
         self.channel: Channel | None = None
         self.retiring = False
         self.asked = False
         self.open: dict[int, Bundle] = {}
         self.waiting: list[Bundle] = []
-        self.loans: dict[int, Connection] = {}
+        self.away: dict[int, Away] = {}
+        self.stalled: dict[Connection, None] = {}
+        """Connections whose next request waits until there is room again."""
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._in_flight: dict[int, Bundle] = {}
         self._token = 0
 
-    def bundle(self, acks: int, now_ms: int, timeout_ms: int) -> Bundle:
-        """The open bundle for ``acks``.  A change of acks closes the other ones, so that order is kept.
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._bytes_max
 
-        The first request's timeout, within bounds, is how long all wait for a writer.
+    def add(
+        self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, start: int, stop: int, target: Target
+    ) -> None:
+        """Put record batches into the open bundle for ``acks``.
+
+        A change of acks closes the other ones, so that order is kept.  The first request's timeout, within bounds, is
+        how long all wait for a writer.
         """
         bundle = self.open.get(acks)
         if bundle is None or len(bundle.positions) >= BUNDLE_POSITIONS_MAX:
@@ -93,7 +126,14 @@ class WriterLink:
             self.open.clear()
             wait_ms = min(max(timeout_ms, WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
             bundle = self.open[acks] = Bundle(acks, now_ms + wait_ms)
-        return bundle
+        self._bytes -= bundle.bytes
+        bundle.add(extent, start, stop, target)
+        self._bytes += bundle.bytes
+
+    def release(self, bundle: Bundle) -> None:
+        """A bundle is answered: nobody needs its bytes any more."""
+        bundle.release()
+        self._bytes -= bundle.bytes
 
     def send(self) -> None:
         """Close the open bundles and send all that wait, if there is a writer to send them to."""
@@ -115,39 +155,48 @@ class WriterLink:
             self.channel.send(message)
         self.waiting.clear()
 
-    def ask_for_flush(self) -> None:
-        """A consumer waits for what is written already."""
+    def ask_for_flush(self, now: bool) -> None:
+        """Somebody has come for what is written already: no flush need be late for more; ``now``: flush at once."""
         if self.channel is not None:
-            self.channel.send(())
+            self.channel.send(("flush",) if now else ())
 
     @property
-    def may_lend(self) -> bool:
-        return self.channel is not None and not self.retiring and len(self.loans) < LOANS_MAX
+    def may_hand_over(self) -> bool:
+        return self.channel is not None and not self.retiring and len(self.away) < handoff.CONNECTIONS_MAX
 
-    def lend(self, connection: Connection, extent: tuple[int, int, int, int]) -> None:
-        """See :mod:`appliance.processes.writer.loan`; nothing of the connection is unanswered."""
-        assert self.channel is not None
+    def hand_over(self, connection: Connection, buffer_bytes: int) -> None:
+        """Send a settled connection to the writer; then the caller closes its own descriptor and releases its bytes.
+
+        Raises:
+            OSError: the kernel refuses a descriptor for the message; nothing was sent.
+        """
+        assert self.channel is not None and connection.settled
         self._token += 1
-        self.loans[self._token] = connection
-        terms = (self._token, connection.door, connection.habit.acks, *extent)
-        self.channel.send(("lend", *terms), (connection.sock.fileno(),))
+        received = connection.inbox.copy()
+        message = ("handoff", self._token, connection.door, connection.habit.acks, buffer_bytes, received)
+        self.channel.send(message, (connection.sock.fileno(),))
+        self.away[self._token] = Away(
+            connection.door, connection.listener, connection.peer, connection.codec, buffer_bytes
+        )
 
     def recall(self) -> None:
-        """Ask for what is lent."""
-        if self.loans and self.channel is not None:
+        """Ask for what is handed over."""
+        if self.away and self.channel is not None:
             self.channel.send(("recall",))
 
-    def receive(self) -> tuple[list[tuple[Bundle, Answer]], Connection | None]:
+    def receive(self) -> tuple[list[tuple[Bundle, Answer]], Returned | None]:
         """The bundles that one message answers, or a connection that it gives back."""
         assert self.channel is not None
-        message, _ = self.channel.take()
+        message, fds = self.channel.take()
         match message:
+            case ["received", token, data]:
+                self.away[token].received += data
             case ["unsent", token, data]:
-                self.loans[token].put(data)
-            case ["back", token, parsed, filled]:
-                connection = self.loans.pop(token)
-                connection.take_back(parsed, filled)
-                return [], connection
+                self.away[token].unsent += data
+            case ["back", token]:
+                return [], (self.away.pop(token), socket.socket(fileno=fds[0]) if fds else None)
+            case ["gone", token]:
+                return [], (self.away.pop(token), None)
             case [*_]:
                 in_flight = self._in_flight
                 return [(in_flight.pop(token), Answer(*answer)) for token, *answer in message], None
@@ -155,13 +204,13 @@ class WriterLink:
 
     @property
     def idle(self) -> bool:
-        return not self._in_flight and not self.loans
+        return not self._in_flight and not self.away
 
-    def lose(self) -> tuple[list[Bundle], list[Connection]]:
-        """The writer is gone: what it had in hand, and had been lent."""
-        lost = list(self._in_flight.values()), list(self.loans.values())
+    def lose(self) -> tuple[list[Bundle], list[Away]]:
+        """The writer is gone: what it had in hand, and the connections that ended with it."""
+        lost = list(self._in_flight.values()), list(self.away.values())
         self._in_flight.clear()
-        self.loans.clear()
+        self.away.clear()
         if self.channel is not None:
             self.channel.close()
         self.channel = None

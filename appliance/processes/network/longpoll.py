@@ -6,6 +6,9 @@ stores the cell, executes the fence, and looks again.
 
 A fetch of one partition waits for ``bytes_enough``; a fetch of several waits for anything new in one of them, and
 whoever is woken adds up whether it is enough.  A question about offsets waits for what is written to be shown.
+
+Cost: parking and unparking take the logarithm of how many wait at the partition.  Bounds: a connection has one request
+parked at most, since a request behind it does not start.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ...shared.doorbell import fence
 from ...shared.table import SegmentTable
 from ...wire.requests import Fetch
-from .connection import Connection, Pending
+from .connection import Pending
 
 STALE_MAX = 1_000
-"""Answered requests left among the deadlines; beyond that (and half of all) they are taken out."""
+"""Answered requests left among the deadlines, or at a place; beyond that (and half of all) they are taken out."""
+
+_sequence = itertools.count()
+"""Orders equal entries of a heap: requests themselves cannot be compared."""
 
 
 class Parked:
@@ -36,13 +41,45 @@ class Parked:
 
 
 class Place:
-    """Where requests about one partition are parked, each with the END it needs."""
+    """Where requests about one partition are parked, each with the END it needs; the lowest is on top of a heap."""
 
-    __slots__ = ("table", "wanted")
+    __slots__ = ("_heap", "table", "wanted")
 
     def __init__(self, table: SegmentTable) -> None:
         self.table = table
         self.wanted: dict[Parked, int] = {}
+        self._heap: list[tuple[int, int, Parked]] = []
+
+    def add(self, parked: Parked, end: int) -> None:
+        self.wanted[parked] = end
+        heapq.heappush(self._heap, (end, next(_sequence), parked))
+
+    def remove(self, parked: Parked) -> None:
+        self.wanted.pop(parked, None)
+        if len(self._heap) > STALE_MAX + 2 * len(self.wanted):
+            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+            heapq.heapify(self._heap)
+
+    def lowest(self) -> int:
+        """The lowest END that is waited for; 0: none."""
+        heap = self._heap
+        while heap and not self._is_live(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else 0
+
+    def reached(self, end: int) -> list[Parked]:
+        """The requests whose END has come; they stay until they are removed."""
+        live = []
+        while self._heap and self._heap[0][0] <= end:
+            entry = heapq.heappop(self._heap)
+            if self._is_live(entry):
+                live.append(entry)
+        for entry in live:
+            heapq.heappush(self._heap, entry)
+        return [parked for _, _, parked in live]
+
+    def _is_live(self, entry: tuple[int, int, Parked]) -> bool:
+        return self.wanted.get(entry[2]) == entry[0]
 
 
 Want = tuple[Place, int]
@@ -65,18 +102,17 @@ class LongPoll:
         self._number = number
         self._places: set[Place] = set()
         self._deadlines: list[tuple[int, int, Parked]] = []
-        self._sequence = itertools.count()
         self._stale = 0
 
     def park(self, parked: Parked, wants: Sequence[Want]) -> bool:
         """Wait at every place; False when an END has moved meanwhile: look again instead."""
         for place, end in wants:
             parked.places.append(place)
-            place.wanted[parked] = end
-            place.table.set_wait(self._number, min(place.wanted.values()))
+            place.add(parked, end)
             self._places.add(place)
+            place.table.set_wait(self._number, place.lowest())
         fence()
-        heapq.heappush(self._deadlines, (parked.deadline_ms, next(self._sequence), parked))
+        heapq.heappush(self._deadlines, (parked.deadline_ms, next(_sequence), parked))
         if any(place.table.end >= place.wanted[parked] for place in parked.places):
             self.unpark(parked)
             return False
@@ -91,11 +127,9 @@ class LongPoll:
         if not parked.places:
             return
         for place in parked.places:
-            place.wanted.pop(parked, None)
-            if place.wanted:
-                place.table.set_wait(self._number, min(place.wanted.values()))
-            else:
-                place.table.set_wait(self._number, 0)
+            place.remove(parked)
+            place.table.set_wait(self._number, place.lowest())
+            if not place.wanted:
                 self._places.discard(place)
         parked.places.clear()
         self._stale += 1
@@ -106,12 +140,10 @@ class LongPoll:
 
     def reached(self) -> list[Parked]:
         """The requests whose END has come: somebody has rung."""
-        ready: dict[Parked, Any] = {}
+        ready: dict[Parked, None] = {}
         for place in self._places:
-            end = place.table.end
-            for parked, wanted in place.wanted.items():
-                if wanted <= end:
-                    ready[parked] = None
+            for parked in place.reached(place.table.end):
+                ready[parked] = None
         return list(ready)
 
     def expired(self, now_ms: int) -> Iterator[Parked]:
@@ -128,6 +160,3 @@ class LongPoll:
 
     def everybody(self) -> list[Parked]:
         return list({parked: None for place in self._places for parked in place.wanted})
-
-    def of(self, connection: Connection) -> list[Parked]:
-        return [parked for parked in self.everybody() if parked.pending.connection is connection]

@@ -3,31 +3,36 @@
 One turn of the loop: obey the supervisor, take the writers' answers, look who was rung for, read what clients send,
 hand bundles to the writers, send replies.  Nothing blocks but epoll.
 
-A connection that does nothing but produce to one partition is lent to the partition's writer (``writer.loan``).
+Requests of one connection take effect in their order (``connection``).  A connection that does nothing but produce to
+one partition is handed over to the partition's writer (:mod:`appliance.processes.handoff`).
 
 A fetch that has nothing to give yet is parked (``longpoll``) until a writer rings or its time is up; so is a question
-about the end of a log of which more is written than shown.
+about the end of a log of which more is written than shown: what acks=1 has acknowledged is there for whoever asks.
 
-Bounds: connections per worker, unanswered requests and unsent bytes per connection, bytes received in the arena.
-Reaching one of the last three stops reading from the connection; TCP tells the client.
+Bounds: connections per worker (fewer where the system grants fewer descriptors), unanswered requests and unsent bytes
+per connection, bytes received (``inbox``), ``REQUESTS_PER_TURN`` of one connection before others have their turn.
+Reaching one of the last four stops reading from the connection; TCP tells the client.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
+import resource
 import select
 import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...broker import plan
 from ...config import Config, address_text
 from ...errors import ApplianceError, ProtocolFault, StorageFault, UnknownPartition, WriterGone
 from ...log import FileCache, LogReader
 from ...shared import memory
-from ...shared.arena import Arena
 from ...shared.doorbell import Doorbell
 from ...shared.table import OFFLINE, SegmentTable
 from ...wire.doors import codec_of
@@ -44,22 +49,33 @@ from ...wire.requests import (
     decode_frames,
 )
 from ...wire.sockets import set_options
+from .. import handoff
 from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
-from .connection import Borrower, Connection, Pending
-from .links import Bundle, CoordinatorLink, Target, WriterLink
+from .connection import Connection, Pending
+from .inbox import Buffers, Inbox
+from .links import Away, Bundle, CoordinatorLink, Target, WriterLink
 from .longpoll import LongPoll, Parked, Place, Want, wants_of_fetch
 
 logger = logging.getLogger(__name__)
 
 OPEN_FILES_MAX: Final = 512
 WAIT_MS_MAX: Final = 300_000
-FLUSH_WAIT_MS: Final = 50
-"""So long a question about the end of a log, or a fetch that has no time, waits for a flush that is under way."""
+FLUSH_WAIT_MS: Final = 2_000
+"""How long ListOffsets, and Fetch with max_wait 0, wait for the flush of what acks=1 has acknowledged."""
 SWEEP_MS: Final = 1_000
-LENT_PART_MAX: Final = 4
-"""No more than this part (a quarter) of the arena is lent with connections."""
+REQUESTS_PER_TURN: Final = 100
+"""Requests of one connection, produce requests alike counted once, before others have their turn."""
+WRITER_PART_MAX: Final = 4
+"""No more than this part (a quarter) of the arena waits for one writer."""
+SPARE_DESCRIPTORS: Final = 64
+"""Descriptors that no connection gets: channels to processes that are started anew, segments in use."""
+STARVED_MS_MAX: Final = 500
+"""How long connections wait for memory that an unfinished request of another keeps, before that one is closed."""
+ACCEPT_PAUSE_MS: Final = 100
+"""How long a worker that had to refuse a connection leaves the listeners to others."""
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 COMPLAINTS_MAX: Final = 20
 STATS_MS: Final = 5_000
 
@@ -80,11 +96,11 @@ class Partition:
 
     __slots__ = ("key", "link", "place", "reader", "table")
 
-    def __init__(self, key: tuple[str, int], table: SegmentTable, reader: LogReader) -> None:
+    def __init__(self, key: tuple[str, int], table: SegmentTable, reader: LogReader, in_hand_bytes_max: int) -> None:
         self.key = key
         self.table = table
         self.reader = reader
-        self.link = WriterLink(f"{key[0]}-{key[1]}")
+        self.link = WriterLink(f"{key[0]}-{key[1]}", in_hand_bytes_max)
         self.place = Place(table)
 
 
@@ -103,7 +119,7 @@ class NetworkWorker:
         self._limits = post.config.network
         self._control = control
         self._memory = memoryview(memory.attach(post.arena_name))
-        self._arena = Arena(len(self._memory))
+        self._buffers = Buffers(self._memory, len(self._memory))
         self._files = FileCache(OPEN_FILES_MAX)
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._coordinator = CoordinatorLink()
@@ -115,9 +131,14 @@ class NetworkWorker:
         self._touched: dict[Connection, None] = {}
         self._bundled: dict[Partition, None] = {}
         self._starved: OrderedDict[Connection, None] = OrderedDict()
-        self._lent: set[Connection] = set()
-        self._lent_bytes_max = self._arena.size_bytes // LENT_PART_MAX
+        """Connections that found no room for what they send, those that wait longest first."""
+        self._starved_ms = 0
+        self._ready: dict[Connection, None] = {}
+        """Connections with requests that can start in the next turn."""
+        self._away_count = self._away_bytes = 0
         self._refused = 0
+        self._paused_ms = 0
+        self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._complaints = self._complaints_ms = 0
         self._stopping = False
         self._now_ms = now_ms()
@@ -135,13 +156,14 @@ class NetworkWorker:
     def serve(self) -> None:
         """Until told to stop, or the supervisor is gone."""
         while not self._stopping and not self._control.closed:
-            self._turn(self._epoll.poll(self._timeout_s()))
+            self.turn(self._timeout_s())
 
     def drain(self) -> None:
         """Answer what has been taken, then close; the supervisor bounds how long that may take."""
-        for door_socket in self._listeners.values():
-            self._epoll.unregister(door_socket[1].fileno())
-            door_socket[1].close()
+        if not self._paused_ms:
+            self._watch_listeners(False)
+        for _, sock in self._listeners.values():
+            sock.close()
         self._listeners.clear()
         for parked in self._long_poll.everybody():
             self._answer_parked(parked)
@@ -152,18 +174,33 @@ class NetworkWorker:
         for partition in self._links.values():
             partition.link.recall()
         self._finish_turn()
-        while self._connections and not self._control.closed:
-            self._turn(self._epoll.poll(0.1))
+        while (self._connections or self._away_count) and not self._control.closed:
+            self.turn(0.1)
 
     def _timeout_s(self) -> float:
+        if self._ready:
+            return 0
         next_ms = self._sweep_ms + SWEEP_MS if self._connections or len(self._files) else self._now_ms + 3_600_000
         deadline_ms = self._long_poll.next_deadline_ms()
         if deadline_ms is not None:
             next_ms = min(next_ms, deadline_ms)
+        if self._paused_ms:
+            next_ms = min(next_ms, self._paused_ms)
+        if self._starved:
+            next_ms = min(next_ms, self._starved_ms + STARVED_MS_MAX)
         return max(0, next_ms - now_ms()) / 1000
 
-    def _turn(self, events: list[tuple[int, int]]) -> None:
+    def turn(self, timeout_s: float) -> None:
+        """Wait for something to happen, act on it, send what is ready."""
+        events = self._epoll.poll(timeout_s)
         self._now_ms = now_ms()
+        if self._paused_ms and self._now_ms >= self._paused_ms:
+            self._paused_ms = 0
+            self._watch_listeners(True)
+        if self._ready:
+            self._obey()
+            self._touched.update(self._ready)
+            self._ready = {}
         connections = self._connections
         control_fd = self._control.fileno()
         for fd, event in events:
@@ -190,17 +227,18 @@ class NetworkWorker:
         self._finish_turn()
 
     def _finish_turn(self) -> None:
-        for partition in self._bundled:
-            self._send_bundles(partition)
-        self._bundled.clear()
-        while self._touched:
-            connection, _ = self._touched.popitem()
-            self._write(connection)
+        while self._bundled or self._touched:
+            for partition in self._bundled:
+                self._send_bundles(partition)
+            self._bundled.clear()
+            while self._touched:
+                connection, _ = self._touched.popitem()
+                self._advance(connection)
         if self._starved:
             self._feed_starved()
         for parked in self._long_poll.expired(self._now_ms):
             self._answer_parked(parked)
-            self._write(parked.pending.connection)
+            self._advance(parked.pending.connection)
         if self._now_ms - self._sweep_ms >= SWEEP_MS:
             self._sweep()
 
@@ -213,27 +251,45 @@ class NetworkWorker:
                     self._add_partition((topic, partition), name)
                 case ["drop", topic, partition]:
                     self._drop_partition((topic, partition))
-                case ["writer", topic, partition]:
+                case ["writer", topic, partition] if fds:
                     self._join_writer((topic, partition), fds[0])
                 case ["retire", topic, partition]:
                     self._retire_writer((topic, partition))
-                case ["coordinator"]:
+                case ["coordinator"] if fds:
                     self._join_coordinator(fds[0])
                 case ["stop"]:
                     self._stopping = True
+                case [what, *_]:
+                    logger.error("%r came without its descriptor: this worker has too few", what)
 
-    def _partition(self, key: tuple[str, int]) -> Partition | None:
-        """A partition, also one that the supervisor has announced and we have not been told of yet in this turn."""
-        partition = self._partitions.get(key)
-        if partition is None:
-            self._obey()
-            partition = self._partitions.get(key)
-        return partition
+    def _partitions_of(self, parts: Sequence[tuple[Any, ...]]) -> list[Partition | None]:
+        """The partition of each part of a request, which begins with topic and number; equal ones follow each other."""
+        known = self._partitions
+        found: list[Partition | None] = []
+        last: tuple[Any, ...] | None = None
+        partition: Partition | None = None
+        for part in parts:
+            key = part[:2]
+            if key != last:
+                last, partition = key, known.get(key)
+            found.append(partition)
+        return found
+
+    def _looks_again(self, connection: Connection) -> bool:
+        """Whether a request that names an unknown partition waits for a turn, so that the supervisor is heard first.
+
+        It may have announced the partition since this turn began: the client has been told so by somebody else.
+        """
+        connection.looked = not connection.looked
+        if connection.looked:
+            self._ready[connection] = None
+        return connection.looked
 
     def _add_partition(self, key: tuple[str, int], table_name: str) -> None:
         table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
         path = self._post.data_dir / f"{key[0]}-{key[1]}"
-        self._partitions[key] = Partition(key, table, LogReader(path, self._files))
+        in_hand_bytes_max = len(self._memory) // WRITER_PART_MAX
+        self._partitions[key] = Partition(key, table, LogReader(path, self._files), in_hand_bytes_max)
 
     def _drop_partition(self, key: tuple[str, int]) -> None:
         partition = self._partitions.pop(key, None)
@@ -241,7 +297,7 @@ class NetworkWorker:
             return
         partition.reader.forget()  # another log may come to live under this name
         error = UnknownPartition(f"{key[0]}-{key[1]} has been deleted")
-        self._fail(partition.link.take_waiting(), error.code, str(error))
+        self._fail(partition, partition.link.take_waiting(), error.code, str(error))
         self._waiting.discard(partition)
         if partition.link.channel is not None:  # its writer stores into the arena until it has answered
             partition.link.retiring = True
@@ -293,109 +349,187 @@ class NetworkWorker:
     def _accept(self, door: str, listener: socket.socket) -> None:
         try:
             sock, address = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                self._refuse_for_lack(listener, error)
             return
-        if len(self._connections) >= self._limits.connections_max:
+        if len(self._connections) + self._away_count >= self._connections_max:
             self._refused += 1
             self._complain("connection of %s refused: network.connections_max reached", address[0])
             sock.close()
+            self._pause_listeners()
             return
-        sock.setblocking(False)
-        set_options(sock, address[0])
+        try:
+            sock.setblocking(False)
+            set_options(sock, address[0])
+            local = sock.getsockname()
+        except OSError:  # gone already
+            sock.close()
+            return
         codec = codec_of(door, self._post.config)
-        local = sock.getsockname()
-        connection = Connection(sock, door, address_text(local), address_text(address), codec)
+        inbox = Inbox(self._buffers)
+        self._add(Connection(sock, door, address_text(local), address_text(address), codec, inbox))
+
+    @property
+    def _connections_max(self) -> int:
+        """``network.connections_max``, or fewer: descriptors are kept for segments and for links to writers."""
+        granted, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        kept = OPEN_FILES_MAX + SPARE_DESCRIPTORS + 2 * len(self._partitions)
+        return max(1, min(self._limits.connections_max, granted - kept))
+
+    def _add(self, connection: Connection) -> None:
+        """A connection is this worker's from now on."""
         connection.active_ms = self._now_ms
         connection.events = select.EPOLLIN
-        self._connections[sock.fileno()] = connection
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        fd = connection.sock.fileno()
+        self._connections[fd] = connection
+        self._epoll.register(fd, select.EPOLLIN)
 
-    def _read(self, connection: Connection) -> None:
+    def _refuse_for_lack(self, listener: socket.socket, error: OSError) -> None:
+        """Close a connection with the descriptor that is kept for that, so that its client is told now."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+            self._refused += 1
+        with contextlib.suppress(OSError):  # then the next shortage closes none
+            self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._complain("connections are refused: %s: raise LimitNOFILE, or lower connections", str(error))
+        self._pause_listeners()
+
+    def _pause_listeners(self) -> None:
+        """Who could not be served would only be refused: leave them to other workers for a moment."""
+        if not self._paused_ms and self._listeners:
+            self._paused_ms = self._now_ms + ACCEPT_PAUSE_MS
+            self._watch_listeners(False)
+
+    def _watch_listeners(self, watch: bool) -> None:
+        for fd in self._listeners:
+            if watch:
+                self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            else:
+                self._epoll.unregister(fd)
+
+    def _read(self, connection: Connection, first: bool = False) -> None:
+        """Receive, and start what has come; ``first``: nobody has waited longer for room in the arena."""
+        inbox = connection.inbox
         connection.active_ms = self._now_ms
-        if connection.starved:
-            connection.starved = False
-            self._settle(connection)
-        if not connection.starved:
-            if not connection.receive(self._memory, self._arena):
+        inbox.starved = bool(self._starved) and not first and not inbox
+        if not inbox.starved:
+            if not inbox.receive(connection.sock):
                 self._close(connection)
                 return
             if not self._take_frames(connection):
                 return
-        if connection.starved or connection.unanswered > self._limits.requests_max:
+        if inbox.starved:
+            self._starve(connection)
+        if inbox.starved or connection.stalled:
             self._watch(connection)
 
+    def _starve(self, connection: Connection) -> None:
+        """It waits until there is room for what it sends."""
+        if not self._starved:
+            self._starved_ms = self._now_ms
+        self._starved.setdefault(connection)
+
     def _take_frames(self, connection: Connection) -> bool:
-        """Deal with the whole frames that a connection has received, in order; False when it has been closed."""
-        memory = self._memory
+        """Start the whole requests that a connection has received, in order; False when it has been closed."""
+        memory, inbox, codec = self._memory, connection.inbox, connection.codec
+        connection.stalled = False
+        left = REQUESTS_PER_TURN
         try:
-            frames = connection.frames(memory, self._limits.frame_bytes_max)
-            for request, start, frame in decode_frames(connection.codec, memory, frames):
-                if connection.closed or connection.hang_up:
+            frames = inbox.frames(self._limits.frame_bytes_max, codec.first_bytes_max)
+            for request, start, frame in decode_frames(codec, memory, frames):
+                left -= 1
+                if not left:
+                    self._ready[connection] = None
+                if not left or not self._start(connection, request, start, frame):
+                    connection.stall(start, request.overlap)
                     break
-                if isinstance(request, Produce):
-                    self._produce(connection, request, start)
-                else:
-                    self._request(connection, request, frame)
+                if connection.closed:
+                    return False
         except ProtocolFault as error:
             self._hang_up(connection, str(error))
         if connection.closed:
             return False
-        self._settle(connection)
+        inbox.settle(self._now_ms, connection.stalled)
+        if inbox.starved:
+            self._starve(connection)
         return True
 
-    def _settle(self, connection: Connection) -> None:
-        connection.settle(self._memory, self._arena, self._now_ms)
-        if connection.starved:
-            self._starved[connection] = None
-
-    def _request(self, connection: Connection, request: Request, frame: memoryview) -> None:
+    def _start(self, connection: Connection, request: Request, start: int, frame: memoryview) -> bool:
+        """Start a request; False: it has to wait, and whatever it waits for brings the connection back."""
+        limits = self._limits
+        if (
+            connection.closed
+            or connection.hang_up
+            or not connection.may_start(request.overlap)
+            or connection.unanswered > limits.requests_max
+            or connection.out_bytes > limits.send_bytes_max
+        ):
+            return False
+        if isinstance(request, Produce):
+            return self._produce(connection, request, start)
         connection.forget_habit()
+        pending = Pending(connection, request)
         match request:
-            case Fetch():
-                pending = Pending(connection, request)
+            case Fetch() | Offsets():
+                partitions = self._partitions_of(request.parts)
+                if None in partitions and self._looks_again(connection):
+                    return False
                 connection.expect(pending)
-                self._fetch(pending, request)
-            case Offsets():
-                pending = Pending(connection, request)
-                connection.expect(pending)
-                self._offsets(pending, request)
+                if isinstance(request, Fetch):
+                    self._fetch(pending, request, partitions)
+                else:
+                    self._offsets(pending, request, partitions)
             case Local():
-                pending = Pending(connection, request)
-                pending.reply = [request.reply]
                 connection.expect(pending)
+                connection.answer(pending, [request.reply])
                 connection.hang_up = connection.hang_up or request.close
             case Cold():
-                pending = Pending(connection, request)
                 connection.expect(pending)
                 self._coordinator.ask(pending, frame)
                 self._watch_coordinator()
         self._touched[connection] = None
+        return True
 
     # ---- produce
 
-    def _produce(self, connection: Connection, request: Produce, start: int) -> None:
+    def _produce(self, connection: Connection, request: Produce, start: int) -> bool:
+        parts = request.parts
+        partitions = self._partitions_of(parts)
+        if None in partitions and self._looks_again(connection):
+            return False
+        for partition in partitions:
+            if partition is not None and partition.link.is_full:
+                partition.link.stalled[connection] = None
+                return False
         pending = None
         if request.acks:
             pending = Pending(connection, request, request.count)
-            pending.missing = len(request.parts)
-            pending.results = [None] * len(request.parts)
+            pending.missing = len(parts)
+            pending.results = [None] * len(parts)
             connection.expect(pending)
-        extent = connection.extent
+        else:
+            connection.started += len(parts)
+            connection.overlap = request.overlap
+        extent = connection.inbox.extent
         assert extent is not None
-        partition: Partition | None = None
-        for index, (topic, number, part_start, part_stop) in enumerate(request.parts):
-            partition = self._partition((topic, number))
+        for index, ((_, _, part_start, part_stop), partition) in enumerate(zip(parts, partitions, strict=True)):
             if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
                 self._refuse_part(connection, pending, index, request, partition)
+                if connection.closed:
+                    return True
                 continue
-            bundle = partition.link.bundle(request.acks, self._now_ms, request.timeout_ms)
-            bundle.add(extent, start + part_start, start + part_stop, (connection, pending, index))
+            target = (connection, pending, index)
+            part_start, part_stop = start + part_start, start + part_stop
+            partition.link.add(request.acks, self._now_ms, request.timeout_ms, extent, part_start, part_stop, target)
             self._bundled[partition] = None
-        if pending is not None and not request.parts:
-            pending.reply = [connection.codec.encode_produce(request, [])]
+        if pending is not None and not parts:
+            connection.answer(pending, [connection.codec.encode_produce(request, [])])
             self._touched[connection] = None
-        link = partition.link if partition is not None and len(request.parts) == request.count else None
-        self._consider_lending(connection, link, request.acks)
+        partition = partitions[-1] if partitions and len(parts) == request.count else None
+        self._consider_handing_over(connection, partition.link if partition is not None else None, request.acks)
+        return True
 
     def _refuse_part(
         self, connection: Connection, pending: Pending | None, index: int, request: Produce, partition: Partition | None
@@ -422,7 +556,7 @@ class NetworkWorker:
             self._waiting.discard(partition)
             self._watch_channel(link)
 
-    def _watch_channel(self, link: Borrower) -> None:
+    def _watch_channel(self, link: WriterLink) -> None:
         channel = link.channel
         if channel is not None and channel.pending and not channel.closed:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
@@ -438,13 +572,16 @@ class NetworkWorker:
         log_start = partition.table.start
         answers, returned = link.receive()
         for bundle, answer in answers:
-            bundle.release()
+            link.release(bundle)
             if bundle.acks == 0 and not answer.texts:
+                self._finish_unanswered(bundle.targets)
                 continue
             for target, result in zip(bundle.targets, answer.results(log_start), strict=True):
                 self._finish_part(target, result)
+        if link.stalled:
+            self._resume_stalled(link)
         if returned is not None:
-            self._take_back(returned)
+            self._take_back(*returned)
         if channel.closed:
             self._lose_writer(partition)
             if link.waiting:
@@ -452,25 +589,41 @@ class NetworkWorker:
         elif link.retiring:
             self._let_go(partition)
 
+    def _finish_unanswered(self, targets: list[Target]) -> None:
+        """Requests with acks=0 have taken effect."""
+        for connection, _, _ in targets:
+            connection.started -= 1
+            if connection.stalled or connection.hand_over_to is not None:
+                self._touched[connection] = None
+
+    def _resume_stalled(self, link: WriterLink) -> None:
+        """The writer has taken something: there is room for those that wait for it."""
+        self._ready.update(link.stalled)
+        link.stalled.clear()
+
     def _finish_part(self, target: Target, result: ProduceResult) -> None:
         connection, pending, index = target
         if connection.closed:
             return
         if pending is None:
+            connection.started -= 1
             if result.error:  # nobody waits for a reply to acks=0: hanging up is the only way to tell
                 self._hang_up(connection, f"produce with acks=0 failed: {result.message}")
             return
         pending.results[index] = result
         pending.missing -= 1
         if not pending.missing:
-            pending.reply = [connection.codec.encode_produce(pending.request, pending.results)]  # type: ignore[arg-type]
+            reply = connection.codec.encode_produce(pending.request, pending.results)  # type: ignore[arg-type]
+            connection.answer(pending, [reply])
             self._touched[connection] = None
 
-    def _fail(self, bundles: list[Bundle], code: int, message: str) -> None:
+    def _fail(self, partition: Partition, bundles: list[Bundle], code: int, message: str) -> None:
+        link = partition.link
         for bundle in bundles:
-            bundle.release()
+            link.release(bundle)
             for target in bundle.targets:
                 self._finish_part(target, ProduceResult(code, -1, -1, -1, message))
+        self._resume_stalled(link)
 
     def _forget_channel(self, partition: Partition) -> None:
         channel = partition.link.channel
@@ -481,56 +634,77 @@ class NetworkWorker:
     def _lose_writer(self, partition: Partition) -> None:
         self._forget_channel(partition)
         error = WriterGone(f"the writer of {partition.link.name} is being restarted: send again")
-        bundles, lent = partition.link.lose()
-        self._fail(bundles, error.code, str(error))
-        for connection in lent:
-            self._hang_up(connection, f"the writer of {partition.link.name}, which served it, is gone")
+        bundles, away = partition.link.lose()
+        self._fail(partition, bundles, error.code, str(error))
+        for one in away:
+            self._forget_away(one)
+            self._complain("%s door: connection of %s ended with the writer that served it", one.door, one.peer)
 
-    # ---- lending
+    # ---- handing over
 
-    def _consider_lending(self, connection: Connection, link: WriterLink | None, acks: int) -> None:
+    def _consider_handing_over(self, connection: Connection, link: WriterLink | None, acks: int) -> None:
         """Another produce request, for one partition unless ``link`` is None."""
         if link is None or not acks:
             connection.forget_habit()
             return
         formed = connection.habit.is_formed(link, acks, self._now_ms)
-        connection.borrower = link if formed and link.may_lend else None
-        if acks == 1 and connection.borrower is not None:  # acks=all may be waiting for what is still to be read
+        settles = connection.started <= len(connection.requests)  # no acks=0 waits for a writer, maybe another one
+        connection.hand_over_to = link if formed and settles and link.may_hand_over else None
+        if acks == 1 and connection.hand_over_to is not None:  # acks=all may be waiting for what is still to be read
             self._watch(connection)
 
-    def _lend(self, connection: Connection) -> None:
-        """Everything is answered: to the borrower, if it can still be done."""
-        link = connection.borrower
+    def _hand_over(self, connection: Connection) -> bool:
+        """Send a settled connection to the writer, if it can still be done."""
+        link = connection.hand_over_to
         assert link is not None
-        lent_bytes = sum(one.extent_bytes for one in self._lent)
-        if link.may_lend and not connection.starved and not self._stopping and lent_bytes < self._lent_bytes_max:
-            extent = connection.lend(self._arena)
-            if extent is not None:
-                self._lent.add(connection)
-                self._epoll.unregister(connection.sock.fileno())
-                link.lend(connection, extent)
-                self._watch_channel(link)
-                return
+        buffer_bytes = max(connection.inbox.buffer_bytes, handoff.BUFFER_BYTES_MIN)
+        room = self._limits.handoff_bytes_max - self._away_bytes
+        if (
+            link.may_hand_over
+            and buffer_bytes <= room
+            and len(connection.inbox) <= handoff.PIECE_BYTES
+            and not self._stopping
+        ):
+            try:
+                link.hand_over(connection, buffer_bytes)
+            except OSError:  # no descriptor to be had
+                connection.forget_habit()
+                return False
+            self._away_count += 1
+            self._away_bytes += buffer_bytes
+            self._watch_channel(link)
+            self._close(connection)
+            return True
         connection.forget_habit()
+        return False
 
-    def _take_back(self, connection: Connection) -> None:
+    def _take_back(self, away: Away, sock: socket.socket | None) -> None:
         """Go on where the writer has stopped."""
-        self._lent.discard(connection)
-        connection.active_ms = self._now_ms
-        connection.events = 0
-        self._epoll.register(connection.sock.fileno(), 0)
+        self._forget_away(away)
+        if sock is None:
+            return
+        sock.setblocking(False)
+        inbox = Inbox(self._buffers, bytes(away.received))
+        connection = Connection(sock, away.door, away.listener, away.peer, away.codec, inbox)
+        if away.unsent:
+            connection.put(bytes(away.unsent))
+        connection.hang_up = self._stopping
+        self._add(connection)
         if self._take_frames(connection):
             self._touched[connection] = None
 
+    def _forget_away(self, away: Away) -> None:
+        self._away_count -= 1
+        self._away_bytes -= away.buffer_bytes
+
     # ---- fetch and offsets
 
-    def _fetch(self, pending: Pending, request: Fetch) -> None:
-        """Answer, or wait: for enough as long as the client says, and a little for what acks=1 may have told of."""
-        partitions = [self._partition(part[:2]) for part in request.parts]
+    def _fetch(self, pending: Pending, request: Fetch, partitions: Sequence[Partition | None]) -> None:
+        """Answer, or wait: for enough as long as the client says, and for the flush of what acks=1 has acknowledged."""
         results, size = plan.fetch(request, partitions)
         wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
         if size == 0 and (unshown := _unshown(request, partitions)):
-            _ask_for_flush(unshown)
+            _ask_for_flush(unshown, now=wait_ms <= 0)
             wait_ms = wait_ms if wait_ms > 0 else FLUSH_WAIT_MS
         if 0 <= size < request.bytes_enough and wait_ms > 0 and not self._stopping:
             parked = Parked(pending, self._now_ms + wait_ms)
@@ -543,19 +717,25 @@ class NetworkWorker:
         self, parked: Parked, request: Fetch, partitions: Sequence[Partition | None], results: list[FetchResult]
     ) -> bool:
         wants = wants_of_fetch(request, _places(partitions), [result.end for result in results])
-        return self._long_poll.park(parked, wants)
+        return self._park(parked, wants)
+
+    def _park(self, parked: Parked, wants: Sequence[Want]) -> bool:
+        """False when what is waited for has come meanwhile."""
+        waits = self._long_poll.park(parked, wants)
+        parked.pending.connection.delayed = parked if waits else None
+        return waits
 
     def _reply_fetch(self, pending: Pending, request: Fetch, results: list[FetchResult]) -> None:
         connection = pending.connection
-        pending.reply = connection.codec.encode_fetch(request, results)
+        connection.delayed = None
+        connection.answer(pending, connection.codec.encode_fetch(request, results))
         self._touched[connection] = None
 
-    def _offsets(self, pending: Pending, request: Offsets) -> None:
-        """Answer; first wait a little for the flush of what is written, which acks=1 may have told of already."""
-        partitions = [self._partition(part[:2]) for part in request.parts]
+    def _offsets(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
+        """Answer; first wait for the flush of what acks=1 has acknowledged."""
         wants = _wants_of_offsets(request, partitions)
         if wants and not self._stopping:
-            _ask_for_flush(partitions)
+            _ask_for_flush(partitions, now=True)
             if self._park_offsets(Parked(pending, self._now_ms + FLUSH_WAIT_MS), wants):
                 return
         self._reply_offsets(pending, request, partitions)
@@ -563,14 +743,15 @@ class NetworkWorker:
     def _park_offsets(self, parked: Parked, wants: list[Want]) -> bool:
         """Wait for those of these ENDs that have not come; False when all have."""
         while wants := [(place, end) for place, end in wants if place.table.end < end]:
-            if self._long_poll.park(parked, wants):
+            if self._park(parked, wants):
                 return True
         return False
 
     def _reply_offsets(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
         connection = pending.connection
         results = [plan.offsets(part, partition) for part, partition in zip(request.parts, partitions, strict=True)]
-        pending.reply = [connection.codec.encode_offsets(request, results)]
+        connection.delayed = None
+        connection.answer(pending, [connection.codec.encode_offsets(request, results)])
         self._touched[connection] = None
 
     def _look_again(self) -> None:
@@ -584,7 +765,7 @@ class NetworkWorker:
         assert isinstance(request, Fetch | Offsets)
         wants = self._long_poll.wants_of(parked) if isinstance(request, Offsets) else []
         self._long_poll.unpark(parked)
-        partitions = [self._partition(part[:2]) for part in request.parts]
+        partitions = self._partitions_of(request.parts)
         if isinstance(request, Offsets):
             if not self._park_offsets(parked, wants):
                 self._reply_offsets(parked.pending, request, partitions)
@@ -603,7 +784,7 @@ class NetworkWorker:
         assert isinstance(request, Fetch | Offsets)
         if parked.pending.connection.closed:
             return
-        partitions = [self._partition(part[:2]) for part in request.parts]
+        partitions = self._partitions_of(request.parts)
         if isinstance(request, Offsets):
             self._reply_offsets(parked.pending, request, partitions)
         else:
@@ -635,36 +816,45 @@ class NetworkWorker:
             if reply is None:
                 self._hang_up(connection, "the request cannot be answered")
                 continue
-            pending.reply = [reply]
+            connection.answer(pending, [reply])
             self._touched[connection] = None
 
     # ---- sending, closing, watching
 
-    def _write(self, connection: Connection) -> None:
-        if connection.closed or connection.lent:
+    def _advance(self, connection: Connection) -> None:
+        """Send what is ready, start what had to wait, hand over what is worth it."""
+        if connection.closed:
             return
         connection.collect()
         try:
-            connection.send()
+            if connection.send():
+                connection.active_ms = self._now_ms
         except OSError:
             self._close(connection)
             return
         if connection.hang_up and not connection.out and not connection.requests:
             self._close(connection)
             return
-        if connection.borrower is not None and not connection.out and not connection.requests:
-            self._lend(connection)
-        if not connection.lent:
-            self._watch(connection)
+        if (
+            connection.stalled
+            and connection.may_start(connection.stalled_overlap)
+            and connection not in self._ready
+            and not self._take_frames(connection)
+        ):
+            return
+        if connection.hand_over_to is not None and connection.settled and self._hand_over(connection):
+            return
+        self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
         """Ask epoll for what this connection can make use of."""
         limits = self._limits
         events = select.EPOLLOUT if connection.out else 0
         if (
-            not connection.starved
+            not connection.stalled
+            and not connection.inbox.starved
             and not connection.hang_up
-            and (connection.borrower is None or connection.habit.acks != 1)
+            and (connection.hand_over_to is None or connection.habit.acks != 1)
             and connection.unanswered <= limits.requests_max
             and connection.out_bytes <= limits.send_bytes_max
         ):
@@ -674,15 +864,42 @@ class NetworkWorker:
             self._epoll.modify(connection.sock.fileno(), events)
 
     def _feed_starved(self) -> None:
-        """Give connections that found the arena full another try, in the order in which they came."""
-        for _ in range(len(self._starved)):
-            if self._arena.used_bytes >= self._arena.size_bytes:
-                return
-            connection, _ = self._starved.popitem(last=False)
+        """Give connections that found no room another try; none before those that wait longer.
+
+        The oldest unfinished frame comes before all: while memory is used up only that may grow, so that it gets done.
+        """
+        oldest = self._buffers.oldest
+        for connection in self._starved:
+            if connection.inbox is oldest:
+                self._feed(connection)
+                break
+        while self._starved and self._feed(next(iter(self._starved))):
+            pass
+        if self._starved and self._now_ms - self._starved_ms >= STARVED_MS_MAX:
+            self._starved_ms = self._now_ms
+            self._close_slowest()
+
+    def _feed(self, connection: Connection) -> bool:
+        """Whether a connection waits no more."""
+        if not connection.closed:
+            self._read(connection, first=True)
+            if connection.inbox.starved:
+                return False
             if not connection.closed:
-                self._read(connection)
-                if not connection.closed and not connection.starved:
-                    self._watch(connection)
+                self._watch(connection)
+        self._starved.pop(connection, None)
+        self._starved_ms = self._now_ms
+        return True
+
+    def _close_slowest(self) -> None:
+        """Others wait for memory: close who has kept an unfinished request in it longest."""
+        oldest = self._buffers.oldest
+        if oldest is None or self._now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
+            return
+        for connection in self._connections.values():
+            if connection.inbox is oldest:
+                self._hang_up(connection, "its unfinished request keeps memory that others wait for")
+                return
 
     def _complain(self, text: str, *arguments: str) -> None:
         """One line about a peer, COMPLAINTS_MAX a second: garbage at full speed must not fill the host's log."""
@@ -709,13 +926,10 @@ class NetworkWorker:
             return
         fd = connection.sock.fileno()
         del self._connections[fd]
-        if connection.lent:
-            self._lent.discard(connection)
-        else:
-            self._epoll.unregister(fd)
+        self._epoll.unregister(fd)
         self._starved.pop(connection, None)
-        for parked in self._long_poll.of(connection):
-            self._long_poll.unpark(parked)
+        if connection.delayed is not None:
+            self._long_poll.unpark(connection.delayed)
         self._coordinator.forget(connection)
         self._watch_coordinator()
         connection.close()
@@ -725,17 +939,18 @@ class NetworkWorker:
         self._sweep_ms = now = self._now_ms
         limits = self._limits
         self._files.drop_unlinked()
-        for connection in set(self._connections.values()) - self._lent:
-            if connection.frame_since_ms and now - connection.frame_since_ms > limits.frame_ms_max:
+        for connection in list(self._connections.values()):
+            since_ms = connection.inbox.frame_since_ms
+            if since_ms and now - since_ms > limits.frame_ms_max and connection.events & select.EPOLLIN:
                 self._hang_up(connection, "a frame was not completed within network.frame_ms_max")
-            elif now - connection.active_ms > limits.idle_ms and not connection.requests:
+            elif now - connection.active_ms > limits.idle_ms and (connection.out or not connection.requests):
                 self._close(connection)
         for partition in list(self._waiting):
             error = WriterGone(f"{partition.link.name} has no writer: it is being recovered, send again")
-            self._fail(partition.link.take_expired(now), error.code, str(error))
+            self._fail(partition, partition.link.take_expired(now), error.code, str(error))
             if not partition.link.waiting:
                 self._waiting.discard(partition)
-        stats = (len(self._connections), self._refused)
+        stats = (len(self._connections) + self._away_count, self._refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
@@ -761,8 +976,8 @@ def _unshown(request: Fetch, partitions: Sequence[Partition | None]) -> list[Par
     return [partition for part, partition in parts if partition is not None and part.offset < partition.table.written]
 
 
-def _ask_for_flush(partitions: Sequence[Partition | None]) -> None:
-    """Somebody has come for messages that are written but not shown yet: their flush need not be late for more."""
+def _ask_for_flush(partitions: Sequence[Partition | None], now: bool) -> None:
+    """Somebody has come for messages that are written but not shown yet: see :meth:`WriterLink.ask_for_flush`."""
     for partition in partitions:
         if partition is not None and partition.table.written > partition.table.end:
-            partition.link.ask_for_flush()
+            partition.link.ask_for_flush(now)

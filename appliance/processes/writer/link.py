@@ -19,7 +19,7 @@ Bundle = tuple[Any, int, Sequence[int]]
 
 
 class Source(Protocol):
-    """Who sends bundles: a network worker, or a connection that one has lent."""
+    """Who sends bundles: a network worker, or a connection that one has handed over."""
 
     arena: memoryview
 
@@ -48,10 +48,14 @@ class Link:
         if message:
             self.send(message)
 
-    def send(self, message: Sequence[Any]) -> None:
-        """Call with the flusher's lock held."""
+    def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
+        """Call with the flusher's lock held.
+
+        Raises:
+            OSError: the kernel refuses a descriptor for the message; nothing was sent.
+        """
         channel = self.channel
-        channel.send(message)
+        channel.send(message, fds)
         if channel.pending and not channel.closed:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 

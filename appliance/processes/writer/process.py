@@ -11,10 +11,11 @@ Messages on the channel of a network worker, msgpack arrays::
     writer → worker   [[token, [error, base, end, ...], {index: text}, append ms] ...]   three numbers per
                       request; text -1: for all; append ms: what LogAppendTime has given to all, else -1
 
-No bundles at all ask for a flush: a consumer has come for what is written.  A bundle is answered once; with
-acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the requests in a bundle all at once.
-A closed channel means that the worker is gone and nobody wants the answers.  Bundles also come from connections that
-workers have lent (``loan``).
+No bundles at all say that a consumer waits for what is written: its flush need not be late for more.  ``["flush"]``
+asks for a flush now, whatever the topic's policy: somebody has asked for the end of the log.  A bundle is answered
+once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the requests in a bundle
+all at once.  A closed channel means that the worker is gone and nobody wants the answers.  Bundles also come from
+connections that workers have handed over (``handoff``).
 
 Messages on the control channel: see ``supervisor``.
 """
@@ -55,8 +56,8 @@ from ..child import settle
 from ..clock import now_ms, wall_ms
 from ..control import Channel
 from .flusher import Flusher
+from .handoff import CHECK_MS, Handoffs
 from .link import Bundle, Link, Source
-from .loan import SWEEP_MS, Loans
 
 logger = logging.getLogger(__name__)
 
@@ -139,13 +140,15 @@ class Writer:
         self._retiring = False
         self._alarm = Doorbell()
         key = (assignment.topic, assignment.partition)
-        self._loans = Loans(key, assignment.config, self._table, self._epoll, self._flusher.lock, wake=self._alarm.ring)
+        self._handoffs = Handoffs(
+            key, assignment.config, self._table, self._epoll, self._flusher.lock, wake=self._alarm.ring
+        )
         self._last_base = self._append_ms = -1
         self._snapshot_end = 0
         # What is written, or waits for a flush, and is not handed to the flusher yet.
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
         self._unflushed_answers: list[_Ready] = []
-        self._flush_asked = False
+        self._flush_asked = self._flush_now = False
         self._start_wanted = 0  # where the log is to start once it is flushed up to there
 
     # ---- opening and closing
@@ -230,30 +233,34 @@ class Writer:
         Raises:
             StorageFault: a write or a flush failed in a way that cannot be tried again.
         """
-        loans = self._loans
         while not self._control.closed and not (self._retiring and not self._links):
-            idle = not self._unflushed_since_ms and not loans
-            events = self._epoll.poll(self._timeout_s())
-            arrived: list[tuple[Source, Bundle]] = []
-            for fd, event in events:
-                if fd in loans:
-                    arrived += loans.take(fd)
-                elif fd in self._links:
-                    arrived += self._take(fd, event)
-                elif self._fault is not None:
-                    raise self._fault
-                else:
-                    self._alarm.silence()
-                    loans.give_back()
-                    self._obey()
-                    self._cut_if_flushed()
-            if arrived:
-                self._write(arrived)
-            self._flush_if_due()
-            if loans:
-                loans.sweep(now_ms())
-            elif idle and not events:
-                self._control.send(["idle"])
+            self.turn(self._timeout_s())
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for something to happen, take it, write, flush, answer.  Raises StorageFault, as :meth:`serve`."""
+        handoffs = self._handoffs
+        idle = not self._unflushed_since_ms and not handoffs
+        events = self._epoll.poll(timeout_s)
+        arrived: list[tuple[Source, Bundle]] = []
+        for fd, event in events:
+            if fd in handoffs:
+                arrived += handoffs.take(fd)
+            elif fd in self._links:
+                arrived += self._take(fd, event)
+            elif self._fault is not None:
+                raise self._fault
+            else:
+                self._alarm.silence()
+                handoffs.give_back()
+                self._obey()
+                self._cut_if_flushed()
+        if arrived:
+            self._write(arrived)
+        self._flush_if_due()
+        if handoffs:
+            handoffs.check(now_ms())
+        elif idle and not events:
+            self._control.send(["idle"])
 
     def _timeout_s(self) -> float:
         if self._unflushed_since_ms:
@@ -262,7 +269,7 @@ class Writer:
                 delay_ms = min(delay_ms, FLUSH_DELAY_MS)
             return max(0, self._unflushed_since_ms + delay_ms - wall_ms()) / 1000
         idle_ms = self._assignment.config.writer.idle_ms
-        return (min(idle_ms, SWEEP_MS) if self._loans else idle_ms) / 1000
+        return (min(idle_ms, CHECK_MS) if self._handoffs else idle_ms) / 1000
 
     def _take(self, fd: int, event: int) -> Iterable[tuple[Source, Bundle]]:
         """The bundles that a worker has sent."""
@@ -277,12 +284,14 @@ class Writer:
                     self._part(fd, link)
             case []:
                 self._flush_asked = True
-            case ["lend", *terms]:
-                self._loans.borrow(link, terms, fds[0], now_ms())
+            case ["flush"]:
+                self._flush_now = True
+            case ["handoff", *terms]:
+                self._handoffs.accept(link, terms, fds, now_ms())
                 if self._retiring:
-                    self._loans.recall()
+                    self._handoffs.recall()
             case ["recall"]:
-                self._loans.recall(link)
+                self._handoffs.recall(link)
             case _:
                 return [(link, bundle) for bundle in message]
         return ()
@@ -291,7 +300,7 @@ class Writer:
         """The worker has hung up, or is gone."""
         del self._links[fd]
         with self._flusher.lock:
-            self._loans.lose(link)
+            self._handoffs.lose(link)
             link.close()
 
     def _obey(self) -> None:
@@ -309,7 +318,7 @@ class Writer:
                     self._cut(offset)
                 case ["retire"]:
                     self._retiring = True
-                    self._loans.recall()
+                    self._handoffs.recall()
 
     def _join(self, fd: int, arena_name: str) -> None:
         channel = Channel(socket.socket(fileno=fd))
@@ -492,6 +501,7 @@ class Writer:
 
     def _flush_if_due(self) -> None:
         if not self._unflushed_since_ms:
+            self._flush_now = False
             return
         settings = self._settings
         waited_ms = wall_ms() - self._unflushed_since_ms
@@ -499,8 +509,9 @@ class Writer:
             self._unflushed_records >= settings.flush_messages
             or (not self._unflushed_records and self._unflushed_answers)
             or waited_ms >= settings.flush_ms
+            or self._flush_now
         )
-        if due and waited_ms < FLUSH_DELAY_MS and not self._unflushed_answers and not self._flush_asked:
+        if due and waited_ms < FLUSH_DELAY_MS and not (self._unflushed_answers or self._flush_asked or self._flush_now):
             fence()  # WRITTEN before the wait cells: a worker that parks meanwhile sees it and asks
             due = self._table.anybody_waits(len(self._doorbells))
         if due or (settings.flush_bytes and self._unflushed_bytes >= settings.flush_bytes):
@@ -512,7 +523,7 @@ class Writer:
         self._flusher.hand_over(handed, self._unflushed_answers)
         self._unflushed_answers = []
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
-        self._flush_asked = False
+        self._flush_asked = self._flush_now = False
 
     def _flushed(self, handed: _Handed, waiting: list[_Ready]) -> None:
         """In the flusher's thread: everything below the ticket's end is on the disk."""

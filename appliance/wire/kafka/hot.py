@@ -32,10 +32,12 @@ from ..requests import (
     Request,
 )
 from . import fetch, offsets, produce
-from .apis import ADVERTISED, API_VERSIONS, APIS, FETCH, LIST_OFFSETS, PRODUCE, SASL_HANDSHAKE
+from .apis import ADVERTISED, API_VERSIONS, APIS, FETCH, LIST_OFFSETS, OFFSET_COMMIT, PRODUCE, SASL_HANDSHAKE
 from .primitives import skip_tags, varint
 
 ILLEGAL_SASL_STATE: Final = 34
+COMMITS: Final = "commit"
+"""OffsetCommits of one connection overlap: the coordinator keeps those of one partition in order."""
 _HEADER = struct.Struct(">hhih")
 _REPLY_HEAD = struct.Struct(">Ii")
 assert _HEADER.size == 10
@@ -75,7 +77,7 @@ class KafkaCodec:
         if key in APIS and key != API_VERSIONS:
             if len(frame) > self._forwarded_bytes_max:
                 raise FrameTooLarge(len(frame), self._forwarded_bytes_max)
-            return Cold(None)
+            return Cold(None, COMMITS if key == OFFSET_COMMIT else "")
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
         elif key == SASL_HANDSHAKE:

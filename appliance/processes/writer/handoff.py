@@ -1,25 +1,16 @@
-"""Connections that network workers have lent to a writer: produce requests with no process in between.
+"""The writer's side of handing connections over: produce requests with no process in between.
 
-Through a worker a request costs four wake-ups: worker, writer, worker, client.  A connection that does nothing but
-produce to one partition is therefore lent to the partition's writer, with the extent of the arena that it receives
-into.  The writer takes its requests and answers them, and gives the connection back as soon as anything else comes:
-another request, a frame that is wrong or larger than the extent, a client that does not read its replies, the end of
-the stream, a second with little to do.  What is unusual is a worker's business alone.
+The writer takes the requests of a connection that has been handed over and answers them, and gives it back as soon as
+anything else comes: another request, a frame that is wrong or larger than the buffer, a client that does not read its
+replies, the end of the stream, a second with little to do.  :mod:`appliance.processes.handoff` has the states, the
+messages, and what happens when either side dies.
 
-Nobody but the writer reads, writes or closes a connection while it is lent, and it is lent and given back with
-nothing unanswered: so replies keep their order.  When the writer dies, the worker closes what it has lent, since
-nobody knows what has been answered; when the worker dies, the writer does.
-
-Messages, beside those of :mod:`appliance.processes.writer.process`::
-
-    worker → writer   ["lend", loan, door, acks, start, stop, parsed, filled] +fd     the extent, and what is in it
-                      ["recall"]                                                      give all back
-    writer → worker   ["unsent", loan, bytes] ...  ["back", loan, parsed, filled]
+A connection is received into a buffer of its own.  What it holds has been written before the next turn receives.
 
 Threads: the writer's loop takes; it and the flusher answer, holding the flusher's lock.
 
-Bounds: the extent, and ``network.requests_max`` requests that wait for a flush; then it is not read until they have it.
-How many are lent is the workers' business.
+Bounds: the buffer, and ``network.requests_max`` requests that wait for a flush; then it is not read until they have it.
+How many are handed over is the workers' business.
 """
 
 from __future__ import annotations
@@ -37,16 +28,16 @@ from ...wire.doors import codec_of
 from ...wire.frames import SIZE_BYTES, cut
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
+from ..handoff import pieces
 from .link import Bundle, Link, Source
 
-SWEEP_MS: Final = 1_000
+CHECK_MS: Final = 1_000
 TURNS_TO_KEEP: Final = 8
-"""A connection that brings requests fewer times in ``SWEEP_MS`` is given back."""
-UNSENT_BYTES_PER_MESSAGE: Final = 64 * 1024
+"""A connection that brings requests fewer times in ``CHECK_MS`` is given back."""
 
 
-class Loans:
-    """All connections that one writer has been lent."""
+class Handoffs:
+    """All connections that one writer has taken over."""
 
     def __init__(
         self,
@@ -60,8 +51,8 @@ class Loans:
         """``wake`` is called, by either thread, when the loop should call :meth:`give_back`."""
         self.key, self.config, self.table = key, config, table
         self.epoll, self.lock, self.wake = epoll, lock, wake
-        self._by_fd: dict[int, Loan] = {}
-        self._sweep_ms = 0
+        self._by_fd: dict[int, Handed] = {}
+        self._check_ms = 0
 
     def __contains__(self, fd: int) -> bool:
         return fd in self._by_fd
@@ -69,68 +60,73 @@ class Loans:
     def __bool__(self) -> bool:
         return bool(self._by_fd)
 
-    def borrow(self, link: Link, terms: Sequence[Any], fd: int, now_ms: int) -> None:
-        """``terms``: loan, door, acks and the extent, as in the message."""
+    def accept(self, link: Link, terms: Sequence[Any], fds: Sequence[int], now_ms: int) -> None:
+        """Take a connection over; ``terms``: token, door, acks, buffer bytes and received bytes, as in the message."""
+        token, door, acks, buffer_bytes, received = terms
+        if not fds:
+            with self.lock:
+                link.send(("gone", token))
+            return
         if not self._by_fd:
-            self._sweep_ms = now_ms
-        token, door, acks, *extent = terms
-        loan = Loan(
-            self, link, token, socket.socket(fileno=fd), codec_of(door, self.config, greeted=True), acks, extent
-        )
-        self._by_fd[fd] = loan
+            self._check_ms = now_ms
+        codec = codec_of(door, self.config, greeted=True)
+        buffer = bytearray(max(buffer_bytes, len(received)))
+        buffer[: len(received)] = received
+        handed = Handed(self, link, token, socket.socket(fileno=fds[0]), codec, acks, buffer, len(received))
+        self._by_fd[fds[0]] = handed
         with self.lock:
-            loan.watch()
+            handed.watch()
 
     def take(self, fd: int) -> list[tuple[Source, Bundle]]:
         """What a connection has sent."""
-        loan = self._by_fd[fd]
-        if not loan.watched:  # by the flusher, since epoll told of it
+        handed = self._by_fd[fd]
+        if not handed.watched:  # by the flusher, since epoll told of it
             return []
-        bundles, more = loan.take()
+        bundles, more = handed.take()
         if not more:
             with self.lock:
-                loan.leave()
-        elif loan.unanswered > self.config.network.requests_max:
+                handed.leave()
+        elif handed.unanswered > self.config.network.requests_max:
             with self.lock:
-                if loan.unanswered > self.config.network.requests_max:  # still: else nothing may come to resume it
-                    loan.pause()
-        return [(loan, bundle) for bundle in bundles]
+                if handed.unanswered > self.config.network.requests_max:  # still: else nothing may come to resume it
+                    handed.pause()
+        return [(handed, bundle) for bundle in bundles]
 
     def recall(self, link: Link | None = None) -> None:
-        """Give back all, or what one worker has lent, once it is answered."""
+        """Give back all, or what one worker has handed over, once it is answered."""
         with self.lock:
-            for loan in self._by_fd.values():
-                if link is None or loan.link is link:
-                    loan.leave()
+            for handed in self._by_fd.values():
+                if link is None or handed.link is link:
+                    handed.leave()
 
-    def sweep(self, now_ms: int) -> None:
+    def check(self, now_ms: int) -> None:
         """Give back what has little to do."""
-        if now_ms - self._sweep_ms < SWEEP_MS:
+        if now_ms - self._check_ms < CHECK_MS:
             return
-        self._sweep_ms = now_ms
+        self._check_ms = now_ms
         with self.lock:
-            for loan in self._by_fd.values():
-                if loan.turns < TURNS_TO_KEEP:
-                    loan.leave()
-                loan.turns = 0
+            for handed in self._by_fd.values():
+                if handed.turns < TURNS_TO_KEEP:
+                    handed.leave()
+                handed.turns = 0
 
     def give_back(self) -> None:
         """Those that are answered and not read any more."""
         with self.lock:
-            for fd, loan in list(self._by_fd.items()):
-                if loan.settled:
+            for fd, handed in list(self._by_fd.items()):
+                if handed.settled:
                     del self._by_fd[fd]
-                    loan.give_back()
+                    handed.give_back()
 
     def lose(self, link: Link) -> None:
-        """The worker is gone.  Call with the lock held."""
-        for fd, loan in list(self._by_fd.items()):
-            if loan.link is link:
+        """The worker is gone: nobody is left to take its connections back.  Call with the lock held."""
+        for fd, handed in list(self._by_fd.items()):
+            if handed.link is link:
                 del self._by_fd[fd]
-                loan.close()
+                handed.close()
 
 
-class Loan:
+class Handed:
     """One connection.  Implements :class:`Source`.
 
     ``leaving``: it is not read any more, and given back once it is ``settled``, with nothing unanswered.
@@ -144,8 +140,6 @@ class Loan:
         "_filled",
         "_parsed",
         "_sock",
-        "_start",
-        "_stop",
         "_taken",
         "_token",
         "_unsent",
@@ -157,14 +151,22 @@ class Loan:
     )
 
     def __init__(
-        self, desk: Loans, link: Link, token: int, sock: socket.socket, codec: Codec, acks: int, extent: list[int]
+        self,
+        desk: Handoffs,
+        link: Link,
+        token: int,
+        sock: socket.socket,
+        codec: Codec,
+        acks: int,
+        buffer: bytearray,
+        filled: int,
     ) -> None:
         self.link = link
-        self.arena = link.arena
-        self.turns = TURNS_TO_KEEP  # until the first sweep it has not had its time
+        self.arena = memoryview(buffer)
+        self.turns = TURNS_TO_KEEP  # until the first check it has not had its time
         self.watched = self.leaving = False
         self._desk, self._token, self._sock, self._codec, self._acks = desk, token, sock, codec, acks
-        self._start, self._stop, self._parsed, self._filled = extent
+        self._parsed, self._filled = 0, filled
         self._taken = 0  # stored by the loop alone
         self._answered = 0  # stored with the lock held
         self._unsent = b""
@@ -188,7 +190,7 @@ class Loan:
         if not self._make_room():
             return [], False
         try:
-            count = self._sock.recv_into(self.arena[self._filled : self._stop])
+            count = self._sock.recv_into(self.arena[self._filled :])
         except BlockingIOError:
             return [], True
         except OSError:
@@ -219,16 +221,16 @@ class Loan:
         return bundles, more
 
     def _make_room(self) -> bool:
-        """Move an unfinished frame to the front; False when the extent does not hold the whole of it."""
-        start, parsed, filled = self._start, self._parsed, self._filled
+        """Move an unfinished frame to the front; False when the buffer does not hold the whole of it."""
+        parsed, filled = self._parsed, self._filled
         rest = filled - parsed
-        if rest and parsed > start:
-            self.arena[start : start + rest] = bytes(self.arena[parsed:filled])
-        self._parsed, self._filled = start, start + rest
+        if rest and parsed:
+            self.arena[:rest] = bytes(self.arena[parsed:filled])
+        self._parsed, self._filled = 0, rest
         if rest < SIZE_BYTES:
             return True
-        size = int.from_bytes(self.arena[start : start + SIZE_BYTES], "big")
-        return start + SIZE_BYTES + size <= self._stop
+        size = int.from_bytes(self.arena[:SIZE_BYTES], "big")
+        return SIZE_BYTES + size <= len(self.arena)
 
     def _is_usual(self, request: Request) -> bool:
         return (
@@ -283,10 +285,19 @@ class Loan:
             self._desk.wake()
 
     def give_back(self) -> None:
-        send, unsent = self.link.send, self._unsent
-        for start in range(0, len(unsent), UNSENT_BYTES_PER_MESSAGE):
-            send(("unsent", self._token, unsent[start : start + UNSENT_BYTES_PER_MESSAGE]))
-        send(("back", self._token, self._parsed, self._filled))
+        """Send the connection, behind its bytes, to the worker, and let go of it.
+
+        Without a descriptor for the message it ends here: its client reconnects, as when this process dies.
+        """
+        send, token = self.link.send, self._token
+        for message in pieces("received", token, self.arena[self._parsed : self._filled]):
+            send(message)
+        for message in pieces("unsent", token, self._unsent):
+            send(message)
+        try:
+            send(("back", token), (self._sock.fileno(),))
+        except OSError:
+            send(("gone", token))
         self.close()
 
     def close(self) -> None:

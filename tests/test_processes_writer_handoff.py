@@ -1,4 +1,4 @@
-"""appliance.processes.writer.loan: what a loan takes and what it gives back are the stream, cut between two frames."""
+"""appliance.processes.writer.handoff: what it takes and what it gives back are the stream, split between two frames."""
 
 from __future__ import annotations
 
@@ -15,38 +15,35 @@ from hypothesis import strategies as st
 from appliance.config import Config, Network
 from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
+from appliance.processes.writer.handoff import CHECK_MS, TURNS_TO_KEEP, Handoffs
 from appliance.processes.writer.link import Bundle, Link, Source
-from appliance.processes.writer.loan import SWEEP_MS, TURNS_TO_KEEP, Loans
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 from appliance.wire.frames import cut
 
-START, STOP = 4_096, 6_144
-"""The extent."""
-LOAN = 7
+BUFFER_BYTES = 2_048
+TOKEN = 7
 REQUESTS_MAX = 5
 
 
 class Desk:
-    """A writer's loans with one lent connection, and both other ends: the client's, and the worker's channel."""
+    """A writer that has taken over one connection, and both other ends: the client's, and the worker's channel."""
 
     def __init__(self, already: bytes = b"", acks: int = 1) -> None:
         """``already``: what the worker had received."""
-        self.arena = memoryview(bytearray(3 * 4_096))
-        self.arena[START : START + len(already)] = already
         self.epoll = select.epoll()
         self.woken = 0
         ours, self.worker = Channel.pair()
-        self.link = Link(ours, self.arena, self.epoll)
+        self.link = Link(ours, memoryview(b""), self.epoll)
         table = SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q"))
         config = Config(network=Network(requests_max=REQUESTS_MAX))
-        self.loans = Loans(("t", 0), config, table, self.epoll, threading.Lock(), self._wake)
+        self.handoffs = Handoffs(("t", 0), config, table, self.epoll, threading.Lock(), self._wake)
         self.client, self.server = socket.socketpair()
         self.client.setblocking(False)
         self.server.setblocking(False)
         self.fd = os.dup(self.server.fileno())
-        terms = (LOAN, "native", acks, START, STOP, START, START + len(already))
-        self.loans.borrow(self.link, terms, self.fd, now_ms=0)
+        terms = (TOKEN, "native", acks, BUFFER_BYTES, already)
+        self.handoffs.accept(self.link, terms, [self.fd], now_ms=0)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -55,18 +52,18 @@ class Desk:
         """What the writer takes until there is nothing more to be read."""
         taken = []
         while any(fd == self.fd for fd, _ in self.epoll.poll(0)):
-            taken += self.loans.take(self.fd)
+            taken += self.handoffs.take(self.fd)
         return taken
 
     def answer(self, taken: list[tuple[Source, Bundle]]) -> None:
-        with self.loans.lock:
+        with self.handoffs.lock:
             for source, (token, _, _) in taken:
                 source.answer([(token, Answer([0, 1, 2] * token.count, {}, -1))])
 
     def batches(self, taken: list[tuple[Source, Bundle]]) -> list[bytes]:
         return [
-            bytes(self.arena[start:stop])
-            for _, (_, _, positions) in taken
+            bytes(source.arena[start:stop])
+            for source, (_, _, positions) in taken
             for start, stop in zip(positions[::2], positions[1::2], strict=True)
         ]
 
@@ -77,15 +74,18 @@ class Desk:
 
     def given_back(self) -> tuple[bytes, bytes]:
         """(unsent replies, received bytes that nobody has taken), as the worker is told; nothing when it is not."""
-        messages = [message for message, _ in self.worker.receive()]
-        unsent = b"".join(message[2] for message in messages if message[0] == "unsent")
-        assert [message[:2] for message in messages if message[0] == "back"] == [["back", LOAN]]
-        _, _, parsed, filled = messages[-1]
-        return unsent, bytes(self.arena[parsed:filled])
+        messages = self.worker.receive()
+        assert [message for message, fds in messages if fds] == [["back", TOKEN]] == [messages[-1][0]]
+        os.close(messages[-1][1][0])
+        joined = {
+            kind: b"".join(message[2] for message, _ in messages if message[0] == kind)
+            for kind in ("unsent", "received")
+        }
+        return joined["unsent"], joined["received"]
 
     def close(self) -> None:
-        with self.loans.lock:
-            self.loans.lose(self.link)
+        with self.handoffs.lock:
+            self.handoffs.lose(self.link)
             self.link.close()
         self.worker.close()
         self.client.close()
@@ -153,10 +153,10 @@ def test_nothing_of_the_stream_is_lost_or_taken_twice(
             if not rest:
                 break
         assert made.replies() == [70_000 + number for number in range(len(taken))]
-        made.loans.recall()
-        made.loans.give_back()
+        made.handoffs.recall()
+        made.handoffs.give_back()
         unsent, left = made.given_back()
-        assert made.woken and unsent == b"" and not made.loans
+        assert made.woken and unsent == b"" and not made.handoffs
         assert taken == batches[: len(taken)]
         assert left + received(made.server) == b"".join(frames[len(taken) :]) + behind
         assert len(taken) == len(batches) or behind.startswith(TOO_LARGE)  # what comes with that is not taken at all
@@ -166,11 +166,11 @@ def test_it_is_kept_until_all_is_answered() -> None:
     with desk(acks=-1) as made:
         made.client.send(produce(b"one", 70_001, acks=-1) + produce(b"two", 70_002, acks=-1) + UNUSUAL[0])
         taken = made.turns()
-        made.loans.give_back()
-        assert made.loans and not made.woken
+        made.handoffs.give_back()
+        assert made.handoffs and not made.woken
         made.answer(taken)
         assert made.woken and made.replies() == [70_001, 70_002]
-        made.loans.give_back()
+        made.handoffs.give_back()
         assert made.given_back() == (b"", UNUSUAL[0])
 
 
@@ -194,7 +194,7 @@ def test_what_a_client_does_not_read_is_for_the_worker_to_send() -> None:
             made.client.send(produce(b"one", 70_000 + count))
             made.answer(made.turns())
             count += 1
-        made.loans.give_back()
+        made.handoffs.give_back()
         unsent, left = made.given_back()
         assert unsent and left == b""
         made.server.setblocking(True)
@@ -206,7 +206,7 @@ def test_the_end_of_the_stream_and_silence_give_it_back() -> None:
     with desk() as made:
         made.client.shutdown(socket.SHUT_WR)
         assert made.turns() == []
-        made.loans.give_back()
+        made.handoffs.give_back()
         assert made.given_back() == (b"", b"")
     with desk() as made:
         for sweep, turns in enumerate((0, TURNS_TO_KEEP, TURNS_TO_KEEP - 1), 1):
@@ -214,8 +214,8 @@ def test_the_end_of_the_stream_and_silence_give_it_back() -> None:
             for _ in range(turns):
                 made.client.send(produce(b"one"))
                 made.answer(made.turns())
-            made.loans.sweep(sweep * SWEEP_MS)
-        made.loans.give_back()
+            made.handoffs.check(sweep * CHECK_MS)
+        made.handoffs.give_back()
         assert made.given_back() == (b"", b"")
 
 
@@ -223,8 +223,8 @@ def test_the_answers_of_a_lost_worker_go_nowhere() -> None:
     with desk(acks=-1) as made:
         made.client.send(produce(b"one", acks=-1))
         taken = made.turns()
-        with made.loans.lock:
-            made.loans.lose(made.link)
+        with made.handoffs.lock:
+            made.handoffs.lose(made.link)
         made.answer(taken)
-        made.loans.give_back()
-        assert not made.loans and made.worker.receive() == []
+        made.handoffs.give_back()
+        assert not made.handoffs and made.worker.receive() == []

@@ -1,0 +1,261 @@
+"""Bytes that a connection has received and that no request has been made of yet.
+
+They lie in one of two places, never in both::
+
+    in the arena       an extent, from ``recv`` until every writer has taken what was in it
+    in private memory  an unfinished frame, or whole frames that have to wait, once others need the arena
+
+An inbox holds an extent between two turns of the loop only while it has such bytes, and only while nobody else needs
+it: :meth:`Buffers.allocate` moves them to private memory, those that have held longest first.  An unfinished frame goes
+on growing there and comes back into the arena when it is complete.  So neither many slow clients nor large requests
+that come in pieces keep the arena from those that are fast.
+
+No deadlock: when private memory is used up nobody reads but the oldest unfinished frame, which may always grow and
+always comes back into the arena; so it gets done, and then the next.  When its client does not send, the worker closes
+it for those who wait (:attr:`Buffers.oldest`).
+
+Bounds: the arena; private memory of ``private_bytes_max``, and beyond that what the arena held and one frame.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import OrderedDict
+from typing import Final
+
+from ...errors import FrameTooLarge
+from ...shared.arena import BLOCK_BYTES, Arena, Extent
+from ...wire.frames import SIZE_BYTES, cut
+
+EXTENT_BYTES_MAX: Final = 1 << 20
+"""A connection that sends large frames is given up to this much at once, so that one recv takes several."""
+PRIVATE_BYTES_MIN: Final = 64
+"""Room of an unfinished frame whose size is not known yet."""
+
+
+class Buffers:
+    """The memory that all inboxes of one worker share."""
+
+    def __init__(self, memory: memoryview, private_bytes_max: int) -> None:
+        self.memory = memory
+        self.arena = Arena(len(memory))
+        self.private_bytes = 0
+        self.private_bytes_max = private_bytes_max
+        self.holders: OrderedDict[Inbox, None] = OrderedDict()
+        """Inboxes that hold an extent between turns, those that have held longest first."""
+        self.unfinished: OrderedDict[Inbox, None] = OrderedDict()
+        """Inboxes with an unfinished frame, the oldest first."""
+
+    @property
+    def used_up(self) -> bool:
+        """Whether only the oldest unfinished frame may read more."""
+        return self.private_bytes >= self.private_bytes_max
+
+    @property
+    def oldest(self) -> Inbox | None:
+        """The inbox whose frame has been unfinished longest."""
+        return next(iter(self.unfinished), None)
+
+    def allocate(self, size_bytes: int) -> Extent | None:
+        """Take an extent, if need be from those who hold theirs longest; None while writers have it all."""
+        extent = self.arena.allocate(size_bytes)
+        while extent is None and self.holders:
+            inbox, _ = self.holders.popitem(last=False)
+            inbox.make_private()
+            extent = self.arena.allocate(size_bytes)
+        return extent
+
+
+class Inbox:
+    """What one connection has received.
+
+    ``starved``: nothing can be read, or made of what has been read, until the arena has room.
+    """
+
+    __slots__ = ("_buffers", "_filled", "_parsed", "_private", "_wanted", "extent", "frame_since_ms", "starved")
+
+    def __init__(self, buffers: Buffers, received: bytes = b"") -> None:
+        """``received``: bytes that a writer has received and not taken."""
+        self._buffers = buffers
+        self.extent: Extent | None = None
+        self._private: bytearray | None = None
+        self._parsed = self._filled = 0
+        self._wanted = BLOCK_BYTES
+        self.frame_since_ms = 0
+        self.starved = False
+        if received:
+            self._private, self._filled = bytearray(received), len(received)
+            buffers.private_bytes += len(received)
+
+    def __len__(self) -> int:
+        """Bytes that no request has been made of."""
+        return self._filled - self._parsed
+
+    def receive(self, sock: socket.socket) -> bool:
+        """Read once; False at the end of the stream.  With ``starved`` set nothing was read."""
+        private = self._private
+        if private is not None:
+            if self._filled == len(private):
+                return True  # whole, or without room: see frames()
+            target = memoryview(private)[self._filled :]
+        else:
+            extent = self.extent or self._allocate()
+            if extent is None:
+                self.starved = True
+                return True
+            target = self._buffers.memory[self._filled : extent.stop]
+        try:
+            count = sock.recv_into(target)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._filled += count
+        return count > 0
+
+    def _allocate(self) -> Extent | None:
+        buffers = self._buffers
+        extent = buffers.arena.allocate(self._wanted)
+        if extent is None and not buffers.used_up:
+            extent = buffers.allocate(BLOCK_BYTES)
+        self.extent = extent
+        if extent is not None:
+            self._parsed = self._filled = extent.start
+        return extent
+
+    def frames(self, frame_bytes_max: int, first_bytes_max: int) -> list[tuple[int, int]]:
+        """The whole frames that have arrived, as (start, stop) in the arena.
+
+        Raises:
+            FrameTooLarge: the peer announced more than the limit, which for the first may be another one.
+        """
+        if self._private is not None and not self._come_back(first_bytes_max):
+            return []
+        memory = self._buffers.memory
+        frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max, first_bytes_max)
+        return frames
+
+    def _come_back(self, frame_bytes_max: int) -> bool:
+        """Move private bytes into the arena once they are a whole frame; False while they are not, or it is full."""
+        private, buffers = self._private, self._buffers
+        assert private is not None
+        need = self._need(private, 0)
+        if need > SIZE_BYTES + frame_bytes_max:
+            raise FrameTooLarge(need - SIZE_BYTES, frame_bytes_max)
+        if self._filled < need:
+            if self._filled == len(private):
+                self._grow(need)
+            else:
+                self.starved = False
+            return False
+        extent = buffers.allocate(max(self._filled, BLOCK_BYTES))
+        self.starved = extent is None
+        if extent is None:
+            return False
+        buffers.memory[extent.start : extent.start + self._filled] = private[: self._filled]
+        buffers.private_bytes -= len(private)
+        self._private, self.extent = None, extent
+        self._parsed, self._filled = extent.start, extent.start + self._filled
+        return True
+
+    def _need(self, data: bytearray | memoryview, parsed: int) -> int:
+        """Bytes of the first frame, its size prefix included; of the prefix alone while that is not there."""
+        if self._filled - parsed < SIZE_BYTES:
+            return SIZE_BYTES
+        return SIZE_BYTES + int.from_bytes(data[parsed : parsed + SIZE_BYTES], "big")
+
+    def _grow(self, need: int) -> None:
+        """Room for more of an unfinished frame, doubled each time: what is announced costs nothing, what comes does."""
+        private, buffers = self._private, self._buffers
+        assert private is not None
+        self.starved = buffers.used_up and buffers.oldest is not self
+        if not self.starved:
+            more = min(max(PRIVATE_BYTES_MIN, 2 * len(private)), max(need, PRIVATE_BYTES_MIN)) - len(private)
+            private.extend(bytes(more))
+            buffers.private_bytes += more
+
+    def rewind(self, start: int) -> None:
+        """The frame at ``start``, and all behind it, have to wait."""
+        self._parsed = start - SIZE_BYTES
+
+    def settle(self, now_ms: int, stalled: bool) -> None:
+        """After the frames are dealt with: give the extent back, or keep it for what is left.
+
+        Args:
+            stalled: whole frames are left, so there is nothing to make room for.
+        """
+        extent, buffers = self.extent, self._buffers
+        rest = self._filled - self._parsed
+        if not rest or stalled:
+            self._finish()
+        elif not self.frame_since_ms:
+            self.frame_since_ms = now_ms
+            buffers.unfinished[self] = None
+        if extent is None:
+            return
+        if not rest:
+            self._drop()
+            return
+        buffers.holders.setdefault(self)
+        if not stalled:
+            self._make_room(extent, rest)
+
+    def _make_room(self, extent: Extent, rest: int) -> None:
+        """Move an unfinished frame that does not fit its extent to a larger one, or to private memory."""
+        buffers, parsed, filled = self._buffers, self._parsed, self._filled
+        need = self._need(buffers.memory, parsed)
+        if parsed + need <= extent.stop and filled < extent.stop:
+            return
+        self._wanted = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
+        larger = buffers.arena.allocate(max(need, self._wanted)) or buffers.arena.allocate(need)
+        if larger is None:
+            self.make_private()
+            return
+        buffers.memory[larger.start : larger.start + rest] = buffers.memory[parsed:filled]
+        self.extent = larger
+        self._parsed, self._filled = larger.start, larger.start + rest
+        extent.drop()
+
+    def make_private(self) -> None:
+        """Move what is left to private memory, so that others can have the extent."""
+        buffers, extent = self._buffers, self.extent
+        assert extent is not None
+        rest = len(self)
+        private = bytearray(max(rest, min(self._need(buffers.memory, self._parsed), PRIVATE_BYTES_MIN)))
+        private[:rest] = buffers.memory[self._parsed : self._filled]
+        self._drop()
+        self._private, self._parsed, self._filled = private, 0, rest
+        buffers.private_bytes += len(private)
+
+    def copy(self) -> bytes:
+        """The bytes, to be sent elsewhere."""
+        source = self._buffers.memory if self._private is None else memoryview(self._private)
+        return bytes(source[self._parsed : self._filled])
+
+    def _drop(self) -> None:
+        assert self.extent is not None
+        self._buffers.holders.pop(self, None)
+        self.extent.drop()
+        self.extent = None
+        self._parsed = self._filled = 0
+
+    def _finish(self) -> None:
+        """No frame is unfinished any more."""
+        if self.frame_since_ms:
+            self.frame_since_ms = 0
+            del self._buffers.unfinished[self]
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self._finish()
+        if self.extent is not None:
+            self._drop()
+        if self._private is not None:
+            self._buffers.private_bytes -= len(self._private)
+            self._private = None
+        self._parsed = self._filled = 0
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What a recv should be able to take, from the size of the frames that have come."""
+        return self._wanted
