@@ -39,6 +39,8 @@ def random_values(definition: Any, version: int, rng: random.Random) -> dict[str
 def _value(field: Any, version: int, rng: random.Random) -> Any:
     if field.nullable_for_version_q(version) and rng.random() < 0.2:
         return None
+    if field.is_struct():
+        return random_values(field, version, rng)
     if field.is_struct_array():
         return [random_values(field.array_of, version, rng) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
     if field.is_array():
@@ -58,6 +60,8 @@ def _simple(field: Any, rng: random.Random) -> Any:
         return rng.randbytes(rng.choice((0, 1, 126, 127, 20_000)))
     if kind == "bool":
         return rng.random() < 0.5
+    if kind == "float64":
+        return rng.choice((0.0, -1.5, 1e300))
     if kind == "uuid":
         return uuid.UUID(int=rng.getrandbits(128))
     if kind == "bitfield":
@@ -73,6 +77,8 @@ def build(definition: Any, version: int, values: dict[str, Any], cls: Any) -> An
         value = values[field.name]
         if value is not None and field.is_struct_array():
             value = [build(field.array_of, version, item, field.data_class) for item in value]
+        if value is not None and field.is_struct():
+            value = build(field, version, value, field.data_class)
         fields[field.name] = value
     return cls(version=version, **fields)
 
@@ -86,6 +92,8 @@ def fill(definition: Any, version: int, values: Mapping[str, Any]) -> dict[str, 
         value = values.get(field.name, field.default)
         if field.is_struct_array() and value is not None:
             value = [fill(field.array_of, version, item) for item in value]
+        if field.is_struct() and value is not None:
+            value = fill(field, version, value)
         filled[field.name] = value
     assert names == filled.keys()
     return filled

@@ -6,6 +6,7 @@ import asyncio
 import random
 import struct
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,10 +41,24 @@ def test_random_requests_are_answered_in_kind(key: int, version: int) -> None:
         for seed in range(6):
             values = random_values(message(key, "Request")._struct, version, random.Random(seed))
             frame = await client.door.answer(request_frame(key, version, values, 5), LISTENER, PEER)
-            assert decode_response(key, version, frame).header.correlation_id == 5
+            reply = decode_response(key, version, frame)
+            assert reply.header.correlation_id == 5
+            assert not list(_messages_of_success(reply.to_dict(json=False))), "the message of a success is null"
         client.door.close()
 
     run(scenario())
+
+
+def _messages_of_success(reply: object) -> Iterator[object]:
+    """Error messages that stand beside error code 0, at any depth."""
+    if isinstance(reply, dict):
+        if reply.get("error_code") == 0 and reply.get("error_message") is not None:
+            yield reply["error_message"]
+        for value in reply.values():
+            yield from _messages_of_success(value)
+    elif isinstance(reply, list):
+        for value in reply:
+            yield from _messages_of_success(value)
 
 
 def test_a_version_that_is_not_advertised_is_refused_in_kind() -> None:

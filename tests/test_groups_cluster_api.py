@@ -112,6 +112,46 @@ def test_metadata_of_all_topics_is_encoded_once() -> None:
     assert len(run(client.ask("Metadata", topics=None)).topics[0].partitions) == 2
 
 
+def test_partitions_are_described_page_by_page() -> None:
+    """Pages of any size together are what metadata says, each partition once, in the order of the topics' names."""
+    cluster = FakeCluster()
+    for name, count in (("b", 3), ("a", 1), ("c", 0), ("d", 2)):
+        cluster.add(name, count)
+    cluster.all["b"].partitions[1] = [9]  # nobody that lives
+    client = Client(cluster)
+    everything = [("a", 0), ("b", 0), ("b", 1), ("b", 2), ("d", 0), ("d", 1)]
+    for limit in (-1, 0, 1, 2, 3, 4, 5, 6, 7, 100):
+        found: list[tuple[str, int]] = []
+        cursor: dict[str, Any] | None = None
+        for _ in range(10):
+            reply = run(client.ask("DescribeTopicPartitions", topics=[], response_partition_limit=limit, cursor=cursor))
+            page = [(topic.name, part.partition_index) for topic in reply.topics for part in topic.partitions]
+            assert len(page) <= max(limit, 1)
+            found += page
+            if reply.next_cursor is None:
+                break
+            cursor = {"topic_name": reply.next_cursor.topic_name, "partition_index": reply.next_cursor.partition_index}
+        assert found == everything, limit
+
+
+def test_partitions_are_described_as_metadata_has_them() -> None:
+    cluster = FakeCluster()
+    cluster.add("t", 2)
+    cluster.all["t"].id = UUID(int=7).hex
+    cluster.all["t"].partitions[1] = [9]
+    reply = run(Client(cluster).ask("DescribeTopicPartitions", topics=names("t", "none", "a/b", "t")))
+    rows = [(topic.name, topic.error_code, len(topic.partitions)) for topic in reply.topics]
+    assert rows == [("a/b", Code.INVALID_TOPIC_EXCEPTION, 0), ("none", 3, 0), ("t", 0, 2)]
+    topic = reply.topics[2]
+    (here, lost), (known,) = topic.partitions, run(Client(cluster).ask("Metadata", topics=names("t"))).topics
+    assert topic.topic_id == known.topic_id == UUID(int=7)
+    for part, other in ((here, known.partitions[0]), (lost, known.partitions[1])):
+        assert part.error_code == other.error_code and part.leader_id == other.leader_id
+        assert (part.replica_nodes, part.isr_nodes) == (other.replica_nodes, other.isr_nodes)
+        assert (part.leader_epoch, part.offline_replicas) == (other.leader_epoch, other.offline_replicas)
+    assert topic.topic_authorized_operations == 0b1101_1111_1000
+
+
 @pytest.mark.parametrize("version", versions("FindCoordinator"))
 def test_find_coordinator_in_every_version(version: int) -> None:
     client = Client(FakeCluster())

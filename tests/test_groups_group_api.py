@@ -360,6 +360,10 @@ def test_list_in_every_version() -> None:
         if version >= 4:
             some = await client.ask("ListGroups", version, states_filter=["stable"])
             assert [group.group_id for group in some.groups] == ["g", "paper"]
+        if version >= 5:
+            assert {group.group_type for group in reply.groups} == {"classic"}
+            for types, count in ((["Classic", "share"], 3), (["consumer"], 0)):
+                assert len((await client.ask("ListGroups", version, types_filter=types)).groups) == count
         cluster.away = True
         partly = await client.ask("ListGroups", version)
         assert partly.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS

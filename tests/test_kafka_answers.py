@@ -10,19 +10,27 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource as AioResource
 from aiokafka.admin.config_resource import ConfigResourceType as AioType
-from confluent_kafka import KafkaException
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     ConfigSource,
     NewTopic,
+    OffsetSpec,
+    ResourcePatternType,
     ResourceType,
 )
+from kafka import TopicPartition as PythonPartition
+from kafka.admin import ACLFilter, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient
 from kafka.admin import ConfigResource as PythonResource
-from kafka.admin import ConfigResourceType as PythonType
-from kafka.admin import KafkaAdminClient
+from kafka.admin import ResourcePatternFilter as PythonPattern
+from kafka.admin import ResourceType as PythonKind
+from kafka.errors import SecurityDisabledError, TransactionalIdAuthorizationFailedError
 
 from appliance.kafka_settings import ACCEPTED
 
@@ -101,7 +109,7 @@ def test_each_client_is_shown_the_brokers_configuration(
     assert described["listeners"].value == described["advertised.listeners"].value == listening
     assert described["num.partitions"].is_read_only and described["log.dirs"].value == str(appliance.data_dir)
     assert [row.name for row in described["num.partitions"].synonyms.values()] == ["num.partitions"]
-    rows = python.describe_configs([PythonResource(PythonType.BROKER, "0")], config_filter="all")["broker"]["0"]
+    rows = python.describe_configs([PythonResource("BROKER", "0")], config_filter="all")["broker"]["0"]
     assert {name: row["value"] for name, row in rows.items()} == {name: row.value for name, row in described.items()}
 
     async def with_aiokafka() -> Any:
@@ -115,3 +123,45 @@ def test_each_client_is_shown_the_brokers_configuration(
     (reply,) = asyncio.run(with_aiokafka())
     rows = reply.resources[0][4]
     assert len(rows) == len(described) and {row[0]: row[1] for row in rows}["listeners"] == listening
+
+
+@pytest.fixture
+def made(confluent: AdminClient, topic: str) -> str:
+    """A topic of one partition."""
+    only(confluent.create_topics([NewTopic(topic, 1, 1)]))
+    return topic
+
+
+def test_kafka_python_learns_that_there_is_none(python: KafkaAdminClient, made: str) -> None:
+    part = PythonPartition(made, 0)
+    assert python.list_partition_reassignments() == {}
+    assert python.alter_partition_reassignments({part: [0]}) == {part: None}
+    python.elect_leaders(0, [part])  # raises what is not ELECTION_NOT_NEEDED
+    assert python.list_transactions() == {0: []}
+    assert python.find_hanging_transactions() == []
+    with pytest.raises(TransactionalIdAuthorizationFailedError):  # it asks for the coordinator first
+        python.describe_transactions(["tx"])
+    assert python.describe_producers([part])[part].active_producers == []
+    assert python.describe_user_scram_credentials() == {}
+    pattern = PythonPattern(PythonKind.TOPIC, made, ACLResourcePatternType.ANY)
+    rules = ACLFilter("User:a", "*", ACLOperation.ANY, ACLPermissionType.ANY, pattern)
+    with pytest.raises(SecurityDisabledError):
+        python.describe_acls(rules)
+    described = python.describe_topic_partitions([made])
+    (partition,) = described["topics"][0]["partitions"]
+    assert (partition["leader_id"], partition["isr_nodes"], described["next_cursor"]) == (0, [0], None)
+    assert made in python.list_config_resources()["topic"]
+
+
+def test_librdkafka_learns_that_there_is_none(confluent: AdminClient, made: str) -> None:
+    part = TopicPartition(made, 0)
+    elected = confluent.elect_leaders(ElectionType.PREFERRED, [part]).result(DEADLINE_S)
+    assert elected[part].name() == "ELECTION_NOT_NEEDED"
+    reader = ("User:a", "*", AclOperation.READ, AclPermissionType.ALLOW)
+    code, _ = refused(
+        confluent.create_acls([AclBinding(ResourceType.TOPIC, made, ResourcePatternType.LITERAL, *reader)])
+    )
+    assert code == "SECURITY_DISABLED"
+    assert refused(confluent.describe_user_scram_credentials(["a"]))[0] == "RESOURCE_NOT_FOUND"
+    found = confluent.list_offsets({part: OffsetSpec.earliest()})
+    assert only(found).offset == 0

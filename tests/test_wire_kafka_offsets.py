@@ -27,7 +27,7 @@ from tests.kafka_messages import (
 )
 
 CODEC = KafkaCodec(Limits.of(Config()))
-VERSIONS = range(1, 8)
+VERSIONS = range(1, 10)
 
 
 def asked(*timestamps: int) -> dict[str, Any]:
@@ -89,18 +89,26 @@ def part_reply(part: dict[str, Any], result: OffsetsResult) -> dict[str, Any]:
     }
 
 
-def test_the_largest_timestamp_is_asked_from_version_7_on_and_others_are_refused() -> None:
+def test_special_timestamps_are_known_from_their_version_on_and_others_are_refused() -> None:
+    """-3 is the largest timestamp; -4 the earliest local offset, as all are; -5 the latest that is not, as none is."""
     for version in VERSIONS:
-        request = decoded(version, asked(MAX_TIMESTAMP, -4, LATEST))
-        results = [OffsetsResult(0, 100 + i, 5, 0) for i in range(3)]
+        request = decoded(version, asked(MAX_TIMESTAMP, -4, -5, -6, LATEST))
+        largest = MAX_TIMESTAMP if version >= 7 else EARLIEST
+        assert [part.timestamp for part in request.parts] == [largest, EARLIEST, EARLIEST, EARLIEST, LATEST]
+        results = [OffsetsResult(0, 100 + i, 5, 0) for i in range(5)]
         parts = decode_response(LIST_OFFSETS, version, CODEC.encode_offsets(request, results)).topics[0].partitions
-        first = (0, 100) if version >= 7 else (35, -1)
-        assert [(part.error_code, part.offset) for part in parts] == [first, (35, -1), (0, 102)]
-        assert (request.parts[0].timestamp == MAX_TIMESTAMP) == (version >= 7)
+        first = (0, 100, 5) if version >= 7 else (35, -1, -1)
+        second = (0, 101, -1) if version >= 8 else (35, -1, -1)
+        third = (0, -1, -1) if version >= 9 else (35, -1, -1)
+        rows = [(part.error_code, part.offset, part.timestamp) for part in parts]
+        assert rows == [first, second, third, (35, -1, -1), (0, 104, -1)]
+        unknown = CODEC.encode_offsets(request, [OffsetsResult(3, -1, -1, 0)] * 5)
+        parts = decode_response(LIST_OFFSETS, version, unknown).topics[0].partitions
+        assert [part.error_code for part in parts] == [3] * 5
 
 
 def test_versions_above_ours_are_refused_while_they_can_be_read() -> None:
-    for version in (8, 11):
+    for version in (10, 11):
         frame = request_frame(LIST_OFFSETS, version, {**asked(LATEST), "timeout_ms": 5}, correlation_id=42)
         reply = CODEC.decode(memoryview(frame))
         assert isinstance(reply, Local)

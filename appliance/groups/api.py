@@ -1,8 +1,9 @@
 """The cold half of the Kafka door: a request frame in, a reply frame out.
 
 What the network worker does not answer itself comes here.  ``wire.kafka.cold`` decodes it, one handler of
-:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api` or :mod:`.group_api` answers it, and the reply goes back
-the same way.  Requests run side by side; the worker puts their replies into the order of its connection.
+:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api`, :mod:`.group_api` or :mod:`.absent_api` answers it, and
+the reply goes back the same way.  Requests run side by side; the worker puts their replies into the order of its
+connection.
 
 Every API of ``wire.kafka.apis`` that is not hot has a handler: checked when the door is made.
 """
@@ -19,6 +20,7 @@ from appliance.errors import ApplianceError, ClientFault
 from appliance.wire.kafka import cold
 from appliance.wire.kafka.apis import APIS, HOT
 
+from .absent_api import AbsentApi
 from .call import Call, Handler
 from .cluster import Cluster
 from .cluster_api import ClusterApi
@@ -75,7 +77,7 @@ class KafkaDoor:
     ) -> None:
         self._decoder = _Decoder(elements_max)
         self._groups = GroupApi(cluster, limits or Limits(), new_id)
-        apis = (self._groups, ClusterApi(cluster), TopicApi(cluster), SettingsApi(cluster))
+        apis = (self._groups, ClusterApi(cluster), TopicApi(cluster), SettingsApi(cluster), AbsentApi(cluster))
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
         self._handlers: dict[int, Handler] = {
             key: handlers.pop(api.name) for key, api in APIS.items() if key not in HOT

@@ -23,16 +23,19 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
-from appliance.names import GROUP_CHARACTERS_MAX
+from appliance.names import GROUP_CHARACTERS_MAX, is_topic
 
 from .call import Answer, Call, Handler
-from .cluster import Broker, Cluster
+from .cluster import NO_LEADER, Broker, Cluster
 from .codes import Code
 from .group_api import coordinator_of
-from .metadata import CLUSTER_OPERATIONS, MetadataEncoder, Row, topic_id
+from .metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, MetadataEncoder, Row, topic_id
 
 CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
+PAGE_PARTITIONS_MAX: Final = 2_000
+"""Partitions in one answer to DescribeTopicPartitions; as Kafka's max.request.partition.size.limit."""
+TOPIC_OPERATION_BITS: Final = sum(1 << operation for operation in TOPIC_OPERATIONS)
 LEADER_EPOCH: Final = 0
 """No partition here ever changes its leader's history, so there is one epoch; -1 is "not known" in
 requests.
@@ -53,6 +56,7 @@ class ClusterApi:
             "Metadata": self._metadata,
             "FindCoordinator": self._find_coordinator,
             "DescribeCluster": self._describe_cluster,
+            "DescribeTopicPartitions": self._describe_partitions,
             "DescribeLogDirs": self._describe_log_dirs,
             "OffsetForLeaderEpoch": self._end_of_epoch,
             "InitProducerId": self._init_producer,
@@ -114,6 +118,56 @@ class ClusterApi:
         except ApplianceError as error:
             return error.code
         return Code.NONE
+
+    async def _describe_partitions(self, call: Call) -> Answer:
+        """Metadata page by page: topics by name, from the cursor on, as many partitions as are asked for."""
+        request, known = call.request, self._cluster.topics()
+        names = sorted({topic.name for topic in request.topics} or known)
+        first, first_partition = "", 0
+        if request.cursor is not None:
+            first, first_partition = request.cursor.topic_name, request.cursor.partition_index
+            names = [name for name in names if name >= first]
+        left = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
+        topics: list[dict[str, Any]] = []
+        for name in names:
+            topic = known.get(name)
+            if topic is None:
+                error = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION
+                topics.append({"name": name, "error_code": error, "topic_authorized_operations": TOPIC_OPERATION_BITS})
+                continue
+            numbers = [number for number in sorted(topic.partitions) if name != first or number >= first_partition]
+            if not left and numbers:
+                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[0]}}
+            topics.append(self._described(topic, numbers[:left]))
+            if len(numbers) > left:
+                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[left]}}
+            left -= len(numbers)
+        return {"topics": topics, "next_cursor": None}
+
+    def _described(self, topic: Topic, numbers: list[int]) -> dict[str, Any]:
+        rows = []
+        for number in numbers:
+            leader, replicas = self._cluster.leader(topic, number), topic.partitions[number]
+            alive = leader != NO_LEADER
+            rows.append(
+                {
+                    "error_code": Code.NONE if alive else Code.LEADER_NOT_AVAILABLE,
+                    "partition_index": number,
+                    "leader_id": leader,
+                    "replica_nodes": replicas,
+                    "isr_nodes": [leader] if alive else [],
+                    "eligible_leader_replicas": [],
+                    "last_known_elr": [],
+                    "offline_replicas": [] if alive else replicas,
+                }
+            )
+        return {
+            "error_code": Code.NONE,
+            "name": topic.name,
+            "topic_id": topic_id(topic),
+            "partitions": rows,
+            "topic_authorized_operations": TOPIC_OPERATION_BITS,
+        }
 
     # -- brokers --------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from .membership import Membership
 from .metadata import GROUP_OPERATIONS
 from .state import Group, Join, Joined, Limits, Metadata, Reply, State, Synced
 
+GROUP_TYPE = "classic"
+"""What Kafka calls a group whose members agree among themselves, unlike those of the "consumer" protocol."""
 ID_WANTED_FROM = 4
 """JoinGroup version from which a client can take its member id first and join with it."""
 
@@ -408,11 +410,12 @@ class GroupApi:
                     rows[name] = (CONSUMER, State.STABLE.value) if live else ("", State.EMPTY.value)
         except ApplianceError as fault:
             error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
-        wanted = {state.lower() for state in call.request.states_filter or ()}
+        states = {state.lower() for state in call.request.states_filter or ()}
+        types = {kind.lower() for kind in call.request.types_filter or ()}
         groups = [
-            {"group_id": name, "protocol_type": protocol_type, "group_state": state}
+            {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": GROUP_TYPE}
             for name, (protocol_type, state) in sorted(rows.items())
-            if not wanted or state.lower() in wanted
+            if (not states or state.lower() in states) and (not types or GROUP_TYPE in types)
         ]
         return {"error_code": error, "groups": groups}
 

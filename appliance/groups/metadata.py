@@ -34,12 +34,12 @@ from hashlib import blake2b
 from uuid import UUID
 
 from appliance.catalog import Topic
+from appliance.wire.kafka.apis import APIS, METADATA
 
 from .cluster import NO_LEADER, Broker
 from .codes import Code
 
-FLEXIBLE_FROM = 9
-VERSION_MAX = 12
+VERSION_MAX, FLEXIBLE_FROM = APIS[METADATA].version_max, APIS[METADATA].flexible_from
 NO_ID = UUID(int=0)
 NO_OPERATIONS = -(2**31)
 TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +154,25 @@ def test_kafkas_own_tools(door: Door) -> None:
     lag = java(f"{tools}.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", group)
     rows = [line.split() for line in lag.splitlines() if topic in line]
     assert len(rows) == 2 and all(row[5] == "0" for row in rows), lag
+
+
+@pytest.mark.timeout(180)
+def test_kafkas_own_tools_learn_that_there_is_none(door: Door, admin: AdminClient, tmp_path: Path) -> None:
+    """Leader elections, reassignments, transactions, quotas: what they ask before and after what they do."""
+    topic, server, tools = new_topic(), ("--bootstrap-server", door.kafka), "org.apache.kafka.tools"
+    done(admin.create_topics([NewTopic(topic, 1, 1)]))
+    part = ("--election-type", "preferred", "--topic", topic, "--partition", "0")
+    assert "already elected" in java(f"{tools}.LeaderElectionCommand", *server, *part)
+    moved = tmp_path / "moved.json"
+    moved.write_text(json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "replicas": [0]}]}))
+    reassign = (f"{tools}.reassign.ReassignPartitionsCommand", *server, "--reassignment-json-file", str(moved))
+    assert f"started partition reassignment for {topic}-0" in java(*reassign, "--execute")
+    verified = java(*reassign, "--verify")
+    assert f"{topic}-0 is completed" in verified and "Clearing topic-level throttles" in verified
+    assert "TransactionalId" in java(f"{tools}.TransactionsCommand", *server, "list")
+    assert java("kafka.admin.ConfigCommand", *server, "--describe", "--entity-type", "users").strip() == ""
+    local = java(f"{tools}.GetOffsetShell", *server, "--topic", topic, "--time", "earliest-local")
+    assert local.split() == [f"{topic}:0:0"]
 
 
 @pytest.mark.timeout(180)

@@ -33,15 +33,28 @@ DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
+DESCRIBE_ACLS: Final = 29
+CREATE_ACLS: Final = 30
+DELETE_ACLS: Final = 31
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 DESCRIBE_LOG_DIRS: Final = 35
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
+ELECT_LEADERS: Final = 43
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+ALTER_PARTITION_REASSIGNMENTS: Final = 45
+LIST_PARTITION_REASSIGNMENTS: Final = 46
 OFFSET_DELETE: Final = 47
+DESCRIBE_CLIENT_QUOTAS: Final = 48
+ALTER_CLIENT_QUOTAS: Final = 49
+DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
 DESCRIBE_CLUSTER: Final = 60
+DESCRIBE_PRODUCERS: Final = 61
+DESCRIBE_TRANSACTIONS: Final = 65
+LIST_TRANSACTIONS: Final = 66
 LIST_CONFIG_RESOURCES: Final = 74
+DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 
 class Api(NamedTuple):
@@ -55,7 +68,7 @@ class Api(NamedTuple):
 APIS: Final[dict[int, Api]] = {
     PRODUCE: Api("Produce", 0, 9, 9),
     FETCH: Api("Fetch", 4, 12, 12),
-    LIST_OFFSETS: Api("ListOffsets", 1, 7, 6),
+    LIST_OFFSETS: Api("ListOffsets", 1, 9, 6),
     METADATA: Api("Metadata", 0, 12, 9),
     OFFSET_COMMIT: Api("OffsetCommit", 2, 8, 8),
     OFFSET_FETCH: Api("OffsetFetch", 1, 8, 6),
@@ -65,22 +78,35 @@ APIS: Final[dict[int, Api]] = {
     LEAVE_GROUP: Api("LeaveGroup", 0, 5, 4),
     SYNC_GROUP: Api("SyncGroup", 0, 5, 4),
     DESCRIBE_GROUPS: Api("DescribeGroups", 0, 5, 5),
-    LIST_GROUPS: Api("ListGroups", 0, 4, 3),
+    LIST_GROUPS: Api("ListGroups", 0, 5, 3),
     API_VERSIONS: Api("ApiVersions", 0, 4, 3),
     CREATE_TOPICS: Api("CreateTopics", 2, 7, 5),
     DELETE_TOPICS: Api("DeleteTopics", 1, 6, 4),
     DELETE_RECORDS: Api("DeleteRecords", 0, 2, 2),
     INIT_PRODUCER_ID: Api("InitProducerId", 0, 4, 2),
     OFFSET_FOR_LEADER_EPOCH: Api("OffsetForLeaderEpoch", 2, 4, 4),
+    DESCRIBE_ACLS: Api("DescribeAcls", 1, 3, 2),
+    CREATE_ACLS: Api("CreateAcls", 1, 3, 2),
+    DELETE_ACLS: Api("DeleteAcls", 1, 3, 2),
     DESCRIBE_CONFIGS: Api("DescribeConfigs", 1, 4, 4),
     ALTER_CONFIGS: Api("AlterConfigs", 0, 2, 2),
     DESCRIBE_LOG_DIRS: Api("DescribeLogDirs", 1, 4, 2),
     CREATE_PARTITIONS: Api("CreatePartitions", 0, 3, 2),
     DELETE_GROUPS: Api("DeleteGroups", 0, 2, 2),
+    ELECT_LEADERS: Api("ElectLeaders", 0, 2, 2),
     INCREMENTAL_ALTER_CONFIGS: Api("IncrementalAlterConfigs", 0, 1, 1),
+    ALTER_PARTITION_REASSIGNMENTS: Api("AlterPartitionReassignments", 0, 1, 0),
+    LIST_PARTITION_REASSIGNMENTS: Api("ListPartitionReassignments", 0, 0, 0),
     OFFSET_DELETE: Api("OffsetDelete", 0, 0, 99),
+    DESCRIBE_CLIENT_QUOTAS: Api("DescribeClientQuotas", 0, 1, 1),
+    ALTER_CLIENT_QUOTAS: Api("AlterClientQuotas", 0, 1, 1),
+    DESCRIBE_USER_SCRAM_CREDENTIALS: Api("DescribeUserScramCredentials", 0, 0, 0),
     DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 1, 0),
+    DESCRIBE_PRODUCERS: Api("DescribeProducers", 0, 0, 0),
+    DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", 0, 0, 0),
+    LIST_TRANSACTIONS: Api("ListTransactions", 0, 2, 0),
     LIST_CONFIG_RESOURCES: Api("ListConfigResources", 0, 1, 0),
+    DESCRIBE_TOPIC_PARTITIONS: Api("DescribeTopicPartitions", 0, 0, 0),
 }
 
 ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.version_max) for key, api in APIS.items()}

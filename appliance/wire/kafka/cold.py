@@ -145,7 +145,10 @@ def _values(definition: Any, version: int, values: Mapping[str, Any]) -> dict[st
     for name, default, inner in fields:
         value = values.get(name, default)
         if inner is not None and value is not None:
-            value = [tuple(_values(inner, version, item).values()) for item in value]
+            if inner.is_struct_array():
+                value = [tuple(_values(inner.array_of, version, item).values()) for item in value]
+            else:
+                value = inner(version=version, **_values(inner, version, value))
         out[name] = value
     return out
 
@@ -156,12 +159,16 @@ _LAYOUTS: Final[dict[tuple[int, int], _Layout]] = {}
 
 
 def _layout(definition: Any, version: int) -> _Layout:
-    """All names of the struct's fields; name, default and, of an array of structs, the elements' definition
-    of the untagged ones in ``version``."""
+    """All names of the struct's fields; of the untagged ones in ``version`` name, default and, of structs and arrays of
+    structs, the definition.  An error message that is not given is null: there is no error."""
     layout = _LAYOUTS.get((id(definition), version))
     if layout is None:
         fields = [
-            (field.name, field.default, field.array_of if field.is_struct_array() else None)
+            (
+                field.name,
+                None if field.name == "error_message" and field.nullable_for_version_q(version) else field.default,
+                field if field.is_struct_array() or field.is_struct() else None,
+            )
             for field in definition.untagged_fields(version)
         ]
         layout = _LAYOUTS[id(definition), version] = frozenset(definition.fields), fields

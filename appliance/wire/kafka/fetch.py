@@ -30,11 +30,10 @@ from typing import Final
 from ...errors import ProtocolFault, UnsupportedVersion
 from ..bounds import FETCH_BYTES_MAX
 from ..requests import Fetch, FetchPart, FetchResult, FileRange, Local
+from .apis import APIS, FETCH
 from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags, varint
 
-VERSION_MIN: Final = 4
-VERSION_MAX: Final = 12
-FLEXIBLE_FROM: Final = 12
+_, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple

@@ -1,4 +1,4 @@
-"""ListOffsets (API 2), versions 1 to 7.
+"""ListOffsets (API 2), versions 1 to 9.
 
 Request (``[…]`` arrays; from 6 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
@@ -11,9 +11,10 @@ Reply::
     [topic { name  [partition { i32 index  i16 error  i64 timestamp  i64 offset
                                 i32 leader epoch = -1 (4+) }] }]
 
-Timestamps are ms, -1 the latest offset, -2 the earliest, -3 (from 7 on) the offset of the largest
-timestamp.  Others below 0, which newer versions know, are UNSUPPORTED_VERSION.  So are the versions 8 to 11,
-partition by partition.
+Timestamps are ms, -1 the latest offset, -2 the earliest, -3 (from 7 on) the offset of the largest timestamp, -4 (from 8
+on) the earliest that is stored locally, which is the earliest, and -5 (from 9 on) the latest that is stored elsewhere,
+of which there is none.  Others below 0, which newer versions know, are UNSUPPORTED_VERSION.  So are the versions 10 and
+11, partition by partition.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from typing import Final
 
 from ...errors import ProtocolFault, UnsupportedVersion
 from ..requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsPart, OffsetsResult
+from .apis import APIS, LIST_OFFSETS
 from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags
 
-VERSION_MIN: Final = 1
-VERSION_MAX: Final = 7
+_, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[LIST_OFFSETS]
 VERSION_READABLE_MAX: Final = 11
-FLEXIBLE_FROM: Final = 6
-MAX_TIMESTAMP_FROM: Final = 7
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+_KNOWN_FROM: Final = {EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+"""Special timestamps, and the first version that has them."""
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _ROW_V1 = struct.Struct(">iq")
@@ -44,11 +47,12 @@ _REPLY_HEAD_V2 = struct.Struct(">Ii4x")
 _REPLY_HEAD_V6 = struct.Struct(">Ii5x")
 _NO_EPOCH: Final = -1
 _REFUSED: Final = OffsetsResult(UnsupportedVersion.code, -1, -1, 0)
+_NONE: Final = OffsetsResult(0, -1, -1, 0)
 
 
-Context = tuple[int, int, frozenset[int], bytes, list[Group]]
-"""Correlation id, version, the parts with a timestamp that we do not know (asked as LATEST, the answer
-dropped), the count of topics as it came (the reply has the same ones), the topics."""
+Context = tuple[int, int, dict[int, OffsetsResult], bytes, list[Group]]
+"""Correlation id, version, the answers that are known if only the partition can be read (such a part is asked as
+EARLIEST), the count of topics as it came (the reply has the same ones), the topics."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Offsets | Local:
@@ -71,23 +75,35 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
             position = skip_tags(frame, position)
         if len(parts) > parts_max:
             raise ProtocolFault(f"more than {parts_max} partitions in one request")
-    lowest = MAX_TIMESTAMP if version >= MAX_TIMESTAMP_FROM else EARLIEST
-    refused = frozenset(i for i, part in enumerate(parts) if part.timestamp < lowest)
-    for i in refused:
-        parts[i] = parts[i]._replace(timestamp=LATEST)
-    request = Offsets((correlation_id, version, refused, topics, groups), parts, counted=False)
+    answers: dict[int, OffsetsResult] = {}
+    for i, part in enumerate(parts):
+        if part.timestamp < EARLIEST:
+            asked, answer = _special(part.timestamp, version)
+            parts[i] = part._replace(timestamp=asked)
+            if answer is not None:
+                answers[i] = answer
+    request = Offsets((correlation_id, version, answers, topics, groups), parts, counted=False)
     if version > VERSION_MAX or not parts:
         return Local(encode(request, [_REFUSED] * len(parts)))
     return request
+
+
+def _special(timestamp: int, version: int) -> tuple[int, OffsetsResult | None]:
+    """What to ask for a timestamp below EARLIEST, and the answer if that is known.  All of a log is local."""
+    if version < _KNOWN_FROM.get(timestamp, VERSION_READABLE_MAX + 1):
+        return EARLIEST, _REFUSED
+    if timestamp == MAX_TIMESTAMP:
+        return MAX_TIMESTAMP, None
+    return EARLIEST, None if timestamp == EARLIEST_LOCAL else _NONE
 
 
 def encode(request: Offsets, results: list[OffsetsResult]) -> bytes:
     """The reply frame, size prefix included."""
     assert len(results) == len(request.parts)
     context: Context = request.context
-    correlation_id, version, refused, topics, groups = context
-    if refused:
-        results = [_REFUSED if i in refused else result for i, result in enumerate(results)]
+    correlation_id, version, answers, topics, groups = context
+    if answers:
+        results = [result if result.error else answers.get(i, result) for i, result in enumerate(results)]
     flexible = version >= FLEXIBLE_FROM
     body = [topics]
     rows = zip(request.parts, results, strict=True)

@@ -26,6 +26,7 @@ from typing import Final
 
 from ...errors import InvalidRequest, ProtocolFault, UnsupportedVersion
 from ..requests import Local, Produce, ProducePart, ProduceResult
+from .apis import APIS, PRODUCE
 from .primitives import (
     I16,
     I32,
@@ -40,9 +41,8 @@ from .primitives import (
 )
 
 VERSION_SERVED_MIN: Final = 3
-VERSION_SERVED_MAX: Final = 9
+VERSION_SERVED_MAX, FLEXIBLE_FROM = APIS[PRODUCE].version_max, APIS[PRODUCE].flexible_from
 VERSION_READABLE_MAX: Final = 12
-FLEXIBLE_FROM: Final = 9
 INVALID_REQUIRED_ACKS: Final = 21
 PARTITION_BYTES_MIN: Final = 6
 CORRELATION_AT: Final = 4

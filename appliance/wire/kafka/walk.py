@@ -35,19 +35,20 @@ BOUNDS: Final[dict[tuple[int, str], tuple[int, type[ClientFault]]]] = {
 }
 """By API and field: most bytes, and the error of more.  See :mod:`appliance.names`."""
 
+PRESENCE: Final = 1
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 
 
 class _Step(NamedTuple):
     """One field: ``size`` > 0 bytes, or else a length (of ``element`` None: bytes) or count and what it
-    counts."""
+    counts.  A struct that may be missing is one element or none."""
 
     name: str
     nullable: bool
     size: int = 0
     length_bytes: int = 0
-    """2 or 4; 0 = a varint that holds length + 1."""
+    """2 or 4; 0 = a varint that holds length + 1; PRESENCE = one byte, 0xff for none and else for one."""
     length_max: int = 2**31 - 1
     element: Plan | None = None
     bound: tuple[int, type[ClientFault]] | None = None
@@ -73,7 +74,9 @@ def _field_step(field: Any, api_key: int, version: int, flexible: bool) -> _Step
     if field.is_array():
         step = _field_step(field.array_of, api_key, version, flexible)._replace(nullable=False)
         return _Step(field.name, nullable, 0, length_bytes, element=Plan((step,), flexible=False))
-    assert not field.is_struct(), "no served request has a struct outside an array"
+    if field.is_struct():
+        assert nullable, "no served request has a struct outside an array that is always there"
+        return _Step(field.name, nullable, 0, PRESENCE, element=plan_of(field, api_key, version, flexible))
     if isinstance(field._type.size, int):
         return _Step(field.name, nullable, field._type.size)
     bound = BOUNDS.get((api_key, field.name))
@@ -129,6 +132,8 @@ class Walk:
 
     def _length(self, step: _Step, position: int) -> tuple[int, int]:
         """The length or count at ``position``, 0 for null; every element takes a byte at least."""
+        if step.length_bytes == PRESENCE:
+            return int(self._data[position] != 0xFF), position + 1
         if step.length_bytes == 0:
             length, position = self._varint(position)
             length -= 1
