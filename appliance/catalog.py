@@ -5,13 +5,16 @@ broker serves from when it cannot, and at every start before ZooKeeper has answe
 
     {"version": 1,
      "cluster": "Zp3…",                          which ensemble the topics belong to, "" before the first one
-     "deleting": [["old", 0]],                   partitions to remove: the order outlives a crash
      "topics": {"logs": {"partitions": {"0": [1], "1": [2, 1]},     partition → broker ids, the first leads
                          "settings": {"retention.ms": "3600000"},   only what was set for this topic
-                         "id": "5f0c…"}}}                     differs between topics of the same name
+                         "id": "5f0c…"}},
+     "removals": [{"name": "old", "id": "77ab…", "partitions": [0], "whole": true}]}
 
-``id`` tells a topic from a later one of the same name.  ``cluster`` tells a topic that was deleted while
-this broker was away from an ensemble that lost its data or was never ours: only the former may delete logs.
+``id`` is the topic's identity, 32 hexadecimal digits made at its creation: it tells a topic from an earlier or
+later one of the same name, here, in ZooKeeper, in the directories of its partitions, in the positions of groups
+and in Metadata.  ``removals`` are decisions that outlive a crash: see :class:`Removal`.  ``cluster`` tells a
+topic that was deleted while this broker was away from an ensemble that lost its data or was never ours: only the
+former may delete logs.
 
 The coordinator alone stores the file; the supervisor reads it at start.  It is replaced as a whole (write,
 fsync, rename, fsync of the directory), so a crash leaves the old or the new one and a damaged one means a
@@ -22,18 +25,38 @@ Errors: :class:`InvalidTopic` for a bad name, :class:`StorageFault` for a file t
 
 from __future__ import annotations
 
-import errno
 import os
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 
-from .errors import DiskFull, InvalidTopic, StorageFault
+from .errors import ApplianceError, InvalidTopic, StorageFault, disk_fault
 from .names import check_topic
 
 FILE_NAME = "catalog.json"
 VERSION = 1
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Removal(msgspec.Struct, frozen=True):
+    """Partitions stored here, of the topic with this id, that are to be removed; decided, and not done yet.
+
+    ``whole``: the topic goes with its registration and the positions of groups, and its name is free only when
+    the removal has left the catalog.  Otherwise they are partitions that were to be added to a topic that stays.
+
+    A creation is a removal first: it is noted before anything is made, and taken back in the same store that
+    makes the topic known.  So whatever fails or dies in between is cleared away by its removal.
+    """
+
+    name: str
+    id: str
+    partitions: list[int]
+    whole: bool = True
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -63,7 +86,7 @@ class _File(msgspec.Struct):
     version: int
     cluster: str
     topics: dict[str, _Entry]
-    deleting: list[tuple[str, int]] = []
+    removals: list[Removal] = []
 
 
 class Catalog:
@@ -74,12 +97,14 @@ class Catalog:
         path: Path,
         topics: dict[str, Topic],
         cluster: str = "",
-        deleting: Iterable[tuple[str, int]] = (),
+        removals: Iterable[Removal] = (),
     ) -> None:
         self.path = path
         self.topics = topics
         self.cluster = cluster
-        self.deleting = set(deleting)
+        self.removals = list(removals)
+        self.in_doubt = False
+        """The last store failed: the file may say what was refused, until the next one."""
 
     @classmethod
     def load(cls, data_dir: Path) -> Catalog:
@@ -111,22 +136,48 @@ class Catalog:
         for name, entry in file.topics.items():
             check_topic(name)
             partitions = {int(partition): brokers for partition, brokers in entry.partitions.items()}
-            topics[name] = Topic(name, partitions, entry.settings, entry.id)
-        return cls(path, topics, file.cluster, file.deleting)
+            topics[name] = Topic(name, partitions, entry.settings, check_id(entry.id))
+        for removal in file.removals:
+            check_topic(removal.name)
+            check_id(removal.id)
+        return cls(path, topics, file.cluster, file.removals)
 
     def store(self) -> None:
         """Replace the file; it is on the disk when this returns.
 
         Raises:
             DiskFull: no room, the old file stands.
-            StorageFault: any other failure, likewise.
+            StorageFault: any other failure; which one stands is in doubt, so store again when the disk has recovered.
         """
+        self.in_doubt = True
         topics = {}
         for name, topic in sorted(self.topics.items()):
             partitions = {str(partition): brokers for partition, brokers in sorted(topic.partitions.items())}
             topics[name] = _Entry(partitions, topic.settings, topic.id)
-        file = _File(VERSION, self.cluster, topics, sorted(self.deleting))
+        file = _File(VERSION, self.cluster, topics, self.removals)
         replace_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+        self.in_doubt = False
+
+    def change(
+        self, *, put: Topic | None = None, drop: str = "", note: Removal | None = None, done: Removal | None = None
+    ) -> None:
+        """Put a topic, drop one by its name, note a removal and forget one that is done: all in one store, or nothing.
+
+        Raises:
+            DiskFull, StorageFault: nothing is changed.
+        """
+        topics, removals = self.topics, self.removals
+        self.topics = {name: topic for name, topic in topics.items() if name != drop}
+        if put is not None:
+            self.topics[put.name] = put
+        self.removals = [removal for removal in removals if removal != done]
+        if note is not None and note not in self.removals:
+            self.removals.append(note)
+        try:
+            self.store()
+        except ApplianceError:
+            self.topics, self.removals = topics, removals
+            raise
 
     def hosted(self, broker_id: int) -> list[tuple[str, int]]:
         """The (topic, partition) pairs stored on a broker, sorted."""
@@ -138,12 +189,28 @@ class Catalog:
         )
 
 
+def new_id() -> str:
+    """The identity of a new topic."""
+    return uuid4().hex
+
+
+def check_id(topic_id: str) -> str:
+    """The same id; it becomes a part of file names and of paths in ZooKeeper.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _ID.fullmatch(topic_id):
+        raise ValueError(f"topic id {topic_id!r:.50}: 32 hexadecimal digits are expected")
+    return topic_id
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Put ``content`` in place of a file so that a crash at any point leaves the old one or the new one.
 
     Raises:
         DiskFull: no room, the old file stands.
-        StorageFault: any other failure, likewise.
+        StorageFault: the disk fails; the new file may stand already.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -158,5 +225,6 @@ def replace_file(path: Path, content: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise (DiskFull if full else StorageFault)(f"{path}: {error.strerror}") from error
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # on a full disk its part of the content takes room
+        raise disk_fault(error, path) from error

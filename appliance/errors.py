@@ -44,7 +44,9 @@ the Kafka protocol, which have names that operators know); the command line exit
 
 from __future__ import annotations
 
-from typing import ClassVar
+import errno
+import os
+from typing import ClassVar, Final
 
 
 class ApplianceError(Exception):
@@ -184,6 +186,15 @@ class DiskFull(Unavailable):
 
     code = 56
     exit_status = 75
+
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def disk_fault(error: OSError, where: str | os.PathLike[str]) -> DiskFull | StorageFault:
+    """What an operating system's error about a file or a directory means: no room, or a disk that fails."""
+    kind = DiskFull if error.errno in NO_ROOM else StorageFault
+    return kind(f"{error.filename or where}: {error.strerror}")
 
 
 class CorruptLog(StorageFault):

@@ -38,6 +38,7 @@ class Rig:
         self.instance = memory.instance_of(data_dir) + f".{os.getpid()}"
         self.tables: dict[tuple[str, int], SegmentTable] = {}
         self.settings: dict[tuple[str, int], dict[str, str]] = {}
+        self.ids: set[str] = set()
         self.deleted: list[tuple[str, int]] = []
         self.cuts: list[tuple[str, int, int]] = []
         self.zookeeper: dict[str, str] = {}
@@ -122,8 +123,9 @@ class Rig:
         match message:
             case ["create", token, rows]:
                 results = []
-                for topic, partition, settings in rows:
+                for topic, partition, topic_id, settings in rows:
                     error, text = self.refusals.get((topic, partition), (0, ""))
+                    self.ids.add(topic_id)
                     if not error and (topic, partition) not in self.tables:
                         self._open(topic, partition)
                         self.settings[topic, partition] = settings
@@ -131,12 +133,13 @@ class Rig:
                     results.append([topic, partition, error, text])
                 self.channel.send(["done", token, results])
             case ["delete", token, rows]:
-                for topic, partition in rows:
+                for topic, partition, topic_id in rows:
+                    assert len(topic_id) == 32
                     self.deleted.append((topic, partition))
                     if self.tables.pop((topic, partition), None) is not None:
                         memory.unlink(self._names.pop((topic, partition)))
                         self.channel.send(["drop", topic, partition])
-                self.channel.send(["done", token, [[*row, 0, ""] for row in rows]])
+                self.channel.send(["done", token, [[*row[:2], 0, ""] for row in rows]])
             case ["settings", rows, settings]:
                 self.settings.update({(topic, partition): settings for topic, partition in rows})
             case ["cut", topic, partition, offset]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.catalog import FILE_NAME, Catalog, Topic
+from appliance.catalog import FILE_NAME, Catalog, Removal, Topic, new_id
 from appliance.errors import ApplianceError, DiskFull, StorageFault
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
@@ -21,7 +21,7 @@ topics = st.builds(
         st.integers(0, 9_999), st.lists(st.integers(0, 2**31), min_size=1, max_size=3), max_size=20
     ),
     settings=st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3),
-    id=st.text(max_size=36),
+    id=st.uuids().map(lambda one: one.hex),
 )
 
 
@@ -36,11 +36,11 @@ def test_what_is_stored_is_loaded(tmp_path_factory: pytest.TempPathFactory, stor
     catalog = Catalog.load(directory)
     catalog.topics = {topic.name: topic for topic in stored}
     catalog.cluster = cluster
-    catalog.deleting = {(topic.name, 0) for topic in stored}
+    catalog.removals = [Removal(topic.name, topic.id, [0], whole=bool(topic.settings)) for topic in stored]
     catalog.store()
     loaded = Catalog.load(directory)
     assert loaded.topics == catalog.topics and loaded.cluster == cluster
-    assert loaded.deleting == catalog.deleting
+    assert loaded.removals == catalog.removals
     assert [path.name for path in directory.iterdir()] == [FILE_NAME]
 
 
@@ -64,8 +64,11 @@ def test_the_first_broker_leads() -> None:
         b"{}",
         b'{"version":2,"cluster":"","topics":{}}',
         b'{"version":1,"cluster":"","topics":{"../x":{"partitions":{}}}}',
-        b'{"version":1,"cluster":"","topics":{"x":{"partitions":{"one":[1]}}}}',
+        b'{"version":1,"cluster":"","topics":{"x":{"partitions":{"one":[1]},"id":"%s"}}}' % (b"0" * 32),
         b'{"version":1,"cluster":"","topics":{"x":{"partitions":{"1":"1"}}}}',
+        b'{"version":1,"cluster":"","topics":{"x":{"partitions":{}}}}',
+        b'{"version":1,"cluster":"","topics":{"x":{"partitions":{},"id":"../../etc"}}}',
+        b'{"version":1,"cluster":"","topics":{},"removals":[{"name":"x","id":"..","partitions":[0]}]}',
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
@@ -79,14 +82,55 @@ def test_a_write_that_fails_leaves_the_old_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[ApplianceError]
 ) -> None:
     catalog = Catalog.load(tmp_path)
-    catalog.topics["a"] = Topic("a", {0: [1]})
-    catalog.store()
-    catalog.topics["b"] = Topic("b", {0: [1]})
+    kept, refused = (Topic(name, {0: [1]}, {}, new_id()) for name in "ab")
+    note = Removal("a", kept.id, [0])
+    catalog.change(put=kept)
 
     def fail(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(expected, match=FILE_NAME):
-        catalog.store()
-    assert list(Catalog.load(tmp_path).topics) == ["a"]
+    with monkeypatch.context() as broken:
+        broken.setattr("os.fsync", fail)
+        with pytest.raises(expected, match=FILE_NAME):
+            catalog.change(put=refused)
+        with pytest.raises(expected, match=FILE_NAME):
+            catalog.change(drop="a", note=note)
+    for seen in (catalog, Catalog.load(tmp_path)):
+        assert list(seen.topics) == ["a"] and not seen.removals
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_what_was_refused_is_not_in_the_file_after_the_next_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: the sync of the directory fails, when the new file has the name already."""
+    catalog = Catalog.load(tmp_path)
+    topic = Topic("a", {0: [1]}, {}, new_id())
+    catalog.change(put=topic)
+    sync = os.fsync
+
+    def fail_for_directories(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").is_dir():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    with monkeypatch.context() as broken:
+        broken.setattr("os.fsync", fail_for_directories)
+        with pytest.raises(StorageFault):
+            catalog.change(drop="a", note=Removal("a", topic.id, [0]))
+    assert catalog.topics == {"a": topic} and catalog.in_doubt
+    catalog.store()
+    assert not catalog.in_doubt and Catalog.load(tmp_path).topics == {"a": topic}
+
+
+def test_a_deletion_is_one_store_and_so_is_its_end(tmp_path: Path) -> None:
+    catalog = Catalog.load(tmp_path)
+    topic = Topic("a", {0: [1]}, {}, new_id())
+    removal = Removal("a", topic.id, [0])
+    catalog.change(note=removal)
+    catalog.change(put=topic, done=removal)
+    assert Catalog.load(tmp_path).topics == {"a": topic} and not Catalog.load(tmp_path).removals
+    catalog.change(drop="a", note=removal)
+    assert not Catalog.load(tmp_path).topics and Catalog.load(tmp_path).removals == [removal]
+    catalog.change(done=removal)
+    assert not Catalog.load(tmp_path).removals

@@ -203,7 +203,7 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
         door.settimeout(20)
         info = BrokerInfo("i", "h", native=f"127.0.0.1:{door.getsockname()[1]}")
         meddle(grouped, ask([create(f"{BROKER_IDS}/9", encode_broker(info))]))
-        topic = TopicInfo({0: [9], 1: [8]}, {}, "far away")
+        topic = TopicInfo({0: [9], 1: [8]}, {}, "f" * 32)
         meddle(grouped, ask([create(f"{TOPICS}/logs", encode_topic(topic))]))
         grouped.until(lambda: grouped.metadata("logs")["topics"][0]["partitions"] == [[0, 9], [1, -1]])
         grouped.admin("commit", group="readers", offsets=[["logs", 0, 70], ["logs", 1, 5]])

@@ -12,6 +12,8 @@ from appliance.errors import DiskFull, RequestTimedOut, StorageFault, UnknownPar
 from appliance.processes.coordinator import partitions as module
 from appliance.processes.coordinator.partitions import ORDER_ROWS_MAX, Partitions
 
+ID = "5f" * 16
+
 
 class Supervisor:
     """Answers each order with what ``verdict`` says about a partition: (code, message)."""
@@ -35,30 +37,30 @@ def keys(count: int) -> list[tuple[str, int]]:
 
 def test_a_long_order_is_cut_into_messages_and_answered_as_one() -> None:
     supervisor = Supervisor(lambda partition: (0, ""))
-    asyncio.run(supervisor.partitions.create(keys(2 * ORDER_ROWS_MAX + 1), {"retention.ms": "1"}))
+    asyncio.run(supervisor.partitions.create(keys(2 * ORDER_ROWS_MAX + 1), ID, {"retention.ms": "1"}))
     assert [len(message[2]) for message in supervisor.messages] == [ORDER_ROWS_MAX, ORDER_ROWS_MAX, 1]
-    assert supervisor.messages[0][2][0] == ["logs", 0, {"retention.ms": "1"}]
+    assert supervisor.messages[0][2][0] == ["logs", 0, ID, {"retention.ms": "1"}]
 
 
 @pytest.mark.parametrize("error", [StorageFault("rotten"), RequestTimedOut("slow")])
 def test_the_first_refusal_is_raised_by_its_name(error: Any) -> None:
     supervisor = Supervisor(lambda partition: (error.code, str(error)) if partition == 60 else (0, ""))
     with pytest.raises(type(error), match=f"logs-60: {error}"):
-        asyncio.run(supervisor.partitions.delete(keys(100)))
+        asyncio.run(supervisor.partitions.delete(keys(100), ID))
 
 
 def test_a_damaged_log_is_not_taken_for_a_full_disk() -> None:
     """Both have Kafka's code 56; a client may repeat after the one, never after the other."""
     supervisor = Supervisor(lambda partition: (DiskFull.code, "bad checksum"))
     with pytest.raises(StorageFault):
-        asyncio.run(supervisor.partitions.create(keys(1), {}))
+        asyncio.run(supervisor.partitions.create(keys(1), ID, {}))
 
 
 def test_an_order_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ORDER_MS_MAX", 20)
     supervisor = Supervisor(None)
     with pytest.raises(RequestTimedOut, match="supervisor"):
-        asyncio.run(supervisor.partitions.create(keys(3), {}))
+        asyncio.run(supervisor.partitions.create(keys(3), ID, {}))
     (token,) = [message[1] for message in supervisor.messages]
     supervisor.partitions.done(token, [["logs", 0, 0, ""]])  # an answer that comes too late is nobody's
 

@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 from appliance import config as configs
-from appliance.catalog import Catalog
+from appliance.catalog import Catalog, Removal, new_id
 from appliance.errors import (
     BadValue,
     InvalidRequest,
@@ -77,11 +77,10 @@ def test_what_a_killed_coordinator_had_begun_is_finished(tmp_path: Path) -> None
         rig.kill()
         catalog = Catalog.load(tmp_path)
         catalog.topics["made"].partitions[1] = [0]
-        del catalog.topics["gone"]
-        catalog.deleting = {("gone", 0)}
-        catalog.store()
+        gone = catalog.topics["gone"]
+        catalog.change(drop="gone", note=Removal("gone", gone.id, [0]))
         rig.fork()
-        rig.until(lambda: not Catalog.load(tmp_path).deleting)
+        rig.until(lambda: not Catalog.load(tmp_path).removals)
         assert sorted(rig.tables) == [("made", 0), ("made", 1)]
 
 
@@ -295,7 +294,7 @@ def test_a_topic_registered_by_hand_is_made_here(tmp_path: Path, connect: str) -
     from appliance.zookeeper.operations import create
 
     with member(tmp_path, connect, 3) as rig:
-        info = TopicInfo({0: [3], 1: [9]}, {"retention.ms": "5"}, "by hand")
+        info = TopicInfo({0: [3], 1: [9]}, {"retention.ms": "5"}, new_id())
         ask_zookeeper(connect, ask([create(f"{TOPICS}/logs", encode_topic(info))]))
         rig.until(lambda: ("logs", 0) in rig.tables)
         assert rig.settings["logs", 0]["retention.ms"] == "5"

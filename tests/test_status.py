@@ -69,7 +69,7 @@ def test_a_log_that_was_not_closed(tmp_path: Path) -> None:
     (tmp_path / "web-0" / f"{100:020d}.log").write_bytes(bytes(50))
     (tmp_path / "web-0" / f"{150:020d}.log").write_bytes(bytes(7))
     catalog = Catalog.load(tmp_path)
-    catalog.topics["web"] = Topic("web", {0: [0], 1: [0]})
+    catalog.topics["web"] = Topic("web", {0: [0], 1: [0]}, {}, "a" * 32)
     catalog.store()
     (row,) = collect(tmp_path)["partitions"]
     assert row == {

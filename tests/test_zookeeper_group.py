@@ -90,7 +90,7 @@ class Group:
         )
 
     def topic(self, name: str, partitions: int) -> None:
-        info = TopicInfo({i: [0] for i in range(partitions)}, id=name)
+        info = TopicInfo({i: [0] for i in range(partitions)}, id=name.encode().hex().zfill(32))
         self.control.call(BrokerRegistry().create_topic(name, info))
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ def test_new_topics_and_partitions_are_taken_up(group: Group) -> None:
     group.topic("b", 4)
     group.topic("c", 4)
     group.until(lambda: group.settled({"a": 1, "b": 4}), "the new topic")
-    grown = TopicInfo({i: [0] for i in range(3)}, id="a")
+    grown = TopicInfo({i: [0] for i in range(3)}, id="61".zfill(32))
     group.control.call(BrokerRegistry().alter_topic("a", lambda _: grown))
     group.until(lambda: group.settled({"a": 3, "b": 4}), "the new partitions")
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from appliance.errors import InvalidRequest, ZooKeeperAway
 from appliance.zookeeper import paths
 from appliance.zookeeper.assignment import group_assignment
-from appliance.zookeeper.operations import Operation, Request, hold_ephemeral
+from appliance.zookeeper.deletion import retire_topic
+from appliance.zookeeper.operations import Operation, Request, ask, delete, hold_ephemeral
 from appliance.zookeeper.paths import CommittedOffset, Subscription, TopicInfo, TopicPartition
 from appliance.zookeeper.rebalance import Claim, Rebalancer
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
@@ -22,13 +23,18 @@ from .zookeeper_fixture import Tree
 
 GROUP = "g"
 SYNC_MS = 2_000
+LIFE = 1_000_000
+"""A topic that was made again begins at a multiple of this, so that a position tells which one it is in."""
 
 
 class Consumer:
     """A consumer whose operations are carried out one request at a time, and which can be cut off between any two."""
 
-    def __init__(self, tree: Tree, name: str, subscription: Subscription, session_id: int) -> None:
+    def __init__(
+        self, tree: Tree, name: str, subscription: Subscription, session_id: int, lives: Mapping[str, int] | None = None
+    ) -> None:
         self.tree, self.name, self.subscription, self.session_id = tree, name, subscription, session_id
+        self.lives = {} if lives is None else lives
         self.positions: dict[TopicPartition, int] = {}  # what runs, and how far it has come
         self.operation: Operation[Any] | None = None
         self.leaving = self.fenced = False
@@ -47,7 +53,7 @@ class Consumer:
         for claim in claims:
             part = TopicPartition(claim.topic, claim.partition)
             assert part not in self.positions, "started twice"
-            self.positions[part] = claim.stored.offset if claim.stored else 0
+            self.positions[part] = claim.stored.offset if claim.stored else self.lives.get(claim.topic, 0) * LIFE
 
     def register(self) -> None:
         value = paths.encode_subscription(self.subscription)
@@ -96,7 +102,8 @@ class Consumer:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """Members join, leave, are killed, lose their sessions and come back; topics grow; every request interleaves.
+    """Members join, leave, are killed, lose their sessions and come back; topics grow, or are deleted and made again;
+    every request interleaves.
 
     ZooKeeper's promises are modelled as they are: requests of one session arrive in order; one that was sent may
     arrive after its sender gave it up, or never; a session expires only after its owner's lease is over.
@@ -108,14 +115,18 @@ class GroupMachine(RuleBasedStateMachine):
         self.consumers: list[Consumer] = []
         self.expiring: list[int] = []  # sessions of the dead
         self.sizes = {"a": partitions, "b": 2}
+        self.lives = dict.fromkeys(self.sizes, 0)
         for name in self.sizes:
             self.write_topic(name)
 
     def write_topic(self, name: str) -> None:
         info = TopicInfo({i: [0] for i in range(self.sizes[name])})
-        self.tree.run(BrokerRegistry().delete_topic(name))
-        self.tree.run(BrokerRegistry().create_topic(name, TopicInfo(info.partitions, id="x")))
+        self.tree.run(ask([delete(paths.topic(name))]))
+        self.tree.run(BrokerRegistry().create_topic(name, TopicInfo(info.partitions, id=self.topic_id(name))))
         self.changed()
+
+    def topic_id(self, name: str) -> str:
+        return f"{self.lives[name]:032x}"
 
     def changed(self) -> None:
         for consumer in self.consumers:
@@ -136,7 +147,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(subscription=subscriptions)
     def join(self, subscription: Subscription) -> None:
         self.names += 1
-        consumer = Consumer(self.tree, f"c{self.names}", subscription, self.new_session())
+        consumer = Consumer(self.tree, f"c{self.names}", subscription, self.new_session(), self.lives)
         consumer.register()
         self.consumers.append(consumer)
         self.changed()
@@ -245,6 +256,15 @@ class GroupMachine(RuleBasedStateMachine):
         self.sizes[name] += 1
         self.write_topic(name)
 
+    @rule(name=st.sampled_from(["a", "b"]), all_done=st.booleans())
+    def make_again(self, name: str, all_done: bool) -> None:
+        """A deletion that does not get to the positions of groups, and one that does: both before the next topic."""
+        deletion = retire_topic(name, self.topic_id(name))
+        if all_done:
+            self.tree.run(deletion)
+        self.lives[name] += 1
+        self.write_topic(name)
+
     @rule(ms=st.integers(1, 3_000))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
@@ -271,6 +291,8 @@ class GroupMachine(RuleBasedStateMachine):
         for consumer in self.consumers:
             own = {part for part, stream in expected.items() if stream.consumer == consumer.name}
             assert consumer.positions.keys() == own
+            for part, position in consumer.positions.items():
+                assert position >= self.lives[part.topic] * LIFE, "a position in an earlier topic of this name"
 
     def settle(self) -> None:
         """Everybody goes on, a request each in turn, the clock with them, until nobody has anything to do."""
@@ -292,7 +314,7 @@ TestGroup.settings = settings(max_examples=150, stateful_step_count=40, deadline
 
 
 def group_of(tree: Tree, *names: str, partitions: int = 4) -> list[Consumer]:
-    tree.run(BrokerRegistry().create_topic("a", TopicInfo({i: [0] for i in range(partitions)}, id="x")))
+    tree.run(BrokerRegistry().create_topic("a", TopicInfo({i: [0] for i in range(partitions)}, id="1" * 32)))
     consumers = [Consumer(tree, name, Subscription({"a": 1}), i) for i, name in enumerate(names, 1)]
     for consumer in consumers:
         consumer.register()

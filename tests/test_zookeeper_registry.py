@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition
-from appliance.zookeeper import paths
+from appliance.zookeeper import identity, paths
+from appliance.zookeeper.deletion import retire_topic
 from appliance.zookeeper.operations import Operation, Request, ask, create, hold_ephemeral
 from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry, StoredOffset
@@ -19,23 +20,47 @@ from .zookeeper_fixture import Tree
 
 GROUP = "team/a"
 PART = TopicPartition("logs", 0)
-LOGS = TopicInfo({0: [0], 1: [0]}, {"retention.ms": "5"}, id="1")
+LOGS = TopicInfo({0: [0], 1: [0]}, {"retention.ms": "5"}, id="1" * 32)
 
 
 def write(path: str, value: bytes) -> Operation[None]:
     yield from ask([create(path, value)])
 
 
-def test_topics_are_created_read_altered_and_deleted() -> None:
+def test_topics_are_created_read_and_altered() -> None:
     tree, registry = Tree(), BrokerRegistry()
     tree.run(registry.create_topic("logs", LOGS))
     assert tree.run(registry.topics()) == tree.run(registry.topics(["logs", "none"])) == {"logs": LOGS}
     after = tree.run(registry.alter_topic("logs", lambda info: TopicInfo(info.partitions, {}, info.id)))
     assert tree.run(registry.topics()) == {"logs": after} and after.settings == {}
-    assert tree.run(registry.delete_topic("logs")) is True
-    assert tree.run(registry.delete_topic("logs")) is False
     with pytest.raises(UnknownPartition):
-        tree.run(registry.alter_topic("logs", lambda info: info))
+        tree.run(registry.alter_topic("none", lambda info: info))
+
+
+def test_a_deletion_takes_what_is_of_that_topic_and_nothing_of_a_later_one() -> None:
+    """Goal: whoever repeats a deletion, however late, touches nothing of a topic that was made under the name since."""
+    tree, registry, offsets = Tree(), BrokerRegistry(), OffsetRegistry()
+    old, new = LOGS.id, "2" * 32
+    other = TopicPartition("logs", 1)
+    tree.run(registry.create_topic("logs", LOGS))
+    tree.run(offsets.commit(GROUP, {PART: CommittedOffset(7, "m", old), other: CommittedOffset(8, "", old)}))
+    tree.run(retire_topic("logs", old))
+    assert not [path for path in tree.nodes if "logs" in path] and tree.run(identity.is_deleted(old))
+    tree.run(offsets.commit(GROUP, {other: CommittedOffset(9, "", old)}))  # by a member that has not noticed
+    tree.run(registry.create_topic("logs", TopicInfo({0: [0], 1: [0]}, id=new)))
+    assert tree.run(OffsetRegistry().read(GROUP)) == {}
+    tree.run(offsets.commit(GROUP, {PART: CommittedOffset(3, "", new)}))
+    tree.run(retire_topic("logs", old))
+    assert list(tree.run(registry.topics())) == ["logs"]
+    assert {part: at.offset for part, at in tree.run(OffsetRegistry().read(GROUP)).items()} == {PART: 3}
+    assert len([path for path in tree.nodes if "/offsets/logs/" in path]) == 1
+
+
+def test_a_plain_number_is_a_position_in_whatever_topic_has_the_name() -> None:
+    tree = Tree()
+    tree.run(BrokerRegistry().create_topic("logs", LOGS))
+    tree.run(write(paths.offset(GROUP, PART), b"42"))
+    assert tree.run(OffsetRegistry().read(GROUP))[PART].offset == 42
 
 
 def test_a_topic_is_created_once_but_our_own_lost_reply_is_success() -> None:
@@ -43,7 +68,7 @@ def test_a_topic_is_created_once_but_our_own_lost_reply_is_success() -> None:
     tree.run(registry.create_topic("logs", LOGS))
     tree.run(registry.create_topic("logs", LOGS))  # as after a reply that was lost
     with pytest.raises(TopicExists):
-        tree.run(registry.create_topic("logs", TopicInfo(LOGS.partitions, id="2")))
+        tree.run(registry.create_topic("logs", TopicInfo(LOGS.partitions, id="2" * 32)))
 
 
 def test_two_who_alter_a_topic_both_succeed() -> None:
@@ -72,7 +97,7 @@ def test_junk_in_the_registries_is_left_out_and_logged(caplog: pytest.LogCapture
     assert tree.run(BrokerRegistry().topics()) == tree.run(BrokerRegistry().brokers()) == {}
     assert tree.run(GroupRegistry().members("g")) == tree.run(GroupRegistry().owners("g")) == {}
     assert tree.run(OffsetRegistry().read("g")) == {}
-    assert len(caplog.records) == 5 and "/brokers/topics/t" in caplog.text
+    assert len(caplog.records) == 6 and "/brokers/topics/t" in caplog.text
     with pytest.raises(BadValue, match="/brokers/topics/t"):
         tree.run(BrokerRegistry().alter_topic("t", lambda info: info))
 

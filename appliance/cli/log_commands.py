@@ -46,11 +46,14 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
     Raises:
         FileNotFoundError: one of them is not there.
     """
+    from ..log.identity import DELETED_SUFFIX
+
     root = data_dir(data)
     if not names:
         if root is None:
             raise typer.BadParameter("name partitions, or a data directory with --data")
-        names = sorted(path.parent.name for path in root.glob("*/*.log") if path.stem.isdecimal())
+        found_here = (path.parent.name for path in root.glob("*/*.log") if path.stem.isdecimal())
+        names = sorted(name for name in found_here if not name.endswith(DELETED_SUFFIX))
         return [root / name for name in dict.fromkeys(names)]
     found = []
     for name in names:

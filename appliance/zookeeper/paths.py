@@ -10,8 +10,10 @@
 A subscription is the paper's ``{"topic": streams, ...}``, ``*<streams>*<pattern>`` (every topic whose name
 matches the whole pattern, see ``patterns.py``) or ``!<streams>!<pattern>`` (every topic whose name does not).
 Members of groups that came through the Kafka door are shown as
-``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``.  An offset with Kafka's commit
-metadata is ``{"offset": n, "metadata": "..."}``, any other is the paper's plain number.
+``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``.  An offset is
+``{"offset": n, "topic_id": "...", "metadata": "..."}``: the id of the topic that it is a position in, so that a topic
+made again under the name is read from its beginning, and Kafka's commit metadata where there is any.  The paper's
+plain number is read, too, as a position in whatever topic has the name.
 
 Paths are made of checked names only: a topic's name is one that :mod:`appliance.names` allows, or
 :class:`InvalidTopic`; group and consumer names may hold anything, so they are percent-encoded where they are
@@ -27,6 +29,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from ..catalog import check_id
 from ..errors import BadValue, InvalidRequest
 from ..names import check_topic
 from . import patterns
@@ -64,7 +67,7 @@ class BrokerInfo(msgspec.Struct, frozen=True):
 class TopicInfo(msgspec.Struct, frozen=True):
     """A topic: for each partition its brokers (the first one leads), and the settings given at creation.
 
-    ``id`` is unique per creation: a topic deleted and created again under one name has another.
+    ``id`` is the topic's identity (see ``catalog``): one deleted and created again under one name has another.
     """
 
     partitions: dict[int, list[int]]
@@ -177,6 +180,10 @@ def decode_topic(path: str, value: bytes) -> TopicInfo:
         raise _unreadable(path, value, error) from None
     if sorted(info.partitions) != list(range(len(info.partitions))) or not all(info.partitions.values()):
         raise _unreadable(path, value, "partitions must be numbered from 0, each with a broker")
+    try:
+        check_id(info.id)
+    except ValueError as error:
+        raise _unreadable(path, value, error) from None
     return info
 
 
@@ -216,16 +223,24 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
 
 
 class CommittedOffset(NamedTuple):
-    """The offset of the next message to read, with Kafka's commit metadata where there is any."""
+    """The offset of the next message to read, with Kafka's commit metadata where there is any.
+
+    ``topic_id``: the topic that it is a position in; "" where an operator has stored a plain number, which is a
+    position in whatever topic has the name.
+    """
 
     offset: int
     metadata: str = ""
+    topic_id: str = ""
 
 
 def encode_offset(committed: CommittedOffset) -> bytes:
+    fields: dict[str, int | str] = {"offset": committed.offset}
     if committed.metadata:
-        return json.dumps({"offset": committed.offset, "metadata": committed.metadata}).encode()
-    return b"%d" % committed.offset
+        fields["metadata"] = committed.metadata
+    if committed.topic_id:
+        fields["topic_id"] = committed.topic_id
+    return json.dumps(fields).encode() if len(fields) > 1 else b"%d" % committed.offset
 
 
 def decode_offset(path: str, value: bytes) -> CommittedOffset:
@@ -233,7 +248,8 @@ def decode_offset(path: str, value: bytes) -> CommittedOffset:
         if value[:1] != b"{":
             return CommittedOffset(_at_least(0, int(value)))
         fields = json.loads(value)
-        return CommittedOffset(_at_least(0, int(fields["offset"])), str(fields.get("metadata", "")))
+        metadata, topic_id = (str(fields.get(name, "")) for name in ("metadata", "topic_id"))
+        return CommittedOffset(_at_least(0, int(fields["offset"])), metadata, topic_id)
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, value, error) from None
 

@@ -100,6 +100,7 @@ class Rebalancer:
         self._sync_ms, self._attempts_max = sync_ms, attempts_max
         self._nodes: dict[TopicPartition, Stream] = {}
         self._uncommitted: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}  # of the topics whose partitions are running
         self._wanted = False
         self._busy = False
         self._not_before_ms = 0
@@ -171,8 +172,13 @@ class Rebalancer:
         topics = yield from self._brokers.topics([name for name in names if own.streams_of(name)])
         everybody = group_assignment(members, {name: info.partitions for name, info in topics.items()})
         desired = {part: stream for part, stream in everybody.items() if stream.consumer == self.consumer}
-        leaving = {part: stream for part, stream in self.running.items() if desired.get(part) != stream}
+        leaving = {
+            part: stream
+            for part, stream in self.running.items()
+            if desired.get(part) != stream or self._topic_ids[part.topic] != topics[part.topic].id  # made again
+        }
         yield from self.give_up(leaving, keeping=desired, session_id=session_id)
+        self._topic_ids = {name: info.id for name, info in topics.items()}
         gained = {part: stream for part, stream in desired.items() if part not in self.running}
         self._nodes.update(gained)
         self.in_the_way = yield from self._groups.claim(self.group, gained, session_id)
@@ -210,7 +216,8 @@ class Rebalancer:
 
     def commit(self, offsets: Mapping[TopicPartition, int], session_id: int) -> Operation[list[TopicPartition]]:
         """Store positions; returns those that another consumer owns by now, which were not stored."""
-        values = {part: CommittedOffset(offset) for part, offset in offsets.items()}
+        ids = self._topic_ids
+        values = {part: CommittedOffset(at, topic_id=ids.get(part.topic, "")) for part, at in offsets.items()}
         refused = yield from self._offsets.commit(self.group, values)
         if not refused:
             return []

@@ -160,11 +160,6 @@ class BrokerRegistry:
             raise ZooKeeperAway(f"topic {name!r} keeps changing; try again")
         raise UnknownPartition(f"there is no topic {name!r}")
 
-    def delete_topic(self, name: str) -> Operation[bool]:
-        """Remove a topic from the registry; False when there was none.  Offsets of groups stay."""
-        (reply,) = yield [delete(paths.topic(name))]
-        return reply is not Refused.NO_NODE
-
     def watch_brokers(self, watcher: Watcher, changed: Callable[[int, BrokerInfo | None], None]) -> WatchSet:
         """Tell each broker now and whenever its registration changes; None when it is gone."""
 
@@ -361,9 +356,13 @@ class OffsetRegistry:
     def read(
         self, group: str, parts: Collection[TopicPartition] | None = None
     ) -> Operation[dict[TopicPartition, StoredOffset]]:
-        """The stored offsets of these partitions, or of all that the group has."""
+        """The stored offsets of these partitions, or of all that the group has.
+
+        One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
+        """
         wanted = (yield from self._all(group)) if parts is None else sorted(parts)
         nodes = yield from ask([get(paths.offset(group, part)) for part in wanted])
+        registered = yield from BrokerRegistry().topics({part.topic for part in wanted})
         found = {}
         for part, node in zip(wanted, nodes, strict=True):
             if not isinstance(node, Node):
@@ -371,7 +370,8 @@ class OffsetRegistry:
                 continue
             self._known(group, part).version = node.version
             stored = _readable(paths.decode_offset, paths.offset(group, part), node.value)
-            if stored is not None:
+            now = registered[part.topic].id if part.topic in registered else ""
+            if stored is not None and (not stored.topic_id or not now or stored.topic_id == now):
                 found[part] = StoredOffset(stored.offset, stored.metadata, node.modified_ms)
         return found
 

@@ -294,7 +294,7 @@ class Cluster:
         for (topic, partition), (offset, metadata) in offsets.items():
             described = self.topics().get(topic)
             if described is not None and partition in described.partitions:
-                known[TopicPartition(topic, partition)] = CommittedOffset(offset, metadata)
+                known[TopicPartition(topic, partition)] = CommittedOffset(offset, metadata, described.id)
             else:
                 refused[topic, partition] = UnknownPartition(f"there is no partition {topic}-{partition}")
         if known:

@@ -93,17 +93,23 @@ class Partitions:
 
     # ---- orders
 
-    async def create(self, keys: Iterable[Key], settings: Mapping[str, str]) -> None:
-        """Have partitions opened, made if need be; one that exists already is no error.
+    async def create(self, keys: Iterable[Key], topic_id: str, settings: Mapping[str, str]) -> None:
+        """Have partitions of the topic with this id opened, made if need be; one that is open is no error.
 
         Raises:
             ApplianceError: the first partition's that could not be.
         """
-        await self._order("create", [[topic, partition, dict(settings)] for topic, partition in keys])
+        await self._order("create", [[*key, topic_id, dict(settings)] for key in keys])
 
-    async def delete(self, keys: Iterable[Key]) -> None:
-        """Have partitions closed and their files removed; one that is gone already is no error."""
-        await self._order("delete", [list(key) for key in keys])
+    async def delete(self, keys: Iterable[Key], topic_id: str) -> None:
+        """Have partitions of the topic with this id closed and their names freed; one that is gone is no error.
+
+        Partitions of another topic under the same name are left alone.
+
+        Raises:
+            ApplianceError: the first partition's whose name is not free.
+        """
+        await self._order("delete", [[*key, topic_id] for key in keys])
 
     def set(self, keys: Iterable[Key], settings: Mapping[str, str]) -> None:
         """Tell writers the settings that a topic has now."""

@@ -1,15 +1,21 @@
 """What both doors ask of topics: create, alter, delete, look up; and keeping in step with the cluster.
 
-A change goes through in one order: it is registered in ZooKeeper (unless the configuration has none), the
-catalog is stored, the supervisor is told to open or remove partitions, the client gets its answer.  A crash
-at any point is made good by :meth:`Topics.reconcile` and :meth:`Topics.synchronise` when the coordinator is
-back.  A deletion is noted in the catalog until the files are gone; a name that is being deleted cannot be
-taken again before that, so old data never shows up in a new topic.
+Every topic has an id, made here at its creation (``catalog``); whatever is kept of it somewhere carries the id.
+
+A creation is first noted in the catalog as a removal, then registered in ZooKeeper (unless the configuration has
+none), then opened by the supervisor; the store that makes the topic known takes the note back.  Where a step is
+refused, or somebody dies, the removal that is noted clears everything away: the topic is there as a whole, or there
+is nothing of it in the catalog, in ZooKeeper and on the disk.  Partitions are added in the same way.
+
+A deletion is decided by one store of the catalog, which drops the topic and notes its removal; refused, the topic
+stays whole.  What is left to do then (``supervisor.removal`` has the table) is done at once, and what cannot be
+done now is tried again by :meth:`Topics.reconcile`; whoever asked is told that the deletion goes on.  The name is
+free when the removal has left the catalog: old data, and old positions of groups, never show up in a new topic.
 
 Changes that other brokers registered come in through :meth:`Topics.told`, and wholesale after every
-(re)connection. What is registered wins.  A topic that is *not* registered is deleted here only if ZooKeeper
-says that it was deleted (see ``zookeeper/identity.py``); otherwise ZooKeeper has lost it, or never had it,
-and it is registered again.
+(re)connection. What is registered wins, for the same id.  A topic that is *not* registered is deleted here only
+if ZooKeeper says that it was deleted (see ``zookeeper/identity.py``); otherwise ZooKeeper has lost it, or never
+had it, and it is registered again.
 
 Changes of one topic happen one after another; every step has a deadline, so nobody waits for long.
 """
@@ -19,13 +25,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Set
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from ...catalog import Catalog, Topic
+from ...catalog import Catalog, Removal, Topic, new_id
 from ...config import KIB, TOPIC_KEYS, Config, TopicSettings
 from ...errors import (
     ApplianceError,
@@ -42,9 +48,8 @@ from ...kafka_settings import ACCEPTED
 from ...names import check_topic
 from ...zookeeper import identity
 from ...zookeeper.assignment import place_partitions
-from ...zookeeper.operations import Operation
+from ...zookeeper.deletion import retire_topic
 from ...zookeeper.paths import TopicInfo
-from ...zookeeper.registry import BrokerRegistry
 from ...zookeeper.session import State
 from .partitions import Key, Partitions
 from .registry import Registry
@@ -117,8 +122,8 @@ class Topics:
         check_topic(name)
         if name in self.catalog.topics:
             raise TopicExists(f"there is a topic {name!r} already")
-        if any(topic == name for topic, _ in self.catalog.deleting):
-            raise WriterGone(f"the topic {name!r} is being deleted: try again")
+        if any(removal.whole for removal in self._removals(name)):
+            raise WriterGone(f"the earlier topic {name!r} is still being deleted: try again")
         own = self.check_settings(settings or {})
         count = self._config.topics.partitions if partitions is None else partitions
         self._check_count(count, 0)
@@ -153,14 +158,14 @@ class Topics:
         """
         async with self._changing(name):
             count, own = self.check(name, partitions, settings)
-            topic = Topic(name, await self._place(range(count)), own, uuid4().hex)
-            if self._registry.enabled:
-                await self._registry.ask(self._registry.topics.create_topic(name, _info(topic)))
-            try:
-                await self._adopt(topic)
-            except ApplianceError:
-                await self._undo(topic)
-                raise
+            topic = Topic(name, await self._place(range(count)), own, new_id())
+            async with self._making(Removal(name, topic.id, [p for _, p in self.hosted(topic)])) as removal:
+                if self._registry.enabled:
+                    await self._registry.ask(self._registry.topics.create_topic(name, _info(topic)))
+                await self._open(topic)
+                self.catalog.change(put=topic, done=removal)
+            self.revision += 1
+            self._registry.announce()
             return topic
 
     async def ensure(self, name: str) -> Topic:
@@ -188,37 +193,78 @@ class Topics:
             old = self.get(name)
             given = self.check_settings({key: value for key, value in settings.items() if value is not None})
             taken_back = {key for key, value in settings.items() if value is None}
-            self.check_settings(
-                dict.fromkeys(taken_back - TOPIC_KEYS.keys() - ACCEPTED.keys(), "")
-            )  # refuses their names
-            placed: dict[int, list[int]] = {}
-            if partitions is not None:
-                self._check_count(partitions, len(old.partitions))
-                placed = await self._place(range(len(old.partitions), partitions))
+            unknown = taken_back - TOPIC_KEYS.keys() - ACCEPTED.keys()
+            self.check_settings(dict.fromkeys(unknown, ""))  # refuses their names
+            if partitions is None:
+                return await self._alter(old, given, taken_back, {}, None)
+            self._check_count(partitions, len(old.partitions))
+            for removal in self._removals(name):  # of partitions that could not be added before
+                await self._finish(removal)
+            placed = await self._place(range(len(old.partitions), partitions))
+            here = [partition for partition, brokers in placed.items() if self._broker_id in brokers]
+            async with self._making(Removal(name, old.id, here, whole=False)) as removal:
+                keys = [(name, partition) for partition in here]
+                await self._partitions.create(keys, old.id, self.settings(old).as_kafka())
+                return await self._alter(old, given, taken_back, placed, removal)
 
-            def change(info: TopicInfo) -> TopicInfo:
-                kept = {key: value for key, value in info.settings.items() if key not in taken_back}
-                return TopicInfo(placed | info.partitions, kept | given, info.id)
+    async def _alter(
+        self,
+        old: Topic,
+        given: Mapping[str, str],
+        taken_back: Set[str],
+        placed: Mapping[int, list[int]],
+        removal: Removal | None,
+    ) -> Topic:
+        """Register a change, then adopt what is registered; ``removal`` notes the new partitions that are open here."""
 
-            if self._registry.enabled:
-                info = await self._registry.ask(self._registry.topics.alter_topic(name, change))
-            else:
-                info = change(_info(old))
-            topic = _topic(name, info)
-            await self._adopt(topic)
-            return topic
+        def change(info: TopicInfo) -> TopicInfo:
+            if info.id != old.id:
+                raise UnknownPartition(f"the topic {old.name!r} was deleted and made again: ask again")
+            kept = {key: value for key, value in info.settings.items() if key not in taken_back}
+            return TopicInfo(dict(placed) | info.partitions, kept | dict(given), info.id)
+
+        if self._registry.enabled:
+            info = await self._registry.ask(self._registry.topics.alter_topic(old.name, change))
+        else:
+            info = change(_info(old))
+        topic = _topic(old.name, info)
+        if removal is not None:  # others may have placed the same partitions elsewhere in the meantime
+            elsewhere = [p for p in removal.partitions if self._broker_id not in topic.partitions[p]]
+            note = Removal(old.name, old.id, elsewhere, whole=False) if elsewhere else None
+            self.catalog.change(put=topic, done=removal, note=note)
+            self.revision += 1
+            self._set(old, topic)
+        await self._adopt(topic)
+        return topic
 
     async def delete(self, name: str) -> None:
-        """Remove a topic and its data.
+        """Remove a topic and its data; when this returns, the name is free.
 
         Raises:
             UnknownPartition: there is none.
+            ZooKeeperAway, DiskFull, StorageFault: nothing is changed.
+            RequestTimedOut: the topic is gone, and the deletion goes on; the message says what it waits for.
         """
         async with self._changing(name):
-            topic = self.get(name)
-            if self._registry.enabled:
-                await self._registry.ask(_deletion(self._registry.topics, topic))
-            await self._discard(name)
+            pending = [removal for removal in self._removals(name) if removal.whole]
+            if name in self.catalog.topics or not pending:
+                pending.append(await self._decide_deletion(self.get(name)))
+            try:
+                for removal in pending:
+                    await self._finish(removal)
+            except ApplianceError as error:
+                log.warning("the deletion of topic %s is not complete: %s", name, error)
+                raise RequestTimedOut(
+                    f"topic {name!r} is deleted, what is left of it goes by itself: {error}"
+                ) from error
+
+    async def _decide_deletion(self, topic: Topic) -> Removal:
+        if self._registry.enabled:  # who cannot ask cannot unregister: nothing is begun then
+            await self._registry.ask(self._registry.topics.topics([topic.name]))
+        removal = Removal(topic.name, topic.id, [partition for _, partition in self.hosted(topic)])
+        self.catalog.change(drop=topic.name, note=removal)
+        self.revision += 1
+        return removal
 
     def reload(self, config: Config) -> None:
         """Take new defaults; writers learn what now holds for their topic."""
@@ -241,22 +287,30 @@ class Topics:
                 log.error("%s", error)
 
     async def reconcile(self) -> None:
-        """Do what was left undone: open what the catalog has and is not open, remove what it has given up."""
+        """Do what was left undone: remove what is noted, open what the catalog has and is not open."""
+        if self.catalog.in_doubt:
+            self.catalog.store()
+        for removal in list(self.catalog.removals):
+            await self._attempt(removal.name, lambda removal=removal: self._finish(removal))  # type: ignore[misc]
         for topic in list(self.catalog.topics.values()):
-            if all(key in self._partitions for key in self.hosted(topic)):
-                continue
-            try:
-                async with self._changing(topic.name):
-                    if topic.name in self.catalog.topics:
-                        await self._open(self.catalog.topics[topic.name])
-            except Unavailable as error:  # a long recovery, say: it will be there in the end
-                log.info("topic %s: %s", topic.name, error)
-            except ApplianceError as error:
-                log.error("topic %s: %s", topic.name, error)
-        if self.catalog.deleting:
-            await self._remove(set(self.catalog.deleting))
+            if any(key not in self._partitions for key in self.hosted(topic)):
+                await self._attempt(topic.name, lambda name=topic.name: self._open_known(name))  # type: ignore[misc]
         if self._stale and self._registry.state == State.CONNECTED.value:
             await self.synchronise()
+
+    async def _attempt(self, name: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """One step of reconciling; what fails is logged, and tried again the next time."""
+        try:
+            async with self._changing(name):
+                await step()
+        except Unavailable as error:  # a long recovery, say: it will be there in the end
+            log.info("topic %s: %s", name, error)
+        except ApplianceError as error:
+            log.error("topic %s: %s", name, error)
+
+    async def _open_known(self, name: str) -> None:
+        if name in self.catalog.topics:
+            await self._open(self.catalog.topics[name])
 
     def told(self, name: str, info: TopicInfo | None) -> None:
         """ZooKeeper has this about a topic now (None: nothing any more)."""
@@ -303,20 +357,23 @@ class Topics:
         """Bring one topic in step with what is registered at this moment."""
         registry = self._registry
         async with self._changing(name):
+            for removal in self._removals(name):
+                await self._finish(removal)
             info = (await registry.ask(registry.topics.topics([name]))).get(name)
             mine = self.catalog.topics.get(name)
             if mine is not None and (info is None or info.id != mine.id):
-                deleted = bool(mine.id) and await registry.ask(identity.is_deleted(mine.id))
-                if deleted:
+                if await registry.ask(identity.is_deleted(mine.id)):
                     log.info("topic %s was deleted in the cluster", name)
-                    await self._discard(name)
+                    await self._finish(await self._decide_deletion(mine))
                 elif info is None:
                     log.warning("topic %s is not registered in ZooKeeper: registering it again", name)
                     await registry.ask(registry.topics.create_topic(name, _info(mine)))
+                else:
+                    raise TopicExists(
+                        f"another topic of this name (id {info.id}) is registered, and ours (id {mine.id}) was not"
+                        " deleted: delete one of them"
+                    )
             if info is not None:
-                leftover = {key for key in self.catalog.deleting if key[0] == name}
-                if leftover:
-                    await self._remove(leftover)
                 await self._adopt(_topic(name, info))
 
     # ---- steps, each with the topic's lock held
@@ -339,55 +396,50 @@ class Topics:
         old = self.catalog.topics.get(topic.name)
         if topic == old and all(key in self._partitions for key in self.hosted(topic)):
             return
-        self.catalog.topics[topic.name] = topic
-        try:
-            self.catalog.store()
-        except ApplianceError:
-            if old is None:
-                del self.catalog.topics[topic.name]
-            else:
-                self.catalog.topics[topic.name] = old
-            raise
+        self.catalog.change(put=topic)
         self.revision += 1
-        if old is not None and old.settings != topic.settings:
-            self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
+        if old is not None:
+            self._set(old, topic)
         await self._open(topic)
+
+    def _set(self, old: Topic, topic: Topic) -> None:
+        if old.settings != topic.settings:
+            self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
 
     async def _open(self, topic: Topic) -> None:
         missing = [key for key in self.hosted(topic) if key not in self._partitions]
-        await self._partitions.create(missing, self.settings(topic).as_kafka())
+        await self._partitions.create(missing, topic.id, self.settings(topic).as_kafka())
         self._registry.announce()
 
-    async def _undo(self, topic: Topic) -> None:
-        """Take back a creation that failed half-way; what cannot be taken back now, synchronising finds
-        later.
-        """
-        log.warning("topic %s could not be made here: taking it back", topic.name)
+    @asynccontextmanager
+    async def _making(self, removal: Removal) -> AsyncIterator[Removal]:
+        """Note what is to be removed unless the block, which makes it, succeeds and takes the note back."""
+        self.catalog.change(note=removal)
         try:
-            if self._registry.enabled:
-                await self._registry.ask(_deletion(self._registry.topics, topic))
-            if topic.name in self.catalog.topics:
-                await self._discard(topic.name)
+            yield removal
         except ApplianceError as error:
-            log.error("topic %s: %s", topic.name, error)
-
-    async def _discard(self, name: str) -> None:
-        topic = self.catalog.topics.pop(name)
-        keys = set(self.hosted(topic))
-        self.catalog.deleting |= keys
-        try:
-            self.catalog.store()
-        except ApplianceError:
-            self.catalog.topics[name] = topic
-            self.catalog.deleting -= keys
+            log.warning("topic %s could not be made or grown: %s: taking it back", removal.name, error)
+            try:
+                await self._finish(removal)
+            except ApplianceError as left:
+                log.error("topic %s: what is left of it will be removed: %s", removal.name, left)
             raise
-        self.revision += 1
-        await self._remove(keys)
 
-    async def _remove(self, keys: set[Key]) -> None:
-        await self._partitions.delete(sorted(keys))
-        self.catalog.deleting -= keys
-        self.catalog.store()
+    def _removals(self, name: str) -> list[Removal]:
+        return [removal for removal in self.catalog.removals if removal.name == name]
+
+    async def _finish(self, removal: Removal) -> None:
+        """Do what a removal noted in the catalog asks for, and forget it; each step may be repeated.
+
+        Raises:
+            ApplianceError: it stays noted; try again.
+        """
+        if removal not in self.catalog.removals:
+            return
+        await self._partitions.delete([(removal.name, partition) for partition in removal.partitions], removal.id)
+        if removal.whole and self._registry.enabled:
+            await self._registry.ask(retire_topic(removal.name, removal.id))
+        self.catalog.change(done=removal)
         self._registry.announce()
 
     @asynccontextmanager
@@ -427,10 +479,3 @@ def _info(topic: Topic) -> TopicInfo:
 
 def _topic(name: str, info: TopicInfo) -> Topic:
     return Topic(name, dict(info.partitions), dict(info.settings), info.id)
-
-
-def _deletion(registered: BrokerRegistry, topic: Topic) -> Operation[None]:
-    """Mark, then remove: a crash in between leaves a topic that is still there, and can be deleted again."""
-    if topic.id:
-        yield from identity.mark_deleted(topic.id, topic.name)
-    yield from registered.delete_topic(topic.name)

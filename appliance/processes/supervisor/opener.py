@@ -2,20 +2,19 @@
 
 At start the partitions of a data directory are dealt out to a few openers, so that a thousand quiet partitions cost a
 thousand tables and not a thousand processes.  A cleanly stopped log is shown from its marker and file names; another
-is recovered.  The remover, its counterpart, deletes the files of deleted partitions.
+is recovered.  The remover is its counterpart (:mod:`.removal`).
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, StorageFault
-from ...log import Log, peek
+from ...log import Log, identity, peek
 from ...shared import memory
 from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
 from ..child import settle
@@ -30,6 +29,7 @@ ROWS_PER_MESSAGE = 50
 class Job(NamedTuple):
     topic: str
     partition: int
+    topic_id: str
     settings: dict[str, str]
     table_name: str
 
@@ -59,10 +59,11 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
     Raises:
         ApplianceError, OSError: why it is offline.
     """
-    path = data_dir / f"{job.topic}-{job.partition}"
+    path = identity.directory_of(data_dir, job.topic, job.partition)
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
         table = SegmentTable(cells)
         try:
+            identity.claim(path, job.topic_id)
             summary = peek(path)
             if summary is None:
                 settings = TopicSettings.parse(job.settings, config.topics.defaults)
@@ -77,20 +78,3 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
             table.set_state(OFFLINE)
             raise
         table.set_state(ONLINE)
-
-
-def remove(data_dir: Path, keys: Sequence[tuple[str, int]], control: Channel, supervisor_pid: int) -> int:
-    """Delete the files of partitions whose writers have ended, and report like an opener."""
-    settle("remover", supervisor_pid)
-    rows: list[tuple[str, int, int, str]] = []
-    for topic, partition in keys:
-        path = data_dir / f"{topic}-{partition}"
-        try:
-            if path.is_dir():
-                shutil.rmtree(path)
-            rows.append((topic, partition, 0, ""))
-        except OSError as error:
-            rows.append((topic, partition, StorageFault.code, f"{path}: {error.strerror}"))
-    for start in range(0, len(rows), ROWS_PER_MESSAGE):
-        control.send(["removed", rows[start : start + ROWS_PER_MESSAGE]])
-    return 0

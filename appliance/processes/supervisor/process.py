@@ -13,13 +13,17 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["cut", offset]                         ["retire"]
                        ["reload", {...}]
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["closed"]
-    from an opener     ["opened" | "removed", [[topic, partition, error, message] ...]]
+    from an opener     ["opened", [[topic, partition, error, message] ...]]
+    from the remover   ["removed", [[topic, partition, error, message] ...]]
     to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["doors", {...}]  ["zookeeper", connect]
                        ["done", token, rows]    ["reload", {...}]      ["stop"]
-    from it            ["create", token, [[topic, partition, settings] ...]]
-                       ["delete", token, [[topic, partition] ...]]
+    from it            ["create", token, [[topic, partition, topic id, settings] ...]]
+                       ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["cut", topic, partition, offset]        ["zookeeper", {...}]
+
+Orders carry the id of the topic, so that one for an earlier topic does nothing to a later one of the same name; how a
+partition is removed, and what a crash leaves, is told in :mod:`.removal`.
 
 A writer is forked when somebody needs it and retires when idle: the workers hang up first, so nothing is on its way
 when it ends.  The data directory's lock is shared with the writers: as long as one of a killed instance lives, no other
@@ -45,9 +49,10 @@ from typing import Any, Final
 
 import msgspec
 
-from ...catalog import Catalog
+from ...catalog import Catalog, Topic
 from ...config import Config
-from ...errors import AlreadyRunning, BadValue, ConfigFault, StorageFault
+from ...errors import AlreadyRunning, BadValue, ConfigFault, StorageFault, WriterGone
+from ...log import identity
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.table import TABLE_BYTES, WORKERS_MAX
@@ -55,7 +60,7 @@ from .. import network, writer
 from ..child import settle
 from ..clock import now_ms, wall_s
 from ..control import Channel
-from . import opener
+from . import opener, removal
 from .children import Child, Restarts, fork
 from .listeners import doors, listen
 from .nodes import Nodes
@@ -74,6 +79,8 @@ STATE_MS: Final = 200
 ZOOKEEPER_WAIT_MS: Final = 8_000
 """READY waits so long for ZooKeeper, so that topics can be created right after it; the doors are open before."""
 CREATE_ATTEMPTS_MAX: Final = 3
+CLEAN_AGAIN_MS: Final = 60_000
+"""So long after deleted files could not be removed they are tried again."""
 
 
 def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = None) -> int:
@@ -142,7 +149,9 @@ class Supervisor:
         self._offline: dict[Key, str] = {}
         self._needed: set[Key] = set()
         self._opening: dict[Key, int] = {}
-        self._deleting: set[Key] = set()
+        self._topic_ids: dict[Key, str] = {}
+        self._removals = removal.Removals()
+        self._cleaner: Child | None = None
         self._orders: dict[int, Order] = {}
         self._arenas: dict[int, str] = {}
         self._worker_stats: dict[int, dict[str, int]] = {}
@@ -171,8 +180,8 @@ class Supervisor:
             self._zookeeper = {"connect": self._nodes.connect, "state": "connecting"}
         self._listeners = listen(self._config)
         self._doors = doors(self._listeners)
-        for topic, settings, partition in self._hosted():
-            self._add_table((topic, partition), settings)
+        for topic, partition in self._hosted():
+            self._add_table((topic.name, partition), topic.id, dict(topic.settings))
         self._doorbells = [Doorbell() for _ in range(self._worker_count)]
         self._handle_signals()
         self._nodes.start()
@@ -182,6 +191,7 @@ class Supervisor:
         for index in range(self._worker_count):
             self._fork_worker(index)
         self._fork_coordinator()
+        self._clean()
         self._later(ZOOKEEPER_WAIT_MS, self._serve_without_zookeeper)
         while not self._signals & {signal.SIGTERM, signal.SIGINT}:
             self._turn()
@@ -194,10 +204,9 @@ class Supervisor:
     def _awaits_zookeeper(self) -> bool:
         return self._zookeeper_awaited and self._zookeeper["state"] not in ("off", "connected")
 
-    def _hosted(self) -> list[tuple[str, dict[str, str], int]]:
+    def _hosted(self) -> list[tuple[Topic, int]]:
         catalog = Catalog.load(self._data_dir)
-        hosted = catalog.hosted(self._config.broker.id)
-        return [(topic, dict(catalog.topics[topic].settings), partition) for topic, partition in hosted]
+        return [(catalog.topics[topic], partition) for topic, partition in catalog.hosted(self._config.broker.id)]
 
     def _serving(self) -> None:
         self._state = "serving"
@@ -373,7 +382,7 @@ class Supervisor:
         status = child.reap()
         child.channel.close()
         self._state_dirty = True
-        expected = child.stopping or (child.role in ("opener", "remover") and status == 0)
+        expected = child.stopping or (child.role in ("opener", "remover", "cleaner") and status == 0)
         if not expected:
             logger.warning("%s %s (pid %d) ended with status %d", child.role, child.key, child.pid, status)
         match child.role:
@@ -388,6 +397,14 @@ class Supervisor:
                 self._after_writer(child)
             case "opener":
                 self._after_opener(child)
+            case "remover":
+                self._after_remover()
+            case "cleaner":
+                self._cleaner = None
+                if status == 0:
+                    self._clean()
+                else:
+                    self._later(CLEAN_AGAIN_MS, self._clean)
 
     def _again(self, child: Child, action: Callable[[], None]) -> None:
         if child.stopping or self._state == "stopping":
@@ -396,7 +413,7 @@ class Supervisor:
 
     def _after_writer(self, child: Child) -> None:
         key: Key = child.key
-        if key in self._deleting:
+        if key in self._removals:
             self._remove_when_ready()
         elif key in self._offline or self._state == "stopping":
             return
@@ -428,9 +445,9 @@ class Supervisor:
                 child.stopping = True
                 self._state_dirty = True
             case ["create", token, rows]:
-                self._create(token, [((topic, partition), settings) for topic, partition, settings in rows])
+                self._create(token, [((topic, partition), *rest) for topic, partition, *rest in rows])
             case ["delete", token, rows]:
-                self._delete(token, [(topic, partition) for topic, partition in rows])
+                self._delete(token, {(topic, partition): topic_id for topic, partition, topic_id in rows})
             case ["settings", rows, settings]:
                 for topic, partition in rows:
                     self._settings[topic, partition] = settings
@@ -453,11 +470,12 @@ class Supervisor:
 
     # ---- partitions
 
-    def _add_table(self, key: Key, settings: dict[str, str]) -> None:
+    def _add_table(self, key: Key, topic_id: str, settings: dict[str, str]) -> None:
         name = memory.name_of(self._instance, f"table{self._table_number}")
         self._table_number += 1
         memory.create(name, TABLE_BYTES).close()
         self._tables[key] = name
+        self._topic_ids[key] = topic_id
         self._settings[key] = settings
 
     def _open_all(self, keys: list[Key]) -> None:
@@ -467,7 +485,7 @@ class Supervisor:
             self._fork_opener(keys[index::count])
 
     def _fork_opener(self, keys: list[Key]) -> None:
-        jobs = [Job(*key, self._settings[key], self._tables[key]) for key in keys]
+        jobs = [Job(*key, self._topic_ids[key], self._settings[key], self._tables[key]) for key in keys]
         config, data_dir, pid = self._config, self._data_dir, self._pid
         for key in keys:
             self._opening[key] = self._opening.get(key, 0) + 1
@@ -503,51 +521,83 @@ class Supervisor:
         if again and self._state != "stopping":
             self._fork_opener(again)
 
-    def _create(self, token: int, rows: list[tuple[Key, dict[str, str]]]) -> None:
-        order = self._orders[token] = Order(token, {key for key, _ in rows})
+    def _create(self, token: int, rows: list[tuple[Key, str, dict[str, str]]]) -> None:
+        order = self._orders[token] = Order(token, {key for key, *_ in rows})
         new = []
-        for key, settings in rows:
-            if key in self._tables:
-                if key not in self._opening:
-                    order.finish(key, 0, "")
-            else:
-                self._add_table(key, settings)
+        for key, topic_id, settings in rows:
+            if key in self._removals or self._topic_ids.get(key, topic_id) != topic_id:
+                order.finish(key, WriterGone.code, "an earlier topic of this name is still being removed: try again")
+            elif key not in self._tables:
+                self._add_table(key, topic_id, settings)
                 new.append(key)
+            elif key not in self._opening:
+                order.finish(key, 0, "")
         if new:
             self._open_all(new)
         self._report(order)
 
-    def _delete(self, token: int, keys: list[Key]) -> None:
-        order = self._orders[token] = Order(token, set(keys))
-        for key in keys:
-            # Without a table too: files may be left of a deletion that an earlier instance did not finish.
-            name = self._tables.pop(key, None)
-            if name is not None:
-                self._tell_all(["drop", *key])
-                memory.unlink(name)
-            self._offline.pop(key, None)
-            self._needed.discard(key)
-            self._deleting.add(key)
-            if key in self._writers:
-                self._retire(self._writers[key])
+    def _delete(self, token: int, rows: dict[Key, str]) -> None:
+        order = self._orders[token] = Order(token, set(rows))
+        for key, topic_id in rows.items():
+            here = self._removals.id_of(key) or self._topic_ids.get(key, topic_id)
+            if here != topic_id:  # a later topic has the name by now
+                order.finish(key, 0, "")
+                continue
+            self._drop(key)
+            # Without a table too: files may be left of a removal that an earlier instance did not finish.
+            self._removals.add(key, topic_id)
         self._remove_when_ready()
         self._report(order)
 
+    def _drop(self, key: Key) -> None:
+        """Nobody is to see or to start this partition any more; its writer, if it has one, ends."""
+        name = self._tables.pop(key, None)
+        if name is not None:
+            self._tell_all(["drop", *key])
+            memory.unlink(name)
+        self._offline.pop(key, None)
+        self._needed.discard(key)
+        if key in self._writers:
+            self._retire(self._writers[key])
+
     def _remove_when_ready(self) -> None:
-        """Delete the files of partitions whose last writer has ended."""
-        ready = [key for key in self._deleting if key not in self._writers and key not in self._opening]
+        """Free the names of partitions whose last writer has ended."""
+        ready = self._removals.begin(lambda key: key in self._writers or key in self._opening)
         if ready:
-            self._deleting -= set(ready)
             data_dir, pid = self._data_dir, self._pid
-            target = lambda channel: opener.remove(data_dir, ready, channel, pid)  # noqa: E731
+            target = lambda channel: removal.remove(data_dir, ready, channel, pid)  # noqa: E731
             self._fork("remover", tuple(ready), target, {"lock"})
 
     def _removed(self, rows: list[list[Any]]) -> None:
         for topic, partition, error, reason in rows:
-            self._settings.pop((topic, partition), None)
-            self._restarts.forget("writer", (topic, partition))
-            self._advance_orders((topic, partition), error, reason)
+            key = (topic, partition)
+            self._removals.finish(key)
+            self._settings.pop(key, None)
+            self._topic_ids.pop(key, None)
+            self._restarts.forget("writer", key)
+            self._advance_orders(key, error, reason)
         self._state_dirty = True
+
+    def _after_remover(self) -> None:
+        """A remover that was killed has not told of everything; what it has set aside is to be deleted."""
+        interrupted = self._removals.unreported
+        self._removed([[*key, WriterGone.code, "removing it was interrupted"] for key in interrupted])
+        self._remove_when_ready()
+        self._clean()
+
+    def _clean(self) -> None:
+        """Delete what has been set aside, by one cleaner at a time; another one follows for what comes meanwhile."""
+        if self._cleaner is not None or self._state == "stopping":
+            return
+        try:
+            directories = identity.deleted(self._data_dir)
+        except OSError as error:
+            logger.error("%s: %s", self._data_dir, error.strerror)
+            self._later(CLEAN_AGAIN_MS, self._clean)
+            return
+        if directories:
+            pid = self._pid
+            self._cleaner = self._fork("cleaner", 0, lambda _: removal.clean(directories, pid), set())
 
     def _advance_orders(self, key: Key, error: int, reason: str) -> None:
         for order in list(self._orders.values()):
