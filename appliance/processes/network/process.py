@@ -809,6 +809,7 @@ class NetworkWorker:
         replies = link.receive()
         if replies is None:  # the supervisor sends us the next one
             return
+        hears = False
         for pending, reply in replies:
             connection = pending.connection
             if connection.closed:
@@ -818,6 +819,9 @@ class NetworkWorker:
                 continue
             connection.answer(pending, [reply])
             self._touched[connection] = None
+            hears = hears or connection.stalled
+        if hears:  # what has taken effect was announced to this worker before it was answered
+            self._obey()
 
     # ---- sending, closing, watching
 

@@ -1,0 +1,143 @@
+"""What one client, or many, cannot take from the others of a worker: memory, descriptors, a writer's time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from appliance.records.encode import encode_values
+from appliance.wire import native
+
+from .native_peer import Peer
+from .server import Server, wait_for
+
+BATCH = encode_values([b"one", b"two", b"three"], 1_000)
+SMALL = {
+    "network.workers": 1,
+    "network.arena_bytes": 1 << 20,
+    "network.frame_bytes_max": 1 << 19,
+    "topics.max.message.bytes": 400_000,
+}
+
+
+@contextmanager
+def many(server: Server, count: int) -> Iterator[list[Peer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Peer(server.native)) for _ in range(count)]
+
+
+def test_many_that_have_sent_almost_nothing_keep_nobody_waiting(make_appliance: Callable[..., Server]) -> None:
+    """Four bytes each, and more of them than the arena has blocks: a size, and nothing of what it announces."""
+    server = make_appliance(**SMALL)
+    with many(server, 60) as slow, Peer(server.native) as peer:
+        for one in slow:
+            one.sock.sendall(b"\0\0\1\0")
+        peer.create("t")
+        for number in range(50):
+            assert peer.produce("t", BATCH)[:3] == (0, (number + 1) * len(BATCH) - 3, (number + 1) * len(BATCH))
+        for one in slow:  # and they are served too, once they go on
+            one.sock.sendall(bytes(256))
+            assert one.hung_up()
+
+
+def test_unfinished_requests_that_take_all_memory_are_closed_for_those_who_wait(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance(**SMALL)
+    with many(server, 10) as slow, Peer(server.native) as peer:
+        peer.create("t")
+        for one in slow:
+            one.sock.setblocking(False)
+            one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)
+            one.sock.send((1 << 19).to_bytes(4, "big") + bytes(400_000))
+        for _ in range(20):
+            assert peer.produce("t", BATCH)[0] == 0
+    assert server.pids("network")
+
+
+def test_a_writer_that_stands_still_stops_nobody_but_its_own(make_appliance: Callable[..., Server]) -> None:
+    """Its producers fill a quarter of the arena and are not read any more; those of another topic go on."""
+    server = make_appliance(**SMALL)
+    with many(server, 30) as stuck, Peer(server.native) as peer:
+        peer.create("stuck")
+        peer.create("t")
+        assert peer.produce("stuck", BATCH)[0] == peer.produce("t", BATCH)[0] == 0
+        writers = lambda: [row["pid"] for row in server.processes("writer") if row["topic"] == "stuck"]  # noqa: E731
+        (pid,) = wait_for(writers, "the writer to be shown")
+        server.kill(pid, signal.SIGSTOP)
+        try:
+            for one in stuck:
+                one.send([native.PRODUCE, 1, "stuck", 0, 1, 10_000], BATCH)
+            for _ in range(50):
+                assert peer.produce("t", BATCH)[0] == 0
+        finally:
+            server.kill(pid, signal.SIGCONT)
+        assert sorted(one.receive()[0][1] for one in stuck) == [0] * len(stuck)
+
+
+def test_out_of_descriptors_new_clients_are_refused_and_the_others_served(
+    make_appliance: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen = subprocess.Popen
+    limited = lambda *args, **named: popen(  # noqa: E731
+        *args, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (640, 640)), **named
+    )
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    server = make_appliance(**{"network.workers": 1})
+    monkeypatch.undo()
+    with Peer(server.native) as peer, ExitStack() as stack:
+        peer.create("t")
+        assert peer.produce("t", BATCH)[0] == 0
+        host, _, port = server.native.rpartition(":")
+        crowd = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(700)]
+        wait_for(lambda: any(row.get("refused") for row in server.processes("network")), "a refusal")
+        before = cpu_s(server.pids("network")[0])
+        started = time.monotonic()
+        assert peer.produce("t", BATCH)[0] == 0
+        peer.create("later")
+        assert peer.produce("later", BATCH)[0] == 0
+        wait_for(lambda: time.monotonic() - started > 0.5, "some time")
+        assert cpu_s(server.pids("network")[0]) - before < 0.7 * (time.monotonic() - started)
+        for one in crowd:
+            one.close()
+        wait_for(lambda: answers(server), "a new client to be served")
+
+
+def answers(server: Server) -> bool:
+    try:
+        with Peer(server.native) as peer:
+            return peer.produce("t", BATCH)[0] == 0
+    except (EOFError, OSError):
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_reader_that_drains_slowly_but_steadily_is_not_idle(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"network.workers": 1, "network.idle_ms": 1_000})
+    batch = encode_values([os.urandom(900_000)], 1_000)
+    with Peer(server.native) as peer:
+        peer.create("t")
+        for _ in range(30):
+            assert peer.produce("t", batch, acks=-1)[0] == 0
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        peer.send([native.FETCH, 3, 0, 1, 1 << 26, [["t", 0, 0, 1 << 26]]])
+        left, started = 30 * len(batch), time.monotonic()
+        while left > 0:
+            due = started + 3 * (1 - left / 30 / len(batch))
+            wait_for(lambda due=due: time.monotonic() > due, "its time")  # type: ignore[misc]
+            data = peer.sock.recv(1 << 18)
+            assert data, f"cut off with {left} bytes to come"
+            left -= len(data)
