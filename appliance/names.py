@@ -35,6 +35,8 @@ NOTE_BYTES_MAX: Final = 4096
 SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024
 ASSIGNMENT_BYTES_MAX: Final = 256 * 1024
 PARTITION_MAX: Final = 2**31 - 1
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
+"""Topics that Kafka keeps for itself.  Here they are made only by whoever asks for that, and marked as internal."""
 
 TOPIC_PATTERN: Final = rf"\A(?!\.{{1,2}}\Z)[a-zA-Z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}\Z"
 _TOPIC: Final = re.compile(TOPIC_PATTERN)
@@ -61,6 +63,16 @@ def check_topic(name: str) -> None:
     if len(name) > TOPIC_CHARACTERS_MAX:
         raise InvalidTopic(f"topic name of {len(name)} characters: at most {TOPIC_CHARACTERS_MAX} are allowed")
     raise InvalidTopic(f"topic name {name!r}: use only letters, digits, '.', '_' and '-'")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a topic of this name is never made just because somebody asks for it: monitors look for Kafka's own."""
+    return name.startswith("__")
+
+
+def collides(name: str, other: str) -> bool:
+    """Whether two topics would have one name in metrics, where "." and "_" are the same."""
+    return name != other and name.replace(".", "_") == other.replace(".", "_")
 
 
 def check_group(name: str) -> None:

@@ -64,6 +64,30 @@ def test_topics_are_made_as_configured(version: int) -> None:
     assert run(Client(cluster).ask("Metadata", version, topics=names("no"))).topics[0].error_code == 3
 
 
+@pytest.mark.parametrize("version", versions("Metadata"))
+def test_names_are_judged_alike_with_and_without_automatic_creation(version: int) -> None:
+    """Illegal ones are an INVALID_TOPIC_EXCEPTION; reserved ones are never made: monitors look for Kafka's own."""
+    illegal, reserved = ["b/d", "", "..", "n" * 250], ["__consumer_offsets", "__transaction_state", "__mine"]
+    for auto_create in (False, True):
+        cluster = FakeCluster()
+        cluster.auto_create = auto_create
+        asked = names(*illegal, *reserved)
+        reply = run(Client(cluster).ask("Metadata", version, topics=asked))
+        codes = [Code.INVALID_TOPIC_EXCEPTION] * len(illegal) + [Code.UNKNOWN_TOPIC_OR_PARTITION] * len(reserved)
+        assert [topic.error_code for topic in reply.topics] == codes and not cluster.all
+
+
+def test_kafkas_own_topics_are_internal_where_somebody_has_made_them() -> None:
+    cluster = FakeCluster()
+    for name in ("__consumer_offsets", "__mine", "t"):
+        cluster.add(name)
+    for api in ("Metadata", "DescribeTopicPartitions"):
+        topics = run(Client(cluster).ask(api, topics=names("__consumer_offsets", "__mine", "t"))).topics
+        assert [(topic.name, topic.is_internal) for topic in topics] == [
+            ("__consumer_offsets", True), ("__mine", False), ("t", False),
+        ]  # fmt: skip
+
+
 def test_a_topic_that_cannot_be_made_now_is_asked_for_again() -> None:
     cluster = FakeCluster()
     cluster.away = True
@@ -229,6 +253,7 @@ def test_producer_ids_in_every_version(version: int) -> None:
     client = Client(FakeCluster())
     ids = [run(client.ask("InitProducerId", version, transactional_id=None)) for _ in range(2)]
     assert [(each.error_code, each.producer_id, each.producer_epoch) for each in ids] == [(0, 100, 0), (0, 101, 0)]
+    assert run(client.ask("InitProducerId", version, transactional_id="")).error_code == Code.INVALID_REQUEST
     refused = run(client.ask("InitProducerId", version, transactional_id="tx"))
     assert (refused.error_code, refused.producer_id) == (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
 

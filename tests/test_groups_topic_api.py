@@ -100,10 +100,12 @@ def test_delete_in_every_version(version: int) -> None:
 @pytest.mark.parametrize("version", versions("CreatePartitions"))
 def test_grow_in_every_version(version: int) -> None:
     cluster = cluster_with()
+    cluster.add("u", 2)
+    cluster.add("v", 2)
     wanted: list[dict[str, Any]] = [
         {"name": "t", "count": 4, "assignments": None},
-        {"name": "t", "count": 2, "assignments": None},
-        {"name": "t", "count": 3, "assignments": [{"broker_ids": [9]}]},
+        {"name": "u", "count": 2, "assignments": None},
+        {"name": "v", "count": 3, "assignments": [{"broker_ids": [9]}]},
         {"name": "none", "count": 4, "assignments": None},
     ]
     client = Client(cluster)
@@ -113,6 +115,26 @@ def test_grow_in_every_version(version: int) -> None:
     reply = run(client.ask("CreatePartitions", version, topics=wanted))
     assert [each.error_code for each in reply.results] == expected
     assert cluster.calls == [("add_partitions", "t", 4)]
+
+
+def test_what_is_named_twice_in_one_request_is_refused() -> None:
+    cluster = cluster_with()
+    client = Client(cluster)
+    grown = [{"name": "t", "count": 3, "assignments": None}, {"name": "t", "count": 4, "assignments": None}]
+    reply = run(client.ask("CreatePartitions", topics=grown))
+    assert [(row.name, row.error_code) for row in reply.results] == [("t", Code.INVALID_REQUEST)]
+    reply = run(client.ask("DeleteTopics", topics=[{"name": "t"}] * 2))
+    assert [(row.name, row.error_code) for row in reply.responses] == [("t", Code.INVALID_REQUEST)]
+    assert list(cluster.all) == ["t"] and not cluster.calls
+
+
+@pytest.mark.parametrize("count, brokers, error", [
+    (3, [[1]], 0), (4, [[1]], Code.INVALID_REPLICA_ASSIGNMENT), (3, [[1], [1]], Code.INVALID_REPLICA_ASSIGNMENT),
+])  # fmt: skip
+def test_each_new_partition_has_one_assignment(count: int, brokers: list[list[int]], error: int) -> None:
+    wanted = {"name": "t", "count": count, "assignments": [{"broker_ids": ids} for ids in brokers]}
+    (row,) = run(Client(cluster_with()).ask("CreatePartitions", topics=[wanted])).results
+    assert (row.error_code, bool(row.error_message)) == (error, error != 0)
 
 
 # Records

@@ -34,6 +34,7 @@ from kafka.errors import SecurityDisabledError, TransactionalIdAuthorizationFail
 
 from appliance.kafka_settings import ACCEPTED
 
+from .kafka_peer import KafkaPeer
 from .server import Server
 
 DEADLINE_S = 20
@@ -165,3 +166,20 @@ def test_librdkafka_learns_that_there_is_none(confluent: AdminClient, made: str)
     assert refused(confluent.describe_user_scram_credentials(["a"]))[0] == "RESOURCE_NOT_FOUND"
     found = confluent.list_offsets({part: OffsetSpec.earliest()})
     assert only(found).offset == 0
+
+
+def test_names_are_judged_as_kafka_does(confluent: AdminClient, python: KafkaAdminClient, topic: str) -> None:
+    only(confluent.create_topics([NewTopic(f"{topic}.b", 1, 1)]))
+    code, text = refused(confluent.create_topics([NewTopic(f"{topic}_b", 1, 1)]))
+    assert code == "TOPIC_EXCEPTION" and f"collides with '{topic}.b'" in text
+    for name, error in (("a/b", "TOPIC_EXCEPTION"), ("__consumer_offsets", "UNKNOWN_TOPIC_OR_PART")):
+        metadata = confluent.list_topics(name, timeout=DEADLINE_S).topics[name]
+        assert metadata.error is not None and metadata.error.name() == error
+    assert "__consumer_offsets" not in python.list_topics()
+
+
+def test_the_cluster_has_an_id(appliance: Server, confluent: AdminClient, python: KafkaAdminClient) -> None:
+    with KafkaPeer(appliance.kafka) as kafka:
+        known = {kafka.ask("Metadata", topics=[]).cluster_id, kafka.ask("DescribeCluster").cluster_id}
+    known |= {confluent.list_topics(timeout=DEADLINE_S).cluster_id, python.describe_cluster()["cluster_id"]}
+    assert len(known) == 1 and known.pop()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import InvalidGroup, InvalidTopic
-from appliance.names import GROUP_CHARACTERS_MAX, check_group, check_topic, is_topic
+from appliance.names import GROUP_CHARACTERS_MAX, check_group, check_topic, collides, is_reserved, is_topic
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", ".a", "..a", "a."])
@@ -27,6 +27,18 @@ def test_bad_topics(name: str) -> None:
 def test_text_and_bytes_agree(name: str) -> None:
     legal = all(letter in "aZ9._-" for letter in name)
     assert is_topic(name) == is_topic(name.encode()) == (legal and name not in ("", ".", ".."))
+
+
+@pytest.mark.parametrize(
+    "name, other, expected",
+    [("a.b", "a_b", True), ("a_b", "a.b", True), ("a.b", "a.b", False), ("a.b", "a-b", False), ("a._b", "a_.b", True)],
+)
+def test_names_that_metrics_could_not_tell_apart(name: str, other: str, expected: bool) -> None:
+    assert collides(name, other) == expected
+
+
+def test_reserved_names() -> None:
+    assert [is_reserved(name) for name in ("__a", "__consumer_offsets", "_a", "a__")] == [True, True, False, False]
 
 
 def test_groups() -> None:

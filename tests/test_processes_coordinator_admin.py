@@ -17,6 +17,7 @@ from appliance.errors import (
     InvalidPartitions,
     InvalidRequest,
     InvalidSetting,
+    InvalidTopic,
     UnknownGroup,
     UnknownPartition,
 )
@@ -143,12 +144,32 @@ def test_wrong_settings_and_counts_are_refused_with_the_remedy(alone: Rig) -> No
     assert alone.metadata()["topics"] == []
 
 
+def test_names_that_metrics_could_not_tell_apart_are_refused(alone: Rig) -> None:
+    alone.admin("create_topic", name="a.b_c")
+    for name in ("a_b.c", "a.b.c", "a_b_c"):
+        code, message = alone.refusal("create_topic", name=name)
+        assert code == InvalidTopic.code and "collides with 'a.b_c'" in message
+        assert alone.refusal("ensure_topic", name=name)[0] == InvalidTopic.code
+    for name in ("a-b.c", "a.b", "abc"):
+        alone.admin("create_topic", name=name)
+
+
+def test_reserved_names_are_made_only_by_who_asks_for_that(alone: Rig) -> None:
+    for name in ("__consumer_offsets", "__mine"):
+        assert alone.refusal("ensure_topic", name=name)[0] == UnknownPartition.code
+        alone.admin("create_topic", name=name)
+        alone.admin("ensure_topic", name=name)
+
+
 def test_settings_are_set_and_taken_back_one_by_one(alone: Rig) -> None:
     alone.admin("create_topic", name="logs", settings={"retention.ms": "1h", "flush.messages": 0})
     alone.admin("alter_topic", name="logs", settings={"retention.ms": None, "retention.bytes": "1GiB"})
     assert alone.admin("topics")[0]["own"] == {"flush.messages": "0", "retention.bytes": "1073741824"}
     assert alone.settings["logs", 0]["retention.ms"] == "604800000"
     assert alone.refusal("alter_topic", name="logs", settings={"flush.message": None})[0] == InvalidSetting.code
+    alone.admin("alter_topic", name="logs", settings={"min.insync.replicas": 1, "preallocate": None})
+    assert alone.admin("topics")[0]["own"]["min.insync.replicas"] == "1"
+    assert "min.insync.replicas" not in alone.settings["logs", 0], "what changes nothing is not the writers' business"
     assert alone.refusal("alter_topic", name="logs", partitions=1)[0] == InvalidPartitions.code
     assert alone.refusal("alter_topic", name="none")[0] == UnknownPartition.code
     assert alone.admin("alter_topic", name="logs", partitions=3) == {"name": "logs", "partitions": 3}

@@ -30,6 +30,7 @@ from appliance.errors import (
 )
 from appliance.processes.coordinator.admin import NativeDoor
 from appliance.wire import native
+from appliance.zookeeper import identity
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, remove_tree
 from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_broker, encode_topic, topic
@@ -229,12 +230,31 @@ def ask_zookeeper(connect: str, operation: Operation[T]) -> T:
         session.close()
 
 
+def test_the_cluster_has_its_id_when_zookeeper_is_said_to_be_connected(tmp_path: Path, connect: str) -> None:
+    """That is what READY waits for; clients ask for the id as soon as they are served."""
+    for broker_id in range(3):
+        with member(tmp_path, connect, broker_id) as rig:
+            rig.until(lambda rig=rig: rig.zookeeper.get("state") == "connected")
+            assert rig.metadata()["cluster"] != ""
+
+
+def test_a_broker_with_an_ensemble_of_its_own_has_a_cluster_id_before_that_is_up(tmp_path: Path, connect: str) -> None:
+    with Rig(tmp_path, configs.load(overrides=["zookeeper.nodes=1"])) as rig:
+        cluster = rig.metadata()["cluster"]
+        assert cluster != ""
+        rig.channel.send(["zookeeper", connect])
+        rig.until(lambda: rig.zookeeper.get("state") == "connected")
+        rig.admin("create_topic", name="logs")
+        assert rig.metadata()["cluster"] == cluster
+        assert ask_zookeeper(connect, identity.cluster_id("another")) == cluster
+
+
 def test_a_topic_is_spread_over_the_brokers_and_known_to_all(tmp_path: Path, connect: str) -> None:
     with member(tmp_path, connect, 0) as one, member(tmp_path, connect, 1) as two:
         two.fork_again(doors={"native": "127.0.0.1:9191"})
         pump([one, two], lambda: len(one.metadata()["brokers"]) == len(two.metadata()["brokers"]) == 2)
         assert one.metadata()["brokers"] == [[0, "127.0.0.1", 9091], [1, "127.0.0.1", 9191]]
-        assert one.metadata()["cluster"] == two.metadata()["cluster"] != ""
+        pump([one, two], lambda: one.metadata()["cluster"] == two.metadata()["cluster"] != "")
         one.admin("create_topic", name="logs", partitions=5, settings={"retention.ms": "2h"})
         pump([one, two], lambda: len(one.tables) + len(two.tables) == 5)
         assert sorted([*one.tables, *two.tables]) == [("logs", partition) for partition in range(5)]

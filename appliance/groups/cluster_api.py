@@ -23,7 +23,7 @@ from appliance.errors import (
     UnknownPartition,
     UnsupportedVersion,
 )
-from appliance.names import GROUP_CHARACTERS_MAX, is_topic
+from appliance.names import GROUP_CHARACTERS_MAX, INTERNAL_TOPICS, is_reserved, is_topic
 
 from .call import Answer, Call, Handler
 from .cluster import NO_LEADER, Broker, Cluster
@@ -89,9 +89,7 @@ class ClusterApi:
         ids = list(dict.fromkeys(topic.topic_id for topic in wanted if topic.name is None))
         errors = await self._create_missing(names) if may_create else {}
         known = self._cluster.topics()
-        rows: list[Row] = [
-            (name, known.get(name) or errors.get(name, Code.UNKNOWN_TOPIC_OR_PARTITION)) for name in names
-        ]
+        rows: list[Row] = [(name, known.get(name) or errors.get(name) or _missing(name)) for name in names]
         by_id = {topic_id(topic): topic for topic in known.values()} if ids else {}
         for wanted_id in ids:
             topic = by_id.get(wanted_id)
@@ -104,7 +102,7 @@ class ClusterApi:
     async def _create_missing(self, names: list[str]) -> dict[str, int]:
         """Codes of the topics that could not be made."""
         known = self._cluster.topics()
-        missing = [name for name in names if name not in known]
+        missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
         errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)
         made = missing[:CREATIONS_MAX]
         codes = await asyncio.gather(*(self._create(name) for name in made))
@@ -132,8 +130,8 @@ class ClusterApi:
         for name in names:
             topic = known.get(name)
             if topic is None:
-                error = Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION
-                topics.append({"name": name, "error_code": error, "topic_authorized_operations": TOPIC_OPERATION_BITS})
+                row = {"name": name, "error_code": _missing(name), "topic_authorized_operations": TOPIC_OPERATION_BITS}
+                topics.append(row)
                 continue
             numbers = [number for number in sorted(topic.partitions) if name != first or number >= first_partition]
             if not left and numbers:
@@ -165,6 +163,7 @@ class ClusterApi:
             "error_code": Code.NONE,
             "name": topic.name,
             "topic_id": topic_id(topic),
+            "is_internal": topic.name in INTERNAL_TOPICS,
             "partitions": rows,
             "topic_authorized_operations": TOPIC_OPERATION_BITS,
         }
@@ -276,11 +275,18 @@ class ClusterApi:
 
     async def _init_producer(self, call: Call) -> Answer:
         none = {"producer_id": -1, "producer_epoch": -1}
-        if call.request.transactional_id is not None:
-            return none | {"error_code": Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+        transactional_id = call.request.transactional_id
+        if transactional_id is not None:
+            refused = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else Code.INVALID_REQUEST
+            return none | {"error_code": refused}
         try:
             return {"error_code": Code.NONE, "producer_id": self._cluster.producer_id(), "producer_epoch": 0}
         except Unavailable:
             return none | {"error_code": Code.COORDINATOR_LOAD_IN_PROGRESS}
         except ApplianceError as error:
             return none | {"error_code": error.code}
+
+
+def _missing(name: str) -> Code:
+    """Why there is no topic of this name."""
+    return Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION

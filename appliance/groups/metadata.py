@@ -34,6 +34,7 @@ from hashlib import blake2b
 from uuid import UUID
 
 from appliance.catalog import Topic
+from appliance.names import INTERNAL_TOPICS
 from appliance.wire.kafka.apis import APIS, METADATA
 
 from .cluster import NO_LEADER, Broker
@@ -149,7 +150,6 @@ class MetadataEncoder:
         tail = p.tags
         if version >= 8:
             tail = _bits(TOPIC_OPERATIONS if operations else None) + tail
-        internal = b"\0" if version >= 1 else b""
         nameless = None if version >= 12 else ""
         places: _Places = {}
         parts = [p.count(len(rows))]
@@ -159,7 +159,9 @@ class MetadataEncoder:
             if version >= 10:
                 unknown = name.bytes if isinstance(name, UUID) else NO_ID.bytes
                 parts.append(unknown if isinstance(topic, int) else _id_bytes(topic))
-            parts += [internal, p.count(len(placed))]
+            if version >= 1:
+                parts.append(b"\1" if name in INTERNAL_TOPICS else b"\0")
+            parts.append(p.count(len(placed)))
             for partition, brokers in placed.items():
                 assert not isinstance(topic, int)
                 place = (self._leader(topic, partition), *brokers)

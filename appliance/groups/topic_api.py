@@ -130,6 +130,7 @@ class TopicApi:
         names: list[str | UUID] = list(call.request.topic_names or ())
         if call.version >= 6:
             names = [wanted.topic_id if wanted.name is None else wanted.name for wanted in call.request.topics]
+        counts = Counter(names)
         by_id: dict[UUID, str] = {}
         if any(isinstance(name, UUID) for name in names):
             by_id = {topic_id(topic): topic.name for topic in self._cluster.topics().values()}
@@ -137,6 +138,9 @@ class TopicApi:
         async def delete(given: str | UUID) -> dict[str, Any]:
             name = by_id.get(given) if isinstance(given, UUID) else given
             row = {"name": name, "topic_id": given if isinstance(given, UUID) else NO_ID}
+            if counts[given] > 1:
+                message = f"{given} is to be deleted {counts[given]} times in one request"
+                return row | {"error_code": Code.INVALID_REQUEST, "error_message": message}
             if name is None:
                 return row | {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": f"there is no topic of id {given}"}
             try:
@@ -149,9 +153,14 @@ class TopicApi:
 
     async def _grow(self, call: Call) -> Answer:
         rows = []
-        for wanted in call.request.topics:
+        counts = Counter(wanted.name for wanted in call.request.topics)
+        for wanted in {wanted.name: wanted for wanted in call.request.topics}.values():
             row: dict[str, Any] = {"name": wanted.name, "error_code": Code.NONE, "error_message": None}
             try:
+                if counts[wanted.name] > 1:
+                    raise InvalidRequest(
+                        f"topic {wanted.name!r} is asked for {counts[wanted.name]} times in one request"
+                    )
                 present = len(self._topic(wanted.name).partitions)
                 if wanted.count <= present:
                     raise _Refused(
@@ -159,6 +168,10 @@ class TopicApi:
                         f"topic {wanted.name!r} has {present} partitions; {wanted.count} is no increase",
                     )
                 if wanted.assignments is not None:
+                    given, new = len(wanted.assignments), wanted.count - present
+                    if given != new:
+                        message = f"{new} new partitions need as many assignments, not {given}"
+                        raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, message)
                     self._check_brokers(each.broker_ids for each in wanted.assignments)
                 if not call.request.validate_only:
                     await self._cluster.add_partitions(wanted.name, wanted.count)

@@ -41,6 +41,7 @@ from ...groups.api import KafkaDoor
 from ...wire.bounds import Limits
 from ...wire.kafka import cold
 from ...zookeeper.paths import BrokerInfo
+from ...zookeeper.session import State
 from ..control import Channel
 from .admin import NativeDoor
 from .cluster import Cluster
@@ -96,7 +97,7 @@ class Coordinator:
             config,
             f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
             describe=self._describe,
-            on_state=lambda connect, state: self._send(["zookeeper", {"connect": connect, "state": state}]),
+            on_state=self._zookeeper_changed,
             on_connected=lambda: self._spawn(self._connected()),
             on_topic=lambda name, info: self._topics.told(name, info),
         )
@@ -121,7 +122,7 @@ class Coordinator:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
         if self._config.zookeeper.connect:
             self._registry.connect(self._config.zookeeper.connect)
-        elif not self._registry.enabled:
+        else:
             self._topics.found_cluster()
         self._spawn(self._maintain())
         try:
@@ -202,8 +203,18 @@ class Coordinator:
 
     # ---- ZooKeeper
 
+    def _zookeeper_changed(self, connect: str, state: str) -> None:
+        """Tell the supervisor, which waits for it with READY: connected is not before we know which cluster this is."""
+        if state != State.CONNECTED.value or self._cluster.cluster_id:
+            self._send(["zookeeper", {"connect": connect, "state": state}])
+
     async def _connected(self) -> None:
-        await self._topics.synchronise()
+        known = self._cluster.cluster_id
+        try:
+            await self._topics.synchronise()
+        finally:
+            if not known:
+                self._send(["zookeeper", {"connect": self._registry.connect_string, "state": self._registry.state}])
         await self._cluster.reconnected()
 
     def _describe(self) -> BrokerInfo | None:

@@ -37,6 +37,7 @@ from ...errors import (
     ApplianceError,
     InvalidPartitions,
     InvalidSetting,
+    InvalidTopic,
     RequestTimedOut,
     TopicExists,
     Unavailable,
@@ -45,7 +46,7 @@ from ...errors import (
     ZooKeeperAway,
 )
 from ...kafka_settings import ACCEPTED
-from ...names import check_topic
+from ...names import check_topic, collides, is_reserved
 from ...zookeeper import identity
 from ...zookeeper.assignment import place_partitions
 from ...zookeeper.deletion import retire_topic
@@ -122,6 +123,10 @@ class Topics:
         check_topic(name)
         if name in self.catalog.topics:
             raise TopicExists(f"there is a topic {name!r} already")
+        if "." in name or "_" in name:
+            for other in self.catalog.topics:
+                if collides(name, other):
+                    raise InvalidTopic(f"topic {name!r} collides with {other!r}: metrics have one name for both")
         if any(removal.whole for removal in self._removals(name)):
             raise WriterGone(f"the earlier topic {name!r} is still being deleted: try again")
         own = self.check_settings(settings or {})
@@ -172,9 +177,9 @@ class Topics:
         """The topic of that name, made with the defaults where topics are created automatically.
 
         Raises:
-            UnknownPartition: there is none and it is not made.
+            UnknownPartition: there is none and it is not made; names that are reserved never are.
         """
-        if name in self.catalog.topics or not self.auto_create:
+        if name in self.catalog.topics or not self.auto_create or is_reserved(name):
             return self.get(name)
         try:
             return await self.create(name)
@@ -276,8 +281,11 @@ class Topics:
     # ---- keeping in step
 
     def found_cluster(self) -> None:
-        """Without ZooKeeper, this broker is a cluster of its own; it is given an id once."""
-        if self.catalog.topics and not self.catalog.hosted(self._broker_id):
+        """Give this broker's cluster an id, once: without an ensemble of others it is a cluster of its own.
+
+        A local ensemble takes this id; should it have another one, that one holds.
+        """
+        if not self._registry.enabled and self.catalog.topics and not self.catalog.hosted(self._broker_id):
             log.error("%s has no partition of broker %d: was broker.id changed?", self.catalog.path, self._broker_id)
         if not self.catalog.cluster:
             self.catalog.cluster = uuid4().hex
@@ -332,7 +340,7 @@ class Topics:
         await registry.live_brokers()  # raises when what is registered for our id is not meant for us
         cluster = await registry.ask(identity.cluster_id(self.catalog.cluster or uuid4().hex))
         if cluster != self.catalog.cluster:
-            if self.catalog.cluster:
+            if self.catalog.cluster and self.catalog.topics:
                 log.warning("this data directory was in cluster %s, now in %s", self.catalog.cluster, cluster)
             self.catalog.cluster = cluster
             self.catalog.store()
