@@ -241,12 +241,48 @@ def _by_code() -> dict[int, type[ApplianceError]]:
 _CLASSES = _by_code()
 
 
-def from_code(code: int, message: str = "") -> ApplianceError:
+WORDS: dict[int, str] = {
+    OffsetOutOfRange.code: "the offset is outside of the partition",
+    CorruptBatch.code: "a batch is damaged",
+    UnknownPartition.code: "there is no such topic or partition",
+    WriterGone.code: "the partition's writer is being restarted",
+    NotLeader.code: "no appliance that lives leads the partition",
+    RequestTimedOut.code: "the appliance needed too long",
+    BrokerAway.code: "the appliance is away",
+    MessageTooLarge.code: "a message is larger than max.message.bytes of its topic",
+    14: "the coordinator of groups is starting",
+    ZooKeeperAway.code: "ZooKeeper is away, which groups and changes of topics need",
+    16: "another appliance coordinates the group",
+    InvalidTopic.code: "this is no name of a topic",
+    29: "not permitted",
+    InvalidTimestamp.code: "the timestamp is out of range",
+    UnsupportedVersion.code: "the appliance does not know this version of the request",
+    TopicExists.code: "the topic is there already",
+    InvalidPartitions.code: "this number of partitions cannot be",
+    InvalidSetting.code: "this setting cannot be",
+    InvalidRequest.code: "the request makes no sense to the appliance",
+    OutOfOrderSequence.code: "a numbered batch is missing before this one",
+    StaleProducerEpoch.code: "somebody else writes under this producer id",
+    StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
+    UnknownGroup.code: "there is no such group",
+    BufferFull.code: "too much is under way",
+}
+"""What a code means, where the peer sends no words of its own."""
+
+
+def from_code(code: int, message: str = "", *, about: str = "") -> ApplianceError:
     """The exception for a code that came over the wire; an unknown code becomes a plain ApplianceError.
 
     Code 56 (Kafka's KAFKA_STORAGE_ERROR) comes back as the retriable :class:`DiskFull`, as in Kafka's clients.
+
+    Args:
+        message: the peer's words; without any, what the code means.
+        about: what it is about, to stand before them.
     """
     cls = _CLASSES.get(code, ApplianceError)
     if cls is FrameTooLarge:
         cls = ApplianceError
-    return cls(message or f"error {code}")
+    words = (
+        message or WORDS.get(code) or f"error {code}, which this client does not know: is it older than the appliance?"
+    )
+    return cls(f"{about}: {words}" if about and about not in words else words)

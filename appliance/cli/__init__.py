@@ -7,6 +7,7 @@ not use.
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -14,7 +15,18 @@ import typer
 
 from .. import __version__
 from ..errors import ApplianceError
-from . import config_commands, data_commands, demo_command, groups, log_commands, pipeline_commands, service, topics
+from . import (
+    config_commands,
+    data_commands,
+    demo_command,
+    groups,
+    log_commands,
+    output,
+    pipeline_commands,
+    service,
+    topics,
+)
+from .ending import Ended
 from .faults import EXIT_STATUSES, report
 
 app = typer.Typer(
@@ -43,7 +55,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"appliance {__version__}")
+        output.say(f"appliance {__version__}")
         raise typer.Exit
 
 
@@ -69,7 +81,10 @@ demo_command.register(app)
 
 def main() -> None:
     """Entry point of ``.venv/bin/appliance``."""
+    logging.basicConfig(level=logging.WARNING, handlers=[output.Remarks()])
     try:
         app(prog_name="appliance")
     except (ApplianceError, OSError) as error:
         sys.exit(report(error))
+    except Ended as ended:
+        sys.exit(ended.status)

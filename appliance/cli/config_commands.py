@@ -29,7 +29,9 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
     if as_json:
         output.print_json([_row(key, chosen) for key in KEYS.values()])
     else:
-        print("\n".join(_lines(chosen)))
+        for line in _lines(chosen):
+            for part in line.split("\n"):
+                output.say(part)
 
 
 @app.command()
@@ -42,7 +44,7 @@ def check(config: ConfigFile = None, settings: Overrides = None) -> None:
     """
     chosen = load(config, settings or [])
     changed = sum(chosen.value(name) != key.default for name, key in KEYS.items())
-    print(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
+    output.say(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
 
 
 def _row(key: Key, chosen: Config) -> dict[str, object]:

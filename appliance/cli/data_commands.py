@@ -1,17 +1,18 @@
 """``appliance produce`` and ``appliance consume``: lines in, lines out.
 
 ``produce`` sends what is there at once (it reads pipes as they fill, so ``tail -F`` works) and waits at the end
-until everything is delivered; it fails on the first line that is not.  ``consume`` flushes its output before it
-commits, so that a group never skips what nobody has seen.
+until everything is delivered; it ends at the first line that is not, and says how many were not.  ``consume`` flushes
+its output before it commits, so that a group never skips what nobody has seen.
+
+Both go on with what can be written and read while a partition, a disk or an appliance is away, and say so
+(``waiting.py``); both end in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.py``).
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from base64 import b64encode
-from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -19,22 +20,23 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import typer
 
-from ..errors import MessageTooLarge
+from ..errors import ApplianceError, MessageTooLarge, Unavailable
 from ..wire.requests import EARLIEST, LATEST
-from . import output
+from . import ending, output
 from .positions import Position, parse_position, resolve
 from .target import Connect, Data, Json, address, cluster
+from .waiting import Watch
 
 if TYPE_CHECKING:
-    from ..client import Delivery, Message, Producer
+    from ..client import Message, Producer
 
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 64 << 20
 BATCH_MAX = 1000
 JOIN_S_MAX = 10.0
 """How long --timeout waits for a group to hand out partitions at all."""
-PENDING_MAX = 4096
-"""Deliveries not looked at yet; beyond, the oldest is waited for."""
+CLOSE_S = 5.0
+"""So long ``produce`` goes on delivering when it is ended, or has failed."""
 
 
 def produce(
@@ -73,13 +75,13 @@ def produce(
         raise typer.BadParameter("--key-separator: must not be empty")
     for path in files or []:
         path.open("rb").close()  # all or none: a missing file is found before the first line is sent
-    with cluster(data, connect) as asked:  # says at once when nobody is there; a producer would go on trying
+    door = address(data, connect)
+    with cluster(None, door) as asked:  # says at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
         asked.topic(topic)
     begun = time.monotonic()
-    sender = Producer(address(data, connect), acks=acks, codec=codec, client_name="appliance-produce")
-    with sender as producer:
-        sending = _Sending(producer, topic, partition, key_separator)
+    producer = Producer(door, acks=acks, codec=codec, client_name="appliance-produce")
+    with ending.in_order(), _Sending(producer, door, topic, partition, key_separator) as sending:
         for source in _sources(files or []):
             sending.send(source)
         sending.finish()
@@ -93,29 +95,54 @@ def produce(
 
 
 class _Sending:
-    """Lines on their way to one topic; any that fails ends it."""
+    """Lines on their way to one topic.  Use as a context; leaving it says how many were not delivered.
 
-    def __init__(self, producer: Producer, topic: str, partition: int | None, separator: str | None) -> None:
+    Raises:
+        ApplianceError: the first line that was not delivered, with the cause and how many there were.
+    """
+
+    def __init__(self, producer: Producer, door: str, topic: str, partition: int | None, separator: str | None) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
         self._separator = separator.encode() if separator else None
-        self._pending: deque[Delivery] = deque()
+        self._watch = Watch(door, producer.troubles, lambda: f"{self.left:,} lines on their way")
         self.count = 0
         self.size = 0
 
+    @property
+    def left(self) -> int:
+        return self.count - self._producer.delivered
+
+    def __enter__(self) -> _Sending:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        cause = None
+        try:
+            failure = self._producer.failure
+            if failure is not None and failure.error is not None:
+                cause = self._watch.cause((failure.topic, failure.partition), _root(failure.error))
+            self._producer.close(None if kind is None else CLOSE_S)
+        finally:
+            self._watch.__exit__()
+            said = f"{self.left:,} of {self.count:,} lines were not delivered"
+            if self.left and cause is None:
+                output.remark(f"appliance: {said}")
+        if cause is not None and self.left and (error is None or isinstance(error, Unavailable)):
+            raise type(cause)(f"{said}: {cause}") from None
+
     def send(self, lines: list[bytes]) -> None:
+        self.count += len(lines)
+        self.size += sum(map(len, lines))
         if self._separator is None and self._partition is None:
-            self._pending += self._producer.send_many(self._topic, lines)
+            self._producer.send_many(self._topic, lines)
         else:
             for line in lines:
                 key, value = self._split(line)
-                sent = self._producer.send(self._topic, value, key=key, partition=self._partition)
-                self._pending.append(sent)
-        self.count += len(lines)
-        self.size += sum(map(len, lines))
-        while self._pending and (self._pending[0].done() or len(self._pending) > PENDING_MAX):
-            self._pending.popleft().result()
+                self._producer.send(self._topic, value, key=key, partition=self._partition)
+        self._check()
 
     def _split(self, line: bytes) -> tuple[bytes | None, bytes]:
         key, found, value = line.partition(self._separator) if self._separator else (b"", b"", line)
@@ -123,8 +150,17 @@ class _Sending:
 
     def finish(self) -> None:
         self._producer.flush()
-        while self._pending:
-            self._pending.popleft().result()
+        self._check()
+
+    def _check(self) -> None:
+        failure = self._producer.failure
+        if failure is not None and failure.error is not None:
+            raise failure.error
+
+
+def _root(error: ApplianceError) -> ApplianceError:
+    """What the appliance said, where a time-out only says that it said so until the end."""
+    return error.__cause__ if isinstance(error.__cause__, ApplianceError) else error
 
 
 def _sources(files: list[Path]) -> Iterator[list[bytes]]:
@@ -190,13 +226,17 @@ def consume(
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", metavar="TEXT", help="Print keys, with this behind them.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write values as they are, also to a terminal, which they may change.")
+    ] = False,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
     """Print messages, one per line, until --max, --timeout or Ctrl-C.
 
-    With --json one object per line: topic, partition, offset, timestamp (ms since 1970), key, value, headers;
+    A terminal sees escapes such as \\x1b for what is no text.  A partition that cannot be read is named and waited
+    for.  With --json one object per line: topic, partition, offset, timestamp (ms since 1970), key, value, headers;
     what is not UTF-8 stands in key_base64 or value_base64.
 
     [b]Examples[/b]
@@ -210,7 +250,7 @@ def consume(
         appliance consume web --from 4711 --partition 0 --max 1
     """
     position = parse_position(since or ("earliest" if group else "latest"), datetime.now().astimezone())
-    printing = _Printing(as_json, key_separator)
+    printing = _Printing(as_json, key_separator, raw=raw or not sys.stdout.isatty())
     door = address(data, connect)
     if group is None:
         _read(door, topic, partitions, position, Limits(count_max, timeout), printing)
@@ -230,8 +270,9 @@ class Limits(NamedTuple):
 
 
 class _Printing:
-    def __init__(self, as_json: bool, separator: str | None) -> None:
+    def __init__(self, as_json: bool, separator: str | None, *, raw: bool) -> None:
         self._as_json = as_json
+        self._raw = raw
         self._separator = separator.encode() if separator is not None else None
 
     def print(self, messages: Iterable[Message]) -> None:
@@ -242,9 +283,9 @@ class _Printing:
 
     def _text(self, message: Message) -> bytes:
         value = message.value or b""
-        if self._separator is None or message.key is None:
-            return value
-        return message.key + self._separator + value
+        if self._separator is not None and message.key is not None:
+            value = message.key + self._separator + value
+        return value if self._raw else output.safe(value, kept="\t").encode()
 
     def _json(self, message: Message) -> bytes:
         row: dict[str, Any] = {
@@ -257,7 +298,7 @@ class _Printing:
         }
         if message.headers:
             row["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers]
-        return json.dumps(row, ensure_ascii=False).encode()
+        return output.json_text(row).encode()
 
 
 def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
@@ -274,17 +315,22 @@ def _read(
 
     with cluster(None, door) as asked:
         asked.refresh([topic])
-        count = len(asked.topic(topic).leaders)
-        offsets = resolve(asked, position, [(topic, partition) for partition in chosen or range(count)])
+        places = [(topic, partition) for partition in chosen or range(len(asked.topic(topic).leaders))]
+        offsets = None if position.offset is None else resolve(asked, position, places)
     left = limits.count_max
-    with Consumer(door, client_name="appliance-consume", on_out_of_range="raise") as consumer:
-        consumer.assign(offsets)
-        while left is None or left > 0:
-            messages = consumer.poll(limits.timeout, BATCH_MAX if left is None else min(left, BATCH_MAX))
-            if not messages:
-                return
-            printing.print(messages)
-            left = None if left is None else left - len(messages)
+    with ending.in_order(), Consumer(door, client_name="appliance-consume", on_out_of_range="raise") as consumer:
+        if offsets is None:
+            consumer.assign(places, at=position.timestamp)
+        else:
+            consumer.assign(offsets)
+        with Watch(door, consumer.troubles) as watch:
+            while left is None or left > 0:
+                messages = consumer.poll(limits.timeout, BATCH_MAX if left is None else min(left, BATCH_MAX))
+                if not messages:
+                    _end(watch)
+                    return
+                printing.print(messages)
+                left = None if left is None else left - len(messages)
 
 
 def _read_as_group(door: str, topic: str, group: str, position: Position, limits: Limits, printing: _Printing) -> None:
@@ -296,18 +342,29 @@ def _read_as_group(door: str, topic: str, group: str, position: Position, limits
         asked.topic(topic)  # a group would wait for a topic that does not exist
     start = {EARLIEST: "earliest", LATEST: "latest"}.get(position.timestamp, position.timestamp)
     left = limits.count_max
-    with GroupConsumer(door, group, start=start, client_name="appliance-consume") as consumer:
+    with (
+        ending.in_order(),
+        GroupConsumer(door, group, start=start, client_name="appliance-consume") as consumer,
+        Watch(door, consumer.troubles) as watch,
+    ):
         (stream,) = consumer.create_message_streams({topic: 1})[topic]
         joining_until = time.monotonic() + JOIN_S_MAX
-        patience = limits.timeout
         while True:
-            for message in stream.messages(patience):
+            for message in stream.messages(limits.timeout):
                 printing.print([message])
                 left = None if left is None else left - 1
                 if left == 0:
                     return
             if consumer.owned or time.monotonic() > joining_until:
+                _end(watch)
                 return
+
+
+def _end(watch: Watch) -> None:
+    """The end of --timeout: nothing has come, and that is a fault where something could not be read."""
+    error = watch.error()
+    if error is not None:
+        raise error
 
 
 def register(app: typer.Typer) -> None:

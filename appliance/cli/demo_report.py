@@ -106,33 +106,33 @@ def show(report: Report, as_json: bool) -> None:
     output.print_rows(report.partitions(), columns, title="Every line, per partition")
     shares = [{**row, "share": f"{row['share']:.0%}"} for row in report.consumers()]
     output.print_rows(shares, ["consumer", "messages", "share"], title="Read by, repeats included")
-    print(f"{len(files)} files, {report.lines:,} lines, {output.size(report.size)}" + _aside(report.plan.remark))
+    output.say(f"{len(files)} files, {report.lines:,} lines, {output.size(report.size)}" + _aside(report.plan.remark))
     move = report.move
-    print(
+    output.say(
         f"{move.seconds:.1f} s in and out, a death and its discovery included: "
         f"{report.lines / move.seconds:,.0f} messages/s, shipped at {report.lines / move.shipping_s:,.0f} messages/s"
     )
-    print(f"first consumer killed: its successor read its first line {move.takeover_s:.1f} s later")
-    print(f"lag of the group: {report.lag}")
+    output.say(f"first consumer killed: its successor read its first line {move.takeover_s:.1f} s later")
+    output.say(f"lag of the group: {report.lag}")
     if report.tables is not None:
         show_tables(report.tables)
     for fault in report.faults:
         output.remark(f"FAULT: {fault}")
     rest = "" if report.tables is None else " but these tables"
     good = f"every line accounted for, nothing left behind{rest}"
-    print(good if report.good else "NOT every line is accounted for")
+    output.say(good if report.good else "NOT every line is accounted for")
 
 
 def show_tables(tables: Tables) -> None:
     dead = sum(tables.dead.values())
-    print(f"pipeline: {tables.parsed:,} lines parsed, {dead:,} dead letters, in {tables.seconds:.1f} s")
+    output.say(f"pipeline: {tables.parsed:,} lines parsed, {dead:,} dead letters, in {tables.seconds:.1f} s")
     for reason, count in tables.dead.items():
-        print(f"  dead letters: {count:,}: {reason}")
-    print(f"audit: {tables.lost:,} lost, {tables.doubled:,} doubled")
+        output.say(f"  dead letters: {count:,}: {reason}")
+    output.say(f"audit: {tables.lost:,} lost, {tables.doubled:,} doubled")
     rows = [{"talker": name, "messages": count} for name, count in tables.talkers]
     output.print_rows(rows, ["talker", "messages"], title="Top talkers")
-    print(f"tables: {tables.events}")
-    print(f"report: {tables.page}")
+    output.say(f"tables: {tables.events}")
+    output.say(f"report: {tables.page}")
 
 
 def _aside(remark: str) -> str:

@@ -41,7 +41,7 @@ class View:
 
     def say(self, text: str) -> None:
         if self._bars is not None:
-            self._bars.console.print(text, highlight=False, markup=False)
+            self._bars.console.print(output.safe(text), highlight=False, markup=False)
         else:
             output.remark(text)
 

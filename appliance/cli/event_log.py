@@ -2,18 +2,19 @@
 
 ``log.format = "text"``: time, level, pid, module, message; under systemd, which knows time and pid, journald's
 ``<priority>`` instead.  ``"json"``: an object per line.  Further lines of an event (a traceback) are indented, or
-escaped where the reader takes lines apart.  Forked children inherit it.
+escaped where the reader takes lines apart.  What clients send may be part of a message: :func:`.output.safe` lets none
+of it act on a terminal.  Forked children inherit it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import time
 
 from ..config import Log
+from . import output
 
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
@@ -27,8 +28,8 @@ class Text(logging.Formatter):
         where = record.name.removeprefix("appliance.").removesuffix(".process")  # every process has one
         message = _message(self, record)
         if self._for_journald:
-            return f"<{PRIORITIES.get(record.levelno, 6)}>{where}: " + message.replace("\n", "\\n")
-        message = message.replace("\n", "\n    ")
+            return f"<{PRIORITIES.get(record.levelno, 6)}>{where}: " + output.safe(message)
+        message = output.safe(message, kept="\n").replace("\n", "\n    ")
         return f"{_moment(record)} {record.levelname.lower():7} {record.process} {where}: {message}"
 
 
@@ -36,7 +37,7 @@ class Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event = {"time": _moment(record), "level": record.levelname.lower(), "pid": record.process}
         event |= {"module": record.name, "message": _message(self, record)}
-        return json.dumps(event, ensure_ascii=False)
+        return output.json_text(event)
 
 
 def _moment(record: logging.LogRecord) -> str:

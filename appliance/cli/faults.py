@@ -6,8 +6,6 @@ and in README.  Each error class carries its own (``errors.py``).
 
 from __future__ import annotations
 
-import sys
-
 from ..errors import (
     AlreadyRunning,
     ApplianceError,
@@ -23,6 +21,7 @@ from ..errors import (
     UnknownPartition,
     ZooKeeperAway,
 )
+from . import output
 
 EXIT_STATUSES = {
     0: "done",
@@ -36,7 +35,10 @@ EXIT_STATUSES = {
     76: "the other side does not speak this protocol",
     77: "not permitted",
     78: "wrong configuration",
+    129: "its terminal was closed",
     130: "interrupted",
+    141: "the other end of its pipe was closed",
+    143: "terminated",
 }
 NO_INPUT, STORAGE, NOT_PERMITTED = 66, 74, 77
 
@@ -79,7 +81,7 @@ def report(error: ApplianceError | OSError) -> int:
         message, hint, status = f"{error.filename}: no such file or directory", "", NO_INPUT
     else:
         message, hint, status = str(error), "", STORAGE
-    print(f"appliance: {message}", file=sys.stderr)
+    output.remark(f"appliance: {message}")
     if hint:
-        print(f"  {hint}", file=sys.stderr)
+        output.remark(f"  {hint}")
     return status

@@ -43,7 +43,7 @@ def describe(group: Group, data: Data = None, connect: Connect = None, as_json: 
     if as_json:
         output.print_json(found)
         return
-    print(f"{group}: {found['state']}, {found['protocol']} protocol, {len(found['members'])} members")
+    output.say(f"{group}: {found['state']}, {found['protocol']} protocol, {len(found['members'])} members")
     members = [
         {**member, "partitions": [f"{topic}-{number}" for topic, number in member["partitions"]]}
         for member in found["members"]

@@ -8,7 +8,6 @@ files.
 from __future__ import annotations
 
 import fcntl
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,13 +89,16 @@ def dump(
     (directory,) = directories([partition], data)
     columns = RECORD_COLUMNS if records else BATCH_COLUMNS
     if not as_json:
-        print("\t".join(columns))
+        output.print_fields(columns)
     for found in islice(tools.dump(directory, start), count_max):
         if isinstance(found, tools.Damage):
             output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
             continue
         for row in _record_rows(found) if records else [_batch_row(found)]:
-            print(json.dumps(row) if as_json else "\t".join(output.field(row[column]) for column in columns))
+            if as_json:
+                output.say(output.json_text(row))
+            else:
+                output.print_fields([output.field(row[column]) for column in columns])
 
 
 def _batch_row(batch: Batch) -> dict[str, Any]:
@@ -208,10 +210,10 @@ def repair(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         return
     for row in rows:
         for action in row["actions"]:
-            print(f"{row['partition']}: {action}")
-        print(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
+            output.say(f"{row['partition']}: {action}")
+        output.say(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
     if not rows:
-        print("nothing to repair")
+        output.say("nothing to repair")
 
 
 @contextmanager

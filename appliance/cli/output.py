@@ -3,21 +3,71 @@
 Results go to standard output and everything else (progress, remarks, faults) to standard error, so that a
 pipe sees results only.  rich is imported only when something is drawn on a terminal: a pipe, a script and
 ``appliance start`` do not pay for it.
+
+Whatever is printed may hold what others have written: names of groups and clients, keys, values, texts of errors.
+All of it goes through :func:`safe`, so that none of it can move a cursor, hide, or change what stands beside it; no
+other module of the command line prints.  The one exception is ``consume`` into a pipe or a file, which writes values
+as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
 
+MARKS_MAX = 4
+"""So many accents may stand on one letter; more would reach into the lines above."""
+
+
+def safe(text: object, *, kept: str = "") -> str:
+    """``text`` for a terminal: what is no visible character, and not in ``kept``, stands as its escape sequence.
+
+    These are control characters (C0, C1, DEL), format characters (which change the direction of writing or take no
+    room), line and paragraph separators, half characters, and whatever Unicode has not assigned; of the marks on one
+    letter, all beyond :data:`MARKS_MAX`.  Bytes are read as UTF-8; those that are none stand as ``\\xff``.
+    """
+    shown = text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text)
+    if shown.isprintable() and (shown.isascii() or not any(map(unicodedata.combining, shown))):
+        return shown
+    pieces: list[str] = []
+    marks = 0
+    for character in shown:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        visible = character.isprintable() or unicodedata.category(character) == "Zs" or character in kept
+        pieces.append(character if visible and marks <= MARKS_MAX else _escaped(character))
+    return "".join(pieces)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def say(text: object = "") -> None:
+    """Print a line of a result."""
+    print(safe(text))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """JSON in which what :func:`safe` would not show is a ``\\u`` escape: another text, the same value."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    # A line break can only be one between values here: json escapes those inside of texts.
+    return "".join(
+        each if each.isprintable() or each == "\n" or unicodedata.category(each) == "Zs" else json.dumps(each)[1:-1]
+        for each in text
+    )
+
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+    print(json_text(value, 2 if sys.stdout.isatty() else None))
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", as_json: bool = False) -> None:
@@ -28,13 +78,18 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", 
     if as_json:
         print_json(list(rows))
     elif sys.stdout.isatty() and not rows:
-        print("none")
+        say("none")
     elif sys.stdout.isatty():
         _draw(rows, columns, title)
     else:
-        print("\t".join(columns))
+        print_fields(columns)
         for row in rows:
-            print("\t".join(field(row.get(column)) for column in columns))
+            print_fields([field(row.get(column)) for column in columns])
+
+
+def print_fields(fields: Sequence[str]) -> None:
+    """One tab-separated line."""
+    print("\t".join(map(safe, fields)))
 
 
 def field(value: object) -> str:
@@ -42,10 +97,14 @@ def field(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, dict):
-        return " ".join(f"{name}={inner}" for name, inner in value.items()) or "-"
+        return safe(_flat(" ".join(f"{name}={inner}" for name, inner in value.items()))) or "-"
     if isinstance(value, list | tuple):
-        return " ".join(map(str, value)) or "-"
-    return str(value).replace("\t", " ").replace("\n", " ")
+        return safe(_flat(" ".join(map(str, value)))) or "-"
+    return safe(_flat(str(value)))
+
+
+def _flat(text: str) -> str:
+    return text.replace("\t", " ").replace("\n", " ")
 
 
 def _draw(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
@@ -53,7 +112,7 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", header_style="bold")
+    table = Table(title=Text(safe(title)) if title else None, title_justify="left", header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if numeric and rows else "left")
@@ -91,7 +150,14 @@ def size(count: int) -> str:
 
 def remark(text: str) -> None:
     """Say something that is not a result."""
-    print(text, file=sys.stderr, flush=True)
+    print(safe(text, kept="\n"), file=sys.stderr, flush=True)
+
+
+class Remarks(logging.Handler):
+    """Says what the client logs, as remarks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        remark(f"appliance: {record.getMessage()}")
 
 
 @contextlib.contextmanager

@@ -71,7 +71,8 @@ def example() -> None:
 
         appliance pipeline example > web.toml
     """
-    print((files("appliance.spark.pipeline") / "example.toml").read_text(), end="")
+    for line in (files("appliance.spark.pipeline") / "example.toml").read_text().splitlines():
+        output.say(line)
 
 
 @app.command()
@@ -118,8 +119,8 @@ def report(
     if as_json:
         output.print_json({"html": str(page), "png": str(picture)})
         return
-    print(page)
-    print(picture)
+    output.say(page)
+    output.say(picture)
 
 
 def load(config: Path, data: Path | None, connect: str | None) -> Settings:

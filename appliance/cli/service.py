@@ -98,14 +98,17 @@ def _print_status(seen: dict[str, Any]) -> None:
     head = [("state", seen["state"]), ("data", seen["data"]), *seen["doors"].items()]
     head.append(("zookeeper", " ".join(filter(None, (zookeeper["state"], zookeeper["connect"])))))
     for name, value in head:
-        print(f"{name}:\t{value}" if not sys.stdout.isatty() else f"{name:>10}  {value}")
+        if sys.stdout.isatty():
+            output.say(f"{name:>10}  {value}")
+        else:
+            output.print_fields([f"{name}:", str(value)])
     if seen["processes"]:
-        print()
+        output.say()
         columns = ["role", "topic", "partition", "pid", "started", "restarts"]
         rows = [{**row, "started": _moment(row["started"])} for row in seen["processes"]]
         output.print_rows(rows, columns, title="Processes")
     if seen["partitions"]:
-        print()
+        output.say()
         columns = ["topic", "partition", "start", "end", "bytes", "messages", "state"]
         if any("reason" in row for row in seen["partitions"]):
             columns.append("reason")

@@ -44,7 +44,7 @@ def create(
         output.print_json(described[0] if described else {"name": name})
     else:
         count = len(described[0]["partitions"]) if described else partitions
-        print(f"created {name} with {count} partition{'s' if count != 1 else ''}")
+        output.say(f"created {name} with {count} partition{'s' if count != 1 else ''}")
 
 
 @app.command(name="list")
@@ -76,7 +76,7 @@ def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Js
         output.print_json(found[0])
         return
     for setting, value in sorted(found[0]["settings"].items()):
-        print(f"{setting}={value}")
+        output.say(f"{setting}={value}")
     output.print_rows(
         found[0]["partitions"],
         ["partition", "leader", "start", "end", "bytes", "messages", "state"],
@@ -116,7 +116,7 @@ def alter(
         arguments["partitions"] = partitions
     with cluster(data, connect) as asked:
         asked.admin("alter_topic", arguments)
-    print(f"altered {name}")
+    output.say(f"altered {name}")
 
 
 @app.command()
@@ -134,7 +134,7 @@ def delete(
     with cluster(data, connect) as asked:
         for name in names:
             asked.admin("delete_topic", {"name": name})
-            print(f"deleted {name}")
+            output.say(f"deleted {name}")
 
 
 def _summary(topic: dict[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Cluster:
         if found is None:
             raise UnknownPartition(f"no topic {name!r} in this cluster")
         if found.error:
-            raise from_code(found.error, f"topic {name!r}: error {found.error}")
+            raise from_code(found.error, about=f"topic {name!r}")
         return found
 
     def partition(self, topic: str, partition: int) -> TopicView:
@@ -116,7 +116,7 @@ class Cluster:
         """
         reply = self._ask(METADATA, None if topics is None else sorted(topics))
         if reply.header[1]:
-            raise from_code(reply.header[1], f"metadata request: error {reply.header[1]}")
+            raise from_code(reply.header[1], about="metadata")
         body: dict[str, Any] = reply.header[2]
         fresh = {row["name"]: _topic_view(row) for row in body["topics"]}
         known = dict(self.view.topics) if topics is not None else {}
@@ -129,7 +129,7 @@ class Cluster:
         reply = self._ask(ADMIN, verb, dict(arguments), broker_id=broker_id)
         _, error, message, result = reply.header
         if error:
-            raise from_code(error, message or f"{verb}: error {error}")
+            raise from_code(error, message, about="" if message else verb)
         return result
 
     def offsets(
@@ -145,31 +145,54 @@ class Cluster:
         deadline_s = time.monotonic() + (self._request_timeout_s if timeout_s is None else timeout_s)
         while True:
             left = {place: timestamp for place, timestamp in timestamps.items() if place not in found}
-            try:
-                for leader in {self.leader(*place) for place in left}:
-                    found.update(self._offsets_of(leader, left))
-                if len(found) == len(timestamps):
-                    return found
-            except ApplianceError as error:
+            some, failed = self.try_offsets(left)
+            found.update(some)
+            if not failed:
+                return found
+            for error in failed.values():
                 if not error.retriable or time.monotonic() > deadline_s:
-                    raise
+                    raise error
             time.sleep(RETRY_S)
-            self.refresh({topic for topic, _ in left})
+            self.refresh({topic for topic, _ in failed})
 
-    def _offsets_of(self, leader: int, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    def try_offsets(
+        self, timestamps: Mapping[tuple[str, int], int]
+    ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], ApplianceError]]:
+        """As :meth:`offsets`, one attempt: the offsets of the partitions that answer, the errors of the others."""
         found: dict[tuple[str, int], int] = {}
-        led = {place: when for place, when in timestamps.items() if self.leader(*place) == leader}
+        failed: dict[tuple[str, int], ApplianceError] = {}
+        led: dict[int, dict[tuple[str, int], int]] = {}
+        for place, when in timestamps.items():
+            try:
+                led.setdefault(self.leader(*place), {})[place] = when
+            except ApplianceError as error:
+                failed[place] = error
+        for leader, places in led.items():
+            try:
+                self._offsets_of(leader, places, found, failed)
+            except ApplianceError as error:
+                failed |= {place: error for place in places if place not in found and place not in failed}
+        return found, failed
+
+    def _offsets_of(
+        self,
+        leader: int,
+        asked: Mapping[tuple[str, int], int],
+        found: dict[tuple[str, int], int],
+        failed: dict[tuple[str, int], ApplianceError],
+    ) -> None:
+        led = dict(asked)
         while led:
             rows = self._ask(OFFSETS, [[*place, when, -1] for place, when in led.items()], broker_id=leader)
             for place, (error, offset, _, _) in zip(list(led), rows.header[2], strict=True):
                 if error:
-                    raise from_code(error, f"{place[0]}-{place[1]}: the appliance answers error {error}")
-                if offset >= 0:
+                    failed[place] = from_code(error, about=f"{place[0]}-{place[1]}")
+                    del led[place]
+                elif offset >= 0:
                     when = led.pop(place)
                     found[place] = offset if when < 0 else self._first_since(leader, place, offset, when)
             # Nothing is that late: read on at the end.
             led = dict.fromkeys(led, LATEST)
-        return found
 
     def _first_since(self, leader: int, place: tuple[str, int], offset: int, timestamp: int) -> int:
         """The first message of that time or later in the batch at ``offset``: the broker knows batches only."""

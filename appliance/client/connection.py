@@ -235,7 +235,7 @@ class Connection:
             replies.append(Reply(header, frame[start:]))
             return
         if header[1]:
-            raise from_code(header[1], f"{self} refused the connection with error {header[1]}")
+            raise from_code(header[1], about=f"{self} refuses the connection")
         self.broker_id = header[3]
         self.frame_bytes_max = header[4].get("frame_bytes_max", 0) or REPLY_BYTES_MAX
 

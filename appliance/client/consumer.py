@@ -27,17 +27,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import BadValue, ClientFault, CorruptBatch, InvalidRequest
+from ..errors import ApplianceError, BadValue, ClientFault, CorruptBatch, InvalidRequest
 from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
 from ..records.decode import Record, decode_batch, decode_values
 from ..wire.requests import EARLIEST, LATEST
 from .cluster import Cluster
 from .fetcher import Chunk, Fetcher, FetchOptions, Place
+from .troubles import Trouble
 
 T = TypeVar("T")
 
 RESETS: Final = ("earliest", "latest", "raise")
 MEBIBYTE: Final = 1024 * 1024
+RESOLVE_S: Final = 1.0
+"""So often a partition is asked again where it begins."""
 
 
 class Message(NamedTuple):
@@ -155,6 +158,9 @@ class Consumer:
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
         self._positions: dict[Place, int] = {}
+        self._unresolved: dict[Place, int] = {}  # to begin at these times, as soon as their brokers can say where
+        self._resolve_s = 0.0
+        self._step = _Step(self)
         self._started: dict[Place, int] = {}
         self._chunks: deque[Chunk] = deque()
         self._ready: deque[Message] = deque()
@@ -174,27 +180,42 @@ class Consumer:
 
     # ---- where to read
 
-    def assign(self, partitions: Mapping[Place, int] | Iterable[Place]) -> None:
+    def assign(self, partitions: Mapping[Place, int] | Iterable[Place], *, at: int = EARLIEST) -> None:
         """Read these partitions and no others.
 
+        A partition that cannot say now where it begins is waited for while the others are read; ``troubles`` names it.
+
         Args:
-            partitions: (topic, partition) -> offset, EARLIEST or LATEST; without offsets EARLIEST.
+            partitions: (topic, partition) -> offset, EARLIEST or LATEST; or partitions that all begin at ``at``.
+            at: EARLIEST, LATEST or ms since 1970.
 
         Raises:
             UnknownPartition: there is no such partition.
         """
-        wanted = dict(partitions) if isinstance(partitions, Mapping) else dict.fromkeys(partitions, EARLIEST)
-        self._cluster.refresh({topic for topic, _ in wanted})
+        wanted = dict(partitions) if isinstance(partitions, Mapping) else {}
+        timed = {} if isinstance(partitions, Mapping) else dict.fromkeys(partitions, at)
+        self._cluster.refresh({topic for topic, _ in [*wanted, *timed]})
         positions = {place: offset for place, offset in wanted.items() if offset >= 0}
+        timed |= {place: offset for place, offset in wanted.items() if offset < 0}
         for place in positions:
             self._cluster.partition(*place)
-        symbolic = {place: offset for place, offset in wanted.items() if offset < 0}
-        positions.update(self._cluster.offsets(symbolic))
+        found, failed = self._cluster.try_offsets(timed)
+        for error in failed.values():
+            if not error.retriable:
+                raise error
+        positions |= found
         self._chunks.clear()
         self._ready.clear()
         self._fetcher.assign(positions)
         self._positions = positions
         self._started = dict(positions)
+        self._unresolved = {place: timed[place] for place in failed}
+        for place, error in failed.items():
+            self._fetcher.troubles.begin(place, error)
+
+    def troubles(self) -> list[Trouble]:
+        """What this consumer waits for at the moment, the oldest first: brokers, partitions, metadata."""
+        return self._fetcher.troubles.current()
 
     def assign_topic(self, topic: str, offset: int = EARLIEST) -> None:
         """Read all partitions that the topic has now."""
@@ -202,7 +223,9 @@ class Consumer:
         self.assign({(topic, partition): offset for partition in range(len(self._cluster.topic(topic).leaders))})
 
     def positions(self) -> dict[Place, int]:
-        """The offset of the next message of every partition that is assigned."""
+        """The offset of the next message of every partition that is assigned; those that could not say yet where
+        they begin are left out.
+        """
         return dict(self._positions)
 
     def position(self, topic: str, partition: int) -> int:
@@ -263,52 +286,46 @@ class Consumer:
         Raises:
             CorruptBatch, OffsetOutOfRange, UnknownPartition: see the message; good batches before come first.
         """
-        self._check_usable()
-        found = self._ready_values()
         deadline_s = None if timeout is None else self._clock() + timeout
-        while True:
-            while self._chunks:
-                chunk = self._chunks[0]
-                if chunk.fetched.dropped:
-                    self._chunks.popleft()
-                    continue
-                try:
-                    values = self._decoder.values(chunk)
-                except CorruptBatch:
-                    if found:
-                        return found
+        with self._step:
+            moved = self._ready_values()
+            try:
+                while not any(values.values for values in moved):
+                    if not self._chunks and not self._fetch(deadline_s):
+                        break
+                    self._decode_values(moved)
+            except CorruptBatch:
+                if not moved:
                     raise
-                if values is None:
-                    self._chunks.popleft().release()
-                    if found:
-                        return found
-                else:
-                    self._positions[chunk.fetched.place] = values.next_offset
-                    if values.values:
-                        found.append(values)
-            if found:
-                return found
-            self._chunks += self._fetcher.poll(None if deadline_s is None else deadline_s - self._clock())
-            if not self._chunks and deadline_s is not None and self._clock() >= deadline_s:
-                return found
+            for values in moved:
+                self._positions[values.topic, values.partition] = values.next_offset
+        return [values for values in moved if values.values]
+
+    def _decode_values(self, moved: list[Values]) -> None:
+        """Decode the first chunk."""
+        chunk = self._chunks[0]
+        while not chunk.fetched.dropped and (values := self._decoder.values(chunk)) is not None:
+            moved.append(values)
+        self._chunks.popleft()
+        if not chunk.fetched.dropped:
+            chunk.release()
 
     def poll(self, timeout: float | None = None, messages_max: int = 500) -> list[Message]:
         """Up to ``messages_max`` messages, waiting for the first up to ``timeout`` seconds."""
-        self._check_usable()
-        self._fill(timeout)
-        ready = self._ready
-        messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
-        for message in messages:
-            self._positions[message[:2]] = message.offset + 1
+        with self._step:
+            self._fill(timeout)
+            ready = self._ready
+            messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
+            for message in messages:
+                self._positions[message[:2]] = message.offset + 1
         return messages
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
         """Message after message, for ever; ends when none has come for ``timeout`` seconds."""
-        ready = self._ready
         while True:
-            self._check_usable()
-            if not self._ready:
-                self._fill(timeout)
+            if not self._ready or self._closed:
+                with self._step:
+                    self._fill(timeout)
                 if not self._ready:
                     return
             ready = self._ready  # a seek replaces it
@@ -330,11 +347,46 @@ class Consumer:
                     self._chunks.popleft().release()
                 else:
                     self._ready += messages
-            if self._ready:
+            if self._ready or not self._fetch(deadline_s):
                 return
-            self._chunks += self._fetcher.poll(None if deadline_s is None else deadline_s - self._clock())
-            if not self._chunks and deadline_s is not None and self._clock() >= deadline_s:
-                return
+
+    def _fetch(self, deadline_s: float | None) -> bool:
+        """Wait for chunks; False when the time is up."""
+        if self._unresolved and self._clock() >= self._resolve_s:
+            self._resolve()
+        left_s = None if deadline_s is None else deadline_s - self._clock()
+        pause_s = left_s
+        if self._unresolved:
+            pause_s = RESOLVE_S if left_s is None else min(left_s, RESOLVE_S)
+        self._chunks += self._fetcher.poll(pause_s)
+        return bool(self._chunks) or deadline_s is None or self._clock() < deadline_s
+
+    def _resolve(self) -> None:
+        """Ask again where partitions begin that could not say."""
+        self._resolve_s = self._clock() + RESOLVE_S
+        troubles = self._fetcher.troubles
+        try:
+            self._cluster.refresh({topic for topic, _ in self._unresolved})
+        except ApplianceError as error:
+            troubles.begin("metadata", error)
+            return
+        found, failed = self._cluster.try_offsets(self._unresolved)
+        for place, offset in found.items():
+            del self._unresolved[place]
+            troubles.end(place)
+            self._fetcher.seek(place, offset)
+            self._positions[place] = self._started[place] = offset
+        for place, why in failed.items():
+            if not why.retriable:
+                raise why
+            troubles.begin(place, why)
+
+    def mend(self) -> None:
+        """Begin again at the positions: an interrupt left a call in its middle, with messages that nobody has got."""
+        self._chunks.clear()
+        self._ready.clear()
+        self._fetcher.disconnect()
+        self._fetcher.assign(self._positions)
 
     def _ready_values(self) -> list[Values]:
         """Messages that were decoded for :meth:`messages`, when the caller changes to batches."""
@@ -343,7 +395,6 @@ class Consumer:
             run = list(messages)
             next_offset = run[-1].offset + 1
             values = [message.value for message in run]
-            self._positions[place] = next_offset
             found.append(Values(place[0], place[1], values, next_offset))
         self._ready.clear()
         return found
@@ -358,11 +409,28 @@ class Consumer:
             raise InvalidRequest(f"{place[0]}-{place[1]} is not assigned to this consumer: assign it first")
         return place
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         if self._closed:
             raise InvalidRequest("this consumer is closed")
-        if not self._positions:
+        if not self._positions and not self._unresolved:
             raise InvalidRequest("nothing is assigned to this consumer: call assign first")
+
+
+class _Step:
+    """Around what a call does: finds out when the one before was left in its middle by an interrupt."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._torn = False
+
+    def __enter__(self) -> None:
+        self._consumer.check_usable()
+        if self._torn:
+            self._consumer.mend()
+        self._torn = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._torn = kind is not None and not issubclass(kind, ApplianceError)
 
 
 def _in_place(chunk: Chunk, start: int, size: int) -> bool:

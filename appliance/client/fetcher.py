@@ -10,7 +10,8 @@ of the log, so after B bytes the next offset is P + B.  The first batch's header
 what does not is not believed, and the connection is closed.
 
 Recoverable troubles (a broker away, a partition moved or offline) are waited out here, with metadata asked
-anew.  An offset out of range is answered by the policy: ``earliest``, ``latest``, or None to raise.
+anew; what is waited for stands in ``troubles``.
+An offset out of range is answered by the policy: ``earliest``, ``latest``, or None to raise.
 
 Not thread-safe, but for :meth:`Fetcher.wake`.  Errors raised by :meth:`Fetcher.poll`, when there is nothing
 else to hand out: OffsetOutOfRange, UnknownPartition (the topic is gone), ClientFault.  Fetching of everything
@@ -43,6 +44,7 @@ from ..records.batch import HEADER, HEADER_BYTES, LENGTH_END
 from ..wire.native import FETCH
 from .cluster import Cluster, View
 from .connection import Connection, Reply
+from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +142,7 @@ class _Link:
 
 class Fetcher:
     def __init__(self, cluster: Cluster, options: FetchOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.troubles = Troubles(clock)
         self._cluster = cluster
         self._options = options
         self._clock = clock
@@ -154,9 +157,13 @@ class Fetcher:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
+        """Forget all requests under way; they are made anew."""
         for link in self._links.values():
             self._disconnect(link)
+
+    def close(self) -> None:
+        self.disconnect()
         self._epoll.close()
         fd, self._wake_fd = self._wake_fd, -1
         os.close(fd)
@@ -184,6 +191,7 @@ class Fetcher:
         fetched = self._partitions.pop(place, None)
         if fetched is not None:
             fetched.dropped = True
+        self.troubles.forget(place)
         self._led = None
 
     def ends(self) -> dict[Place, int]:
@@ -285,7 +293,9 @@ class Fetcher:
 
     def _take(self, link: _Link, reply: Reply, chunks: list[Chunk], now_s: float) -> None:
         asked, link.asked = link.asked, []
-        link.failures = 0
+        if link.failures:
+            link.failures = 0
+            self.troubles.end(_name(link))
         rows = reply.header[2]
         if len(rows) != len(asked):
             raise ProtocolFault(f"{link.connection} answered {len(rows)} partitions, asked for {len(asked)}")
@@ -299,7 +309,10 @@ class Fetcher:
             fetched.log_start, fetched.end = log_start, end
             if code:
                 refused.append((fetched, code))
-            elif size:
+                continue
+            if self.troubles and fetched.place in self.troubles:
+                self.troubles.end(fetched.place)
+            if size:
                 position = _position(data, offset)
                 fetched.offset = position + size
                 fetched.received_bytes += size
@@ -312,7 +325,7 @@ class Fetcher:
     def _refused(self, fetched: Fetched, code: int, now_s: float) -> None:
         topic, partition = fetched.place
         fetched.resume_s = now_s + BACKOFF_S
-        error = from_code(code, f"{topic}-{partition}: the broker answers error {code}")
+        error = from_code(code, about=f"{topic}-{partition} at offset {fetched.offset}")
         if isinstance(error, OffsetOutOfRange):
             reset = self._options.reset
             text = f"{topic}-{partition}: offset {fetched.offset} is outside of {fetched.log_start}..{fetched.end}"
@@ -325,14 +338,15 @@ class Fetcher:
         elif isinstance(error, NotLeader | UnknownPartition):
             self._stale_topics.add(topic)
             self._led = None
+            self.troubles.begin(fetched.place, error)
         elif isinstance(error, ClientFault):
             self._trouble = error
         else:
             fetched.resume_s = now_s + BACKOFF_S_MAX
-            logger.warning("%s; trying again", error)
+            self.troubles.begin(fetched.place, error)
 
     def _failed(self, link: _Link, error: ApplianceError, now_s: float) -> None:
-        logger.warning("%s", error)
+        self.troubles.begin(_name(link), error)
         link.resume_s = now_s + min(BACKOFF_S * 2 ** min(link.failures, 10), BACKOFF_S_MAX)
         link.failures += 1
         self._disconnect(link)
@@ -352,9 +366,10 @@ class Fetcher:
         topics, self._stale_topics = self._stale_topics, set()
         try:
             self._cluster.refresh(topics)
+            self.troubles.end("metadata")
         except ApplianceError as error:
             self._stale_topics |= topics
-            logger.warning("metadata: %s", error)
+            self.troubles.begin("metadata", error)
 
     def _find_leaders(self) -> None:
         self._led_view = self._cluster.view
@@ -366,8 +381,14 @@ class Fetcher:
                 self._stale_topics.add(place[0])
                 if not error.retriable:
                     self._trouble = error
+                else:
+                    self.troubles.begin(place, error)
                 continue
             self._led.setdefault(broker_id, deque()).append(fetched)
+
+
+def _name(link: _Link) -> str:
+    return f"appliance {link.broker_id}"
 
 
 def _position(data: memoryview, offset: int) -> int:

@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, ZooKeeperAway
+from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, NotLeader, ZooKeeperAway
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
 from ..zookeeper.paths import STREAMS_MAX, Subscription, TopicPartition
@@ -47,6 +47,7 @@ from .consumer import MEBIBYTE, Decoder
 from .fetcher import Fetcher, FetchOptions, Place
 from .streams import Holding, MessageStream, Shelf
 from .threads import Threads
+from .troubles import Trouble
 
 if TYPE_CHECKING:
     from ..zookeeper.rebalance import Claim, GroupMember
@@ -56,6 +57,9 @@ logger = logging.getLogger(__name__)
 
 MEMBER_WAIT_MS: Final = 200
 FETCH_WAIT_S: Final = 0.5
+JOIN_S: Final = 2.0
+"""So long it may take to join before that is a trouble."""
+RETRY_S: Final = 0.1
 COMMIT_TIMEOUT_MS: Final = 2_000
 CLOSE_S_MAX: Final = 10.0
 
@@ -233,6 +237,10 @@ class GroupConsumer:
         with self._shelf.changed:
             return {place: held.handed for place, held in self._shelf.holdings.items() if held.handed >= 0}
 
+    def troubles(self) -> list[Trouble]:
+        """What this consumer waits for at the moment, the oldest first: brokers, partitions, ZooKeeper."""
+        return self._fetcher.troubles.current()
+
     @property
     def corrupt_batches(self) -> int:
         return self._decoder.corrupt_batches
@@ -302,14 +310,30 @@ class GroupConsumer:
 
     def _keep_membership(self, member: GroupMember) -> None:
         commit_due_ms = self._clock_ms() + (self._auto_commit_ms or 0)
+        patient_until_s = time.monotonic() + JOIN_S
         while not self._closing.is_set():
             member.poll(MEMBER_WAIT_MS)
+            if time.monotonic() > patient_until_s:
+                self._note_membership(member)
             if self._auto_commit_ms is not None and self._clock_ms() >= commit_due_ms:
                 commit_due_ms = self._clock_ms() + self._auto_commit_ms
                 try:
                     self._commit(self._shelf.positions(in_hand=False))
+                    self._fetcher.troubles.end("committing positions")
                 except ZooKeeperAway as error:
-                    logger.warning("group %s: positions not committed, trying again: %s", self.group, error)
+                    self._fetcher.troubles.begin("committing positions", error)
+
+    def _note_membership(self, member: GroupMember) -> None:
+        """Say why nothing is handed out, where the membership is the reason."""
+        troubles, rebalancer = self._fetcher.troubles, member.rebalancer
+        group = f"group {self.group}"
+        if not self._alive():
+            troubles.begin(group, ZooKeeperAway("ZooKeeper is away: nothing is handed out meanwhile"))
+        elif rebalancer.in_the_way:
+            theirs = ", ".join(f"{topic}-{partition}" for topic, partition in rebalancer.in_the_way[:5])
+            troubles.begin(group, NotLeader(f"other members have not given up yet: {theirs}"))
+        else:
+            troubles.end(group)
 
     def _commit(self, offsets: Mapping[Place, int]) -> None:
         assert self._member is not None
@@ -325,6 +349,7 @@ class GroupConsumer:
 
     def _run_fetch(self) -> None:
         waiting: list[_Starting] = []
+        troubles = self._fetcher.troubles
         while not self._closing.is_set():
             while self._orders:
                 for order in self._orders.popleft():
@@ -333,26 +358,34 @@ class GroupConsumer:
                     elif order.place not in self._shelf.holdings:
                         self._fetcher.remove(order.place)
             try:
+                for entry in waiting:
+                    if entry.holding.revoked:
+                        troubles.forget(entry.holding.place)
                 waiting = self._begin([entry for entry in waiting if not entry.holding.revoked])
                 self._shelf.put(self._fetcher.poll(FETCH_WAIT_S))
+                troubles.end("fetching")
             except ApplianceError as error:
                 # A topic that is gone is taken from us by the next rebalance; everything else passes.
-                logger.warning("group %s: %s", self.group, error)
+                troubles.begin("fetching", error)
                 self._closing.wait(FETCH_WAIT_S)
 
     def _begin(self, starting: list[_Starting]) -> list[_Starting]:
         """Fetch these partitions, from where they were or from where the consumer wants to start."""
         if not starting:
             return []
+        troubles = self._fetcher.troubles
         try:
             self._cluster.refresh({entry.holding.place[0] for entry in starting})
-            unknown = [entry.holding.place for entry in starting if entry.stored is None]
-            found = self._cluster.offsets(dict.fromkeys(unknown, self._start), timeout_s=0)
         except ApplianceError as error:
-            logger.warning("group %s: %s; trying again", self.group, error)
+            troubles.begin("metadata", error)
             self._closing.wait(FETCH_WAIT_S)
             return starting
+        unknown = [entry.holding.place for entry in starting if entry.stored is None]
+        found, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
         for holding, stored in starting:
+            if holding.place in failed:
+                troubles.begin(holding.place, failed[holding.place])
+                continue
             offset = found[holding.place] if stored is None else stored
             with self._shelf.changed:
                 if holding.revoked:
@@ -362,8 +395,11 @@ class GroupConsumer:
                     holding.handed = holding.done = offset
                 else:
                     holding.committed = offset
+            troubles.end(holding.place)
             self._fetcher.seek(holding.place, offset)
-        return []
+        if failed:
+            self._closing.wait(RETRY_S)
+        return [entry for entry in starting if entry.holding.place in failed]
 
 
 class _Hands(NamedTuple):

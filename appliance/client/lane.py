@@ -178,15 +178,21 @@ class Lane:
             self.in_flight.clear()
             self._drained(now_s)
 
-    def expire(self, now_s: float) -> list[Settled]:
-        """Give up what waits beyond its deadline; what is in flight is left to the request timeout."""
+    def expire(self, now_s: float, cause: ApplianceError | None = None) -> list[Settled]:
+        """Give up what waits beyond its deadline; what is in flight is left to the request timeout.
+
+        ``cause`` is why it could not be delivered, as far as is known.
+        """
         expired: list[Settled] = []
         while self.queue and self.queue[0].deadline_s <= now_s:
             batch = self.queue.popleft()
             if batch.sends and self.identity is Identity.KNOWN:
                 self._renew = True
-            text = f"{self.topic}-{self.partition}: not delivered in time after {batch.sends} attempts"
-            expired.append((batch, RequestTimedOut(text), OFFSET_UNKNOWN))
+            why = f": {cause}" if cause is not None else ""
+            text = f"{self.topic}-{self.partition}: not delivered in time after {batch.sends} attempts{why}"
+            error = RequestTimedOut(text)
+            error.__cause__ = cause
+            expired.append((batch, error, OFFSET_UNKNOWN))
         self._drained(now_s)
         return expired
 

@@ -7,9 +7,9 @@
 
 A batch is for one partition and is sent when it is full (``batch_bytes_max``, ``batch_messages_max``) or has
 lingered for ``linger_ms``, whichever comes first.  Messages without key or partition go to a random
-partition, another one for each batch; a key decides by murmur2 as in Kafka's Java client.  Messages of one
-partition arrive in the order in which they were sent, also through retries (see ``lane.py``), unless
-``idempotent=False``.
+partition that takes messages, another one for each batch; a key decides by murmur2 as in Kafka's Java client.
+Messages of one partition arrive in the order in which they were sent, also through retries (see ``lane.py``),
+unless ``idempotent=False``.
 
 Messages in hand are bounded by ``buffer_bytes_max``: beyond, ``send`` waits up to ``block_ms_max`` and then
 raises :class:`~appliance.errors.BufferFull`; with 0 it raises at once.  Nothing is ever dropped silently:
@@ -64,6 +64,7 @@ from ..records.partitioner import partition_for
 from .cluster import NO_BROKER, Cluster, TopicView
 from .delivery import Batch, Delivery, OnDelivery
 from .sender import Sender, SenderOptions
+from .troubles import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -314,6 +315,20 @@ class Producer:
         known = self._cluster.view.topics.get(topic)
         return range(len(known.leaders) if known is not None and not known.error else self._learn(topic).count)
 
+    def troubles(self) -> list[Trouble]:
+        """What this producer waits for at the moment, the oldest first: brokers, partitions, metadata."""
+        return self._sender.troubles.current()
+
+    @property
+    def delivered(self) -> int:
+        """How many messages have been delivered."""
+        return self._sender.delivered
+
+    @property
+    def failure(self) -> Batch | None:
+        """The first batch that was not delivered: its partition and error; None while there is none."""
+        return self._sender.failure
+
     def flush(self, timeout: float | None = None) -> None:
         """Send everything now and wait until all of it is delivered or has failed, and all callbacks have
         returned.
@@ -422,7 +437,7 @@ class Producer:
         """A new batch, or the one open for a partition chosen at random; None while the buffer is full."""
         sticky = partition is None
         if partition is None:
-            partition = known.live[0] if len(known.live) == 1 else self._choice(known.live)
+            partition = known.live[0] if len(known.live) == 1 else self._choice(self._going(topic, known.live))
             batch = self._open.get((topic, partition))
             if batch is not None and batch.left_bytes >= size:
                 if batch.uniform:
@@ -443,6 +458,13 @@ class Producer:
             self._sticky[topic] = batch
         sender.awaken()
         return batch
+
+    def _going(self, topic: str, live: Sequence[int]) -> Sequence[int]:
+        """The partitions that take messages at the moment, as far as is known; all, if none does."""
+        troubles = self._sender.troubles
+        if not troubles:
+            return live
+        return [partition for partition in live if (topic, partition) not in troubles] or live
 
     def _send_off(self, batch: Batch) -> None:
         """The batch is full."""
@@ -493,6 +515,7 @@ class Producer:
             raise BufferFull(
                 f"{sender.buffered_bytes} of {self._buffer_bytes_max} bytes are still on their way after "
                 f"{self._block_s_max:g} s: send slower, raise buffer_bytes_max or block_ms_max"
+                + "".join(f"; {trouble}" for trouble in self.troubles())
             )
         return deadline_s
 

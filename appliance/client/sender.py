@@ -43,6 +43,7 @@ from .connection import Address, Connection
 from .delivery import OFFSET_UNKNOWN, Batch
 from .lane import Identity, Lane, Settled
 from .threads import Threads
+from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class BoundLane(Lane):
     """A lane and the broker that leads its partition, as far as is known."""
 
     link: Link | None = None
+    trouble: ApplianceError | None = None  # why it does not go on, if it does not
 
     def __init__(self, topic: str, partition: int, head: ProduceHead, **options: Any) -> None:
         super().__init__(topic, partition, **options)
@@ -132,6 +134,7 @@ class Sender:
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
+        self.troubles = Troubles(clock)
         self._cluster = cluster
         self._options = options
         self._expects_replies = options.acks != 0
@@ -145,6 +148,10 @@ class Sender:
         self.buffered_bytes = 0
         self.unsettled: dict[Batch, None] = {}
         """Batches that are sealed and not settled, or whose callbacks still run; an ordered set."""
+        self.delivered = 0
+        """Messages."""
+        self.failure: Batch | None = None
+        """The first batch that was not delivered."""
         self._lanes: dict[tuple[str, int], BoundLane] = {}
         self._links: dict[int, Link] = {}
         self._stalled: dict[BoundLane, None] = {}
@@ -367,8 +374,9 @@ class Sender:
     def _find_link(self, lane: BoundLane) -> None:
         try:
             broker_id = self._cluster.leader(lane.topic, lane.partition)
-        except ApplianceError:
+        except ApplianceError as error:
             self._want_refresh(lane.topic)
+            self._in_trouble(lane, error)
             return
         link = self._links.get(broker_id)
         if link is None:
@@ -449,7 +457,7 @@ class Sender:
         link.ready.clear()
 
     def _link_failed(self, link: Link, error: ApplianceError, now_s: float) -> None:
-        logger.warning("%s", error)
+        self.troubles.begin(f"appliance {link.broker_id}", error)
         doubled = min(link.failures, 10)
         link.failures += 1
         link.resume_s = now_s + min(self._options.backoff_s * 2**doubled, self._options.backoff_s_max) * self._jitter()
@@ -495,8 +503,9 @@ class Sender:
         except ApplianceError as error:
             self._link_failed(link, error, now_s)
             return
-        if replies:
+        if replies and link.failures:
             link.failures = 0
+            self.troubles.end(f"appliance {link.broker_id}")
         for (_, code, base, _, _, message), _ in replies:
             lane, _ = link.waiting.popleft()
             self._answer(lane, from_code(code, message) if code else None, base, now_s)
@@ -512,6 +521,11 @@ class Sender:
         settled = lane.answered(error, base, now_s)
         if settled is not None:
             self._settle(settled)
+        if error is not None and settled is None:
+            self._in_trouble(lane, error)
+        elif lane.trouble is not None:
+            lane.trouble = None
+            self.troubles.end((lane.topic, lane.partition))
         if troubled and not lane.in_flight:
             if lane.link is not None:
                 lane.link.ready.pop(lane, None)
@@ -519,8 +533,16 @@ class Sender:
             if lane.queue:
                 self._stalled[lane] = None
 
+    def _in_trouble(self, lane: BoundLane, error: ApplianceError) -> None:
+        lane.trouble = error
+        self.troubles.begin((lane.topic, lane.partition), error)
+
     def _settle(self, settled: Settled) -> None:
         batch, error, offset = settled
+        if error is None:
+            self.delivered += batch.count
+        elif self.failure is None:
+            self.failure = batch
         batch.settle(error, offset)
         self.buffered_bytes -= batch.bytes
         if batch.callbacks:
@@ -544,7 +566,8 @@ class Sender:
                 self._link_failed(link, overdue, now_s)
         for lane in self._lanes.values():
             if lane.queue and lane.queue[0].deadline_s <= now_s:
-                for settled in lane.expire(now_s):
+                cause = lane.trouble or (self._away(lane) if self.troubles else None)
+                for settled in lane.expire(now_s, cause):
                     self._settle(settled)
         stalled, self._stalled = self._stalled, {}
         for lane in stalled:
@@ -566,6 +589,10 @@ class Sender:
         if link.unsent and now_s >= link.unsent[0][0].in_flight[0].deadline_s:
             return RequestTimedOut(f"{connection} takes no more bytes")
         return None
+
+    def _away(self, lane: BoundLane) -> ApplianceError | None:
+        """Why nothing of this lane was sent: the oldest trouble that is not another partition's."""
+        return next((trouble.error for trouble in self.troubles.current() if trouble.place is None), None)
 
     def _want_refresh(self, topic: str) -> None:
         self._refresh_topics.add(topic)
@@ -617,6 +644,8 @@ class Sender:
         try:
             if isinstance(errands, set):
                 self._cluster.refresh(errands)
+                if self.troubles:
+                    self.troubles.end("metadata")
             if self._identity_wanted:
                 producer_id, epoch = self._ask_identity()
                 with self.lock:
@@ -626,7 +655,7 @@ class Sender:
                         if lane.identity is Identity.WANTED:
                             lane.identify(producer_id, epoch)
         except ApplianceError as error:
-            logger.warning("metadata: %s", error)
+            self.troubles.begin("metadata", error)
             if isinstance(errands, set):
                 with self.lock:
                     self._refresh_topics |= errands

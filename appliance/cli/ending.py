@@ -1,0 +1,47 @@
+"""How a command that reads or writes messages is ended from outside: in order, whatever the signal.
+
+SIGTERM and SIGHUP (a closed terminal) become an exception in the main thread, as Ctrl-C does, so every ``with`` block
+closes what it opened: a group's member commits what was printed and leaves, a producer delivers what it can.  A pipe
+that is closed at its other end (``| head``) ends the command the same way, without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(BaseException):
+    """A signal ended the command; not an Exception, so that nothing takes it for a fault."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the block by :class:`Ended`."""
+    ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}  # nohup
+    before = {number: signal.signal(number, _end) for number in SIGNALS if number not in ignored}
+    try:
+        yield
+    except BrokenPipeError:
+        # What is left in the buffer of standard output would raise again when the interpreter ends.
+        with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        raise Ended(signal.SIGPIPE) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(number)

@@ -1,0 +1,126 @@
+"""What a command waits for, said on standard error while it waits, with the cause that the appliance knows.
+
+A client goes on by itself when a partition, a disk or an appliance is back, so it has nothing to raise.
+:class:`Watch` looks at its troubles meanwhile: one line for each that lasts for :data:`TELL_AFTER_S`, another one
+every :data:`REPEAT_S`, and one when it is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..config import parse_addresses
+from ..errors import ApplianceError, DiskFull, StorageFault
+from . import output
+from .target import cluster
+
+if TYPE_CHECKING:
+    from ..client.troubles import Subject, Trouble
+
+TELL_AFTER_S: Final = 2.0
+REPEAT_S: Final = 30.0
+LOOK_S: Final = 0.2
+_TROUBLES: Final = logging.getLogger("appliance.client.troubles")
+CODE_STORAGE: Final = StorageFault.code
+
+
+class Watch:
+    """Use as a context around the waiting.
+
+    ``troubles`` is the client's; ``progress`` says how far the command has come, "" for nothing to say.
+    """
+
+    def __init__(
+        self, address: str, troubles: Callable[[], Sequence[Trouble]], progress: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._address = address
+        self._troubles = troubles
+        self._progress = progress
+        self._told: dict[Subject, float] = {}  # by subject: when last
+        self._causes: dict[Subject, ApplianceError] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="appliance-watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        _TROUBLES.disabled = True  # what the client would log, and sooner
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._look(time.monotonic())
+        _TROUBLES.disabled = False
+
+    def error(self) -> ApplianceError | None:
+        """The oldest trouble there is, with its cause."""
+        troubles = self._troubles()
+        return self.cause(troubles[0].subject, troubles[0].error) if troubles else None
+
+    def cause(self, subject: Subject, error: ApplianceError) -> ApplianceError:
+        """The error; where a partition cannot be used, with the reason that its appliance gives."""
+        name, text = _name(subject), str(error)
+        plain = type(error)(text if name in text else f"{name}: {text}")
+        if not isinstance(subject, tuple) or error.code != CODE_STORAGE:
+            return plain
+        known = self._causes.get(subject)
+        if known is None:
+            known = self._causes[subject] = explain(self._address, subject) or plain
+        return known
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self._look(time.monotonic())
+
+    def _look(self, now_s: float) -> None:
+        troubles = self._troubles()
+        for trouble in troubles:
+            last_s = self._told.get(trouble.subject)
+            due_s = trouble.since_s + TELL_AFTER_S if last_s is None else last_s + REPEAT_S
+            if now_s >= due_s:
+                self._told[trouble.subject] = now_s
+                progress = self._progress()
+                output.remark(
+                    f"waiting: {self.cause(trouble.subject, trouble.error)}" + (f" ({progress})" if progress else "")
+                )
+        for subject in self._told.keys() - {trouble.subject for trouble in troubles}:
+            del self._told[subject]
+            self._causes.pop(subject, None)
+            output.remark(f"going on: {_name(subject)}")
+
+
+def _name(subject: Subject) -> str:
+    return subject if isinstance(subject, str) else f"{subject[0]}-{subject[1]}"
+
+
+def explain(address: str, place: tuple[str, int]) -> ApplianceError | None:
+    """Why a partition cannot be written or read, from the appliance that leads it; None when that says nothing."""
+    topic, partition = place
+    try:
+        with cluster(None, address) as asked:
+            asked.refresh([topic])
+            seen = asked.admin("status", {}, broker_id=asked.leader(topic, partition))
+    except ApplianceError:
+        return None
+    rows = [row for row in seen["partitions"] if (row["topic"], row["partition"]) == place]
+    state = rows[0]["state"] if rows else ""
+    if state == "offline":
+        reason = rows[0].get("reason") or "`appliance status` says why"
+        return StorageFault(f"{topic}-{partition} is offline: {reason}")
+    if state == "disk full":
+        return DiskFull(f"{topic}-{partition}: the disk of {seen['data']} is full{_free(address, seen['data'])}")
+    return None
+
+
+def _free(address: str, data: str) -> str:
+    """How much is free, where that can be seen from here."""
+    host, _ = parse_addresses(address)[0]
+    if not (host.startswith("127.") or host in ("localhost", "::1")) or not Path(data).is_dir():
+        return ""
+    return f": {output.size(shutil.disk_usage(data).free)} free"

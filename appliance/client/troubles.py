@@ -1,0 +1,78 @@
+"""What keeps a client from going on, for as long as it does: to be looked at, and logged once when it changes.
+
+A client waits out what passes by itself: a broker that restarts, a partition that is offline, a full disk.
+:class:`Troubles` keeps one :class:`Trouble` for each thing that is waited for, so there are at most as many as
+brokers and partitions in use, and logs one line when it begins, when its kind changes, and when it is over.
+However often something is tried again meanwhile, there is nothing more to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..errors import ApplianceError
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+Subject = Place | str
+"""A topic and partition, or the name of anything else: an address, ``metadata``."""
+
+
+class Trouble(NamedTuple):
+    """``since_s`` is when it began, of the same clock as :class:`Troubles`."""
+
+    subject: Subject
+    error: ApplianceError
+    since_s: float
+
+    @property
+    def place(self) -> Place | None:
+        return self.subject if isinstance(self.subject, tuple) else None
+
+    def __str__(self) -> str:
+        name, text = name_of(self.subject), str(self.error)
+        return text if name in text else f"{name}: {text}"
+
+
+class Troubles:
+    """Of one client.  Changed by whoever finds them; any thread may look."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[Subject, Trouble] = {}
+
+    def __contains__(self, subject: Subject) -> bool:
+        return subject in self._open
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def current(self) -> list[Trouble]:
+        """All that there are now, the oldest first."""
+        return sorted(self._open.copy().values(), key=lambda trouble: trouble.since_s)
+
+    def begin(self, subject: Subject, error: ApplianceError) -> None:
+        """It does not go on with this, because of that."""
+        known = self._open.get(subject)
+        if known is None or (type(known.error), known.error.code) != (type(error), error.code):
+            since_s = self._clock() if known is None else known.since_s
+            trouble = self._open[subject] = Trouble(subject, error, since_s)
+            logger.warning("%s; trying again", trouble)
+
+    def end(self, subject: Subject) -> None:
+        """It goes on."""
+        known = self._open.pop(subject, None)
+        if known is not None:
+            logger.warning("%s: going on after %.1f s", name_of(subject), self._clock() - known.since_s)
+
+    def forget(self, subject: Subject) -> None:
+        """Nobody waits for it any more."""
+        self._open.pop(subject, None)
+
+
+def name_of(subject: Subject) -> str:
+    return subject if isinstance(subject, str) else f"{subject[0]}-{subject[1]}"
