@@ -53,6 +53,14 @@ def filled(path: Path, raws: Iterable[bytes], settings: TopicSettings = SETTINGS
     return log
 
 
+def retire(log: Log, offset: int) -> None:
+    """Let the log start at ``offset``, and remove the files before it."""
+    log.flush()
+    log.retire_before(offset)
+    log.flush()
+    log.unlink_retired()
+
+
 def log_range(found: FileRange) -> tuple[int, int]:
     """Offsets from where to where a range of a segment file goes."""
     assert isinstance(found.file, File)

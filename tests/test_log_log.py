@@ -27,7 +27,7 @@ from appliance.log.files import System
 from appliance.log.index import ENTRY_BYTES
 from appliance.log.recovery import POINT_NAME
 
-from .log_batches import BOOT, SETTINGS, Group, batch, contents, filled, log_range, open_log, place_all, placed
+from .log_batches import BOOT, SETTINGS, Group, batch, contents, filled, log_range, open_log, place_all, placed, retire
 
 MEMORY = Path("/dev/shm")  # thousands of logs: what a disk does is played by Faults
 
@@ -163,9 +163,10 @@ def test_grows_the_active_segment_when_there_are_as_many_as_can_be(tmp_path: Pat
     log = Log.open(tmp_path, SETTINGS, lambda: 0, segments_max=3, boot=BOOT)
     log.append(place_all(0, [batch([b"x" * 1500])] * 10))
     assert len(log.bases) == 3
-    assert log.retire_before(log.bases[1]) == []  # not exposed yet
+    log.retire_before(log.bases[1])
+    assert log.start == 0  # not exposed yet
     log.expose(log.written)
-    log.unlink(log.retire_before(log.bases[1]))
+    retire(log, log.bases[1])
     log.append(place_all(log.written, [batch()]))
     assert len(log.bases) == 3
 
@@ -330,22 +331,37 @@ def test_retire_drops_whole_segments_and_never_what_readers_have_not_seen(tmp_pa
     bases = list(log.bases)
     assert len(bases) == 4
     log.expose(bases[2])
-    paths = log.retire_before(log.written)
+    log.retire_before(log.written)
+    assert log.start == 0  # nothing of it is on the disk
+    log.flush()
+    log.retire_before(log.written)
     assert (log.start, log.bases) == (bases[2], bases[2:])
-    assert all(path.exists() for path in paths) and len(paths) == 4
-    log.unlink(paths)
-    assert not any(path.exists() for path in paths)
-    assert log.retire_before(bases[2]) == []
+    assert len(list(tmp_path.glob("*.log"))) == 4
+    assert log.unlink_retired() == 4
+    assert len(list(tmp_path.glob("*.log"))) == 2
+    log.retire_before(bases[2])
+    assert log.unlink_retired() == 0
     middle = bases[2] + 100
     log.expose(log.written)
-    assert log.retire_before(middle) == []  # starts in the middle of a segment, which stays
+    log.retire_before(middle)
+    assert log.unlink_retired() == 0  # starts in the middle of a segment, which stays
     assert (log.start, log.bases[0]) == (middle, bases[2])
+
+
+def test_what_goes_is_removed_only_when_what_stays_is_on_the_disk(tmp_path: Path) -> None:
+    log = filled(tmp_path, [batch()] * 5)
+    log.retire_before(log.written)
+    with pytest.raises(AssertionError, match="flush first"):
+        log.unlink_retired()
+    assert log.must_flush_to_unlink
+    log.flush()
+    assert log.unlink_retired() == 2
 
 
 def test_retire_everything(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch()] * 5)
     end, records = log.written, log.records
-    log.unlink(log.retire_before(end))
+    retire(log, end)
     assert (log.start, log.bases, log.records) == (end, [end], records)
     log.close(clean=False)
     log = open_log(tmp_path)
@@ -516,10 +532,12 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data(), finish=st.booleans())
     def retire(self, data: st.DataObject, finish: bool) -> None:
         offset = data.draw(st.integers(self.log.start, self.log.exposed))
-        paths = self.log.retire_before(offset)
-        assert self.log.start == offset
+        self.log.flush()
         if finish:
-            self.log.unlink(paths)
+            retire(self.log, offset)
+        else:
+            self.log.retire_before(offset)
+        assert self.log.start == offset
         self.old_point = self.point()
 
     @rule()

@@ -24,7 +24,7 @@ from appliance.log.reader import BOUNDARIES_MAX, RECORDS_MAX, TIMES_MAX, UNPACKE
 from appliance.records.encode import encode_batch
 from appliance.wire.requests import FileRange
 
-from .log_batches import SETTINGS, batch, filled, log_range, open_log, place_all, placed
+from .log_batches import SETTINGS, batch, filled, log_range, open_log, place_all, placed, retire
 
 MEMORY = Path("/dev/shm")
 
@@ -179,7 +179,7 @@ def test_a_retired_segment_is_out_of_range_but_a_range_of_it_stays_readable(tmp_
     found = reader.locate(bases, end, 0, 1 << 20)
     assert found is not None
     before = read(found)
-    log.unlink(log.retire_before(bases[2]))
+    retire(log, bases[2])
     reader.forget()
     gc.collect()
     assert read(found) == before
@@ -206,7 +206,7 @@ def test_records_are_counted_over_the_life_of_the_log(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 450] * 2)] * 8)
     reader = LogReader(tmp_path, FileCache())
     before = [reader.at(log.bases, log.written, offset) for offset in range(log.bases[2], log.written, 100)]
-    log.unlink(log.retire_before(log.bases[2]))
+    retire(log, log.bases[2])
     assert [reader.at(log.bases, log.written, offset) for offset in range(log.bases[0], log.written, 100)] == before
 
 
@@ -237,7 +237,7 @@ def test_max_timestamp(log: Log, naive: Naive) -> None:
 def test_a_time_from_the_future_spoils_its_own_segment_only(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 400], 10**15 if number == 1 else number) for number in range(20)])
     reader = LogReader(tmp_path, FileCache())
-    log.unlink(log.retire_before(log.bases[1]))
+    retire(log, log.bases[1])
     found = reader.by_time(log.bases, log.written, 15)
     assert found is not None and found.timestamp == 15
 

@@ -21,7 +21,7 @@ from appliance.log.recovery import POINT_NAME
 from appliance.log.tools import CORRUPT, INDEX, TORN, Batch, Damage, Problem, dump, flipped_bit, mended, repair, verify
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 
-from .log_batches import SETTINGS, batch, contents, filled, open_log, place_all, placed
+from .log_batches import SETTINGS, batch, contents, filled, open_log, place_all, placed, retire
 
 MEMORY = Path("/dev/shm")
 RAWS = [batch([b"%d" % number * 60] * (number % 3 + 1), number) for number in range(20)]
@@ -101,7 +101,7 @@ def test_verify_a_sound_log(path: Path) -> None:
     log.append(place_all(log.written, RAWS))  # while it is written
     assert verify(path).problems == []
     log.expose(log.written)
-    log.unlink(log.retire_before(log.bases[2]))
+    retire(log, log.bases[2])
     report = verify(path)
     assert report.problems == [] and report.start == log.start
     log.close()
@@ -294,7 +294,7 @@ def test_repair_cuts_a_segment_that_runs_into_the_next(path: Path) -> None:
 
 def test_repair_keeps_the_start_of_a_retired_log(path: Path) -> None:
     log = filled(path, RAWS)
-    log.unlink(log.retire_before(log.bases[1] + 10))
+    retire(log, log.bases[1] + 10)
     log.close(clean=False)
     overwrite(log_path(path, log.bases[0]), 90, b"\0\0\0\0\0\0")
     repaired = repair(path)

@@ -1,13 +1,21 @@
 """Idempotent producers: which batches of a partition have been written before (KIP-98, without transactions).
 
 A producer numbers its records per partition.  For each producer id the partition's writer remembers its epoch, the
-sequence that must come next, and where its last ``RECENT_MAX`` batches went: a Kafka producer keeps at most five
-requests in flight, so a repeat is one of these and is answered with its first offsets.  The native producer keeps
-many more; a repeat from further back is known by its number, and answered as written at an unknown offset.
+sequence that must come next, where its last ``RECENT_MAX`` batches went, and how many consecutive records before the
+next one it has seen admitted (``known``).  A batch is
 
-The memory is bounded: beyond ``ids_max`` producers the one that was silent longest is forgotten.  Until that has
-happened a producer that is not known must start at sequence 0: otherwise its second batch could enter before its
-first, when the first died with a writer.  Afterwards it may start anywhere, as with Kafka's brokers.
+    next                                 appended
+    one of the recent ones               a repeat, answered with its first offsets: a Kafka producer keeps at most
+                                         five requests in flight
+    wholly among the ``known`` ones      a repeat, answered as written at an unknown offset: the native producer
+                                         keeps many more in flight
+    anything else                        refused as out of order, above all what may never have been written
+
+A producer that is not known must start at sequence 0: otherwise its second batch could enter before its first, when
+the first died with a writer.  Once ``forgotten`` is set it may start anywhere, as with Kafka's brokers: then batches
+of producers that are not known any more may have been written.  That is so when there were more than ``ids_max``
+producers (the one that was silent longest is forgotten first), and when state and part of the log are gone.  What
+such a producer had sent before is not ``known``, so it is never taken for a repeat.
 
 Each entry is an immutable tuple, so a group of batches is undone by putting the old entries back.
 """
@@ -15,7 +23,7 @@ Each entry is an immutable tuple, so a group of batches is undone by putting the
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgpack
 from crc32c import crc32c
@@ -26,9 +34,32 @@ RECENT_MAX: Final = 5
 UNKNOWN: Final = -1
 SEQUENCE_MASK: Final = 0x7FFF_FFFF
 """Sequences wrap from 2**31 - 1 to 0."""
+KNOWN_MAX: Final = SEQUENCE_MASK >> 1
+VERSION: Final = 2
 
 Recent = tuple[int, int, int]  # first sequence, first record's offset, offset after the last
-Entry = tuple[int, int, tuple[Recent, ...]]  # epoch, next sequence, recent batches
+Entry = tuple[int, int, int, tuple[Recent, ...]]  # epoch, next sequence, known, recent batches
+
+
+class Snapshot(NamedTuple):
+    """The producers after every batch below offset ``end``; never changes."""
+
+    end: int
+    forgotten: bool
+    entries: tuple[tuple[int, Entry], ...]
+
+    def encode(self) -> bytes:
+        """A checksum, and a msgpack array: version, end, forgotten, entries from the one silent longest."""
+        body: bytes = msgpack.packb([VERSION, *self])
+        return crc32c(body).to_bytes(4, "big") + body
+
+    @classmethod
+    def decode(cls, data: bytes) -> Snapshot | None:
+        """None: it is damaged, or of another version."""
+        if len(data) < 5 or crc32c(data[4:]) != int.from_bytes(data[:4], "big"):
+            return None
+        version, *fields = msgpack.unpackb(data[4:], use_list=False, strict_map_key=False)
+        return cls(*fields) if version == VERSION and len(fields) == len(cls._fields) else None
 
 
 class Sequences:
@@ -38,13 +69,13 @@ class Sequences:
         self._ids_max = ids_max
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._undo: dict[int, Entry | None] = {}
-        self._forgetful = False
+        self.forgotten = False
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def check(self, producer_id: int, epoch: int, sequence: int) -> tuple[int, int] | None:
-        """Whether a batch may be appended.
+    def check(self, producer_id: int, epoch: int, sequence: int, count: int) -> tuple[int, int] | None:
+        """Whether a batch of ``count`` records may be appended.
 
         Returns:
             None: append it, then :meth:`record` it.  Otherwise it is a repeat, and these are its (base, end),
@@ -56,18 +87,18 @@ class Sequences:
         """
         entry = self._entries.get(producer_id)
         if entry is None:
-            if sequence and not self._forgetful:
+            if sequence and not self.forgotten:
                 raise OutOfOrderSequence(f"producer {producer_id}: starts at sequence {sequence}, expected 0")
             return None
-        known_epoch, next_sequence, recent = entry
+        known_epoch, next_sequence, known, recent = entry
         if epoch == known_epoch:
             if sequence == next_sequence:
                 return None
             for first, base, end in recent:
-                if first == sequence:
+                if first == sequence and end - base == count:
                     return base, end
-            if (sequence - next_sequence) & SEQUENCE_MASK > SEQUENCE_MASK >> 1:
-                return UNKNOWN, UNKNOWN  # behind: numbers are consecutive, so it was admitted before
+            if count <= (next_sequence - sequence) & SEQUENCE_MASK <= known:
+                return UNKNOWN, UNKNOWN
             raise OutOfOrderSequence(f"producer {producer_id}: sequence {sequence}, expected {next_sequence}")
         if epoch < known_epoch:
             raise StaleProducerEpoch(f"producer {producer_id}: epoch {epoch}, but {known_epoch} has written")
@@ -80,16 +111,20 @@ class Sequences:
         entry = self._entries.get(producer_id)
         if producer_id not in self._undo:
             self._undo[producer_id] = entry
-        recent = entry[2][1 - RECENT_MAX :] if entry is not None and entry[0] == epoch else ()
+        if entry is not None and entry[0] == epoch and entry[1] == sequence:
+            known, recent = min(entry[2] + count, KNOWN_MAX), entry[3][1 - RECENT_MAX :]
+        else:
+            known, recent = min(count, KNOWN_MAX), ()
         self._entries[producer_id] = (
             epoch,
             (sequence + count) & SEQUENCE_MASK,
+            known,
             (*recent, (sequence, base, end)),
         )
         self._entries.move_to_end(producer_id)
         if len(self._entries) > self._ids_max:
             self._entries.popitem(last=False)
-            self._forgetful = True
+            self.forgotten = True
 
     def commit(self) -> None:
         """What was recorded since the last commit is in the log."""
@@ -104,17 +139,14 @@ class Sequences:
                 self._entries[producer_id] = entry
         self._undo.clear()
 
-    def snapshot(self, end: int) -> bytes:
-        """The state after every batch below offset ``end``, with a checksum in front."""
-        body: bytes = msgpack.packb([end, self._forgetful, list(self._entries.items())])
-        return crc32c(body).to_bytes(4, "big") + body
+    def snapshot(self, end: int) -> Snapshot:
+        """The state after every batch below offset ``end``.  Call it with all committed."""
+        assert not self._undo
+        return Snapshot(end, self.forgotten, tuple(self._entries.items()))
 
-    def restore(self, snapshot: bytes) -> int | None:
-        """Take the state from a snapshot and return its ``end``; None, and nothing taken, when it is damaged."""
-        if len(snapshot) < 5 or crc32c(snapshot[4:]) != int.from_bytes(snapshot[:4], "big"):
-            return None
-        end, forgetful, entries = msgpack.unpackb(snapshot[4:], use_list=False, strict_map_key=False)
-        self._entries = OrderedDict(entries[-self._ids_max :])
-        self._forgetful = forgetful or len(entries) > self._ids_max
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the state from a snapshot."""
+        entries = snapshot.entries[-self._ids_max :]
+        self._entries = OrderedDict(entries)
+        self.forgotten = snapshot.forgotten or len(entries) < len(snapshot.entries)
         self._undo.clear()
-        return int(end)

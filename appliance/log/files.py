@@ -1,10 +1,14 @@
-"""Files of a log: their names, and descriptors that close themselves.
+"""Files of a log: their names, descriptors that close themselves, and every call that changes a disk.
 
 ``position`` is a byte in a file, ``offset`` a byte in the log: ``offset = base + position``.
+
+Only their owner may read the log's files and directories, whatever the umask.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,16 +18,31 @@ from typing import Final
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 NAME_DIGITS: Final = 20
-FILE_MODE: Final = 0o644
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+COPY_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The calls that can fail for reasons outside; tests pass others to fail at a chosen point."""
+    """The calls that change a disk, or make a change durable.
+
+    Tests pass others: to fail at a chosen point, or to record what a power loss may leave of them.
+    """
 
     writev: Callable[[int, Sequence[memoryview]], int] = os.writev
     pwrite: Callable[[int, bytes | memoryview, int], int] = os.pwrite
     fdatasync: Callable[[int], None] = os.fdatasync
+    open: Callable[[Path | str, int, int], int] = os.open
+    ftruncate: Callable[[int, int], None] = os.ftruncate
+    rename: Callable[[Path, Path], None] = os.rename
+    unlink: Callable[[Path], None] = os.unlink
+    mkdir: Callable[[Path, int], None] = os.mkdir
+    fsync: Callable[[int], None] = os.fsync
+    msync: Callable[[mmap.mmap], object] = mmap.mmap.flush
+
+
+SYSTEM: Final = System()
 
 
 class File:
@@ -34,9 +53,9 @@ class File:
 
     __slots__ = ("fd", "path")
 
-    def __init__(self, path: Path | str, flags: int = os.O_RDONLY) -> None:
+    def __init__(self, path: Path | str, flags: int = os.O_RDONLY, system: System = SYSTEM) -> None:
         self.fd = -1
-        self.fd = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+        self.fd = system.open(path, flags | os.O_CLOEXEC, FILE_MODE)
         self.path = path
 
     def __del__(self) -> None:
@@ -73,21 +92,56 @@ def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
     return dict(sorted(logs.items())), dict(sorted(indexes.items()))
 
 
-def write_at(
-    fd: int,
-    data: bytes | memoryview,
-    position: int,
-    pwrite: Callable[[int, bytes | memoryview, int], int] = os.pwrite,
-) -> None:
+def write_at(fd: int, data: bytes | memoryview, position: int, system: System = SYSTEM) -> None:
     """Write all of ``data``, however many calls that takes."""
     rest = memoryview(data)
     while rest:
-        written = pwrite(fd, rest, position)
+        written = system.pwrite(fd, rest, position)
         position += written
         rest = rest[written:]
 
 
-def sync_directory(directory: Path) -> None:
+def remove(path: Path, system: System = SYSTEM) -> bool:
+    """Unlink a file; returns whether it was there."""
+    with contextlib.suppress(FileNotFoundError):
+        system.unlink(path)
+        return True
+    return False
+
+
+def replace(path: Path, data: bytes, system: System = SYSTEM) -> None:
+    """Make ``path`` a file that holds ``data``, durably: after a power loss it is the old file or the new one.
+
+    Raises:
+        OSError: it is one of the two.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        file = File(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, system)
+        write_at(file.fd, data, 0, system)
+        system.fsync(file.fd)
+        system.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove(temporary, system)
+        raise
+    sync_directory(path.parent, system)
+
+
+def copy(source: File, position: int, stop: int, path: Path, system: System = SYSTEM) -> None:
+    """Make ``path`` a durable copy of the source's bytes [position, stop); its name is the caller's to sync."""
+    target = File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, system)
+    start = position
+    while position < stop:
+        data = os.pread(source.fd, min(COPY_BYTES, stop - position), position)
+        if not data:
+            break
+        write_at(target.fd, data, position - start, system)
+        position += len(data)
+    system.fsync(target.fd)
+
+
+def sync_directory(directory: Path, system: System = SYSTEM) -> None:
     """Make names in it (created, renamed, unlinked) durable: ``fdatasync`` of a file does not."""
-    file = File(directory, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(file.fd)
+    file = File(directory, os.O_RDONLY | os.O_DIRECTORY, system)
+    system.fsync(file.fd)

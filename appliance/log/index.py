@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import CorruptLog
-from .files import File, write_at
+from .files import SYSTEM, File, System, write_at
 
 ENTRY: Final = struct.Struct("<Qqq")
 ENTRY_BYTES: Final = 24
@@ -128,13 +128,13 @@ class Builder:
         if self._kept < len(self._old):
             self._look = min(self._due, self._old[self._kept])
 
-    def store(self, path: Path) -> None:
+    def store(self, path: Path, system: System = SYSTEM) -> None:
         """Make the file what was built."""
         position = 8 * self._kept
-        file = File(path, os.O_RDWR | os.O_CREAT)
+        file = File(path, os.O_RDWR | os.O_CREAT, system)
         if self._old_bytes > position:
-            os.ftruncate(file.fd, position)
-        write_at(file.fd, self._new.tobytes(), position)
+            system.ftruncate(file.fd, position)
+        write_at(file.fd, self._new.tobytes(), position, system)
 
 
 class IndexFile(File):

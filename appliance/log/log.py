@@ -5,9 +5,9 @@ flushing to the operating system exposes what is written, so there ``exposed`` m
 
 Flushing belongs to another thread, so that writing goes on meanwhile::
 
-    ticket = log.flush_begin()      writer's loop: what is to be synced, up to where ticket.sync()
-    other thread: slow, without the interpreter's lock, touches nothing of the log log.flush_done(ticket)
-    either thread, in the order of beginning
+    ticket = log.flush_begin()   writer's loop: what is to be synced, up to where
+    ticket.sync()                other thread: slow, without the interpreter's lock, touches nothing of the log
+    log.flush_done(ticket)       either thread, in the order of beginning
 
 A ticket covers everything that is written but not known to be flushed, so one that was begun and never synced
 may be dropped for a later one.  A sync that fails is never tried again: the kernel may have dropped the pages
@@ -17,12 +17,25 @@ not at the page cache.
 Appending is all or nothing, also across a roll: a full disk (:class:`DiskFull`) leaves the log as it was, to
 try again later.  Any other failure of the disk is a :class:`StorageFault`: no more is written by this
 process.
+
+What must be on the disk before what, so that a power loss at any moment leaves a log that opens::
+
+    the recovery point                     before the first append (a torn write is told from damage by it)
+    the marker's end                       before the first append, and before START moves
+    a group, new files' names, sealed      before FLUSHED covers it: all of these are in the ticket
+    indexes
+    START, and the names of the segments   before the segments before it are unlinked
+    that stay
+
+Ages of segments are measured by a clock that nobody sets (``steady_ms``); the time of day (``clock_ms``) counts
+only for the age that a segment has when the log is opened.  A jump of it neither rolls a segment nor keeps one.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +45,7 @@ from ..config import TopicSettings
 from ..errors import DiskFull, StorageFault
 from ..records.batch import BatchInfo
 from . import files
-from .files import File, System, index_path, log_path
+from .files import SYSTEM, File, System, index_path, log_path, remove
 from .reader import FileCache, LogReader
 from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
 from .segment import Batches, Segment, headers
@@ -77,7 +90,7 @@ class FlushTicket:
             for file in self._files:
                 self._system.fdatasync(file.fd)
             if self._directory is not None:
-                files.sync_directory(self._directory)
+                files.sync_directory(self._directory, self._system)
         except OSError as error:
             self._point.set_faulted()
             raise StorageFault(f"{self._files[-1].path}: cannot be flushed: {error.strerror}") from error
@@ -91,6 +104,7 @@ class Log:
         path: Path,
         settings: TopicSettings,
         clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         segments_max: int,
         system: System,
         point: RecoveryPoint,
@@ -100,14 +114,17 @@ class Log:
         self.state = ONLINE
         self.bases: list[int] = []
         self.start = self.flushed = self.exposed = 0
-        self._clock_ms = clock_ms
+        self._clock_ms, self._steady_ms = clock_ms, steady_ms
+        self._born_steady_ms = 0  # when the active segment was created, by the clock that nobody sets
         self._segments_max = segments_max
         self._system = system
         self._point = point
         self._active: Segment
+        self._retired: list[int] = []  # bases of segments that nobody is shown any more
         self._unsynced: dict[File, None] = {}  # by rolling, and not known to be on the disk; the flusher removes
         self._directory_changes = 0
         self._directory_synced = 0
+        self._directory_needed = 0  # so many changes must be on the disk before anything is unlinked
         self._marked = False  # there is a clean-shutdown marker
 
     @classmethod
@@ -118,12 +135,14 @@ class Log:
         clock_ms: Callable[[], int],
         segments_max: int = SEGMENTS_MAX,
         *,
+        steady_ms: Callable[[], int] | None = None,
         boot: Boot | None = None,
-        system: System | None = None,
+        system: System = SYSTEM,
     ) -> Log:
         """Open for writing, or make, the log in directory ``path``; whatever it then holds is on the disk.
 
         Args:
+            clock_ms: the time of day; ``steady_ms``: a clock that nobody sets, the same if it is left out.
             segments_max: with so many segments the active one grows on instead of being rolled.
             boot: which boot of the machine this is.
 
@@ -134,12 +153,13 @@ class Log:
         """
         try:
             if not path.is_dir():
-                path.mkdir()
-                files.sync_directory(path.parent)
-            point = RecoveryPoint(path)
+                system.mkdir(path, files.DIRECTORY_MODE)
+            point = RecoveryPoint(path, system)
+            if not point.valid:  # never opened to the end: nobody knows whether the directory's name is on the disk
+                files.sync_directory(path.parent, system)
         except OSError as error:
             raise _named(error, path) from error
-        log = cls(path, settings, clock_ms, segments_max, system or System(), point)
+        log = cls(path, settings, clock_ms, steady_ms or clock_ms, segments_max, system, point)
         with log._disk():
             log._open(boot or boot_id())
         return log
@@ -151,14 +171,17 @@ class Log:
             self.bases, self.start, state = marker.bases, marker.start, marker.state
             self._marked = True
         else:
-            found = recover(self.path, point, boot, self.settings.index_interval_bytes, self._clock_ms())
+            self._remove_marker()
+            found = recover(self.path, point, boot, self.settings.index_interval_bytes, self._clock_ms(), self._system)
             for file in found.touched:
                 self._system.fdatasync(file.fd)
-            files.sync_directory(self.path)
+            files.sync_directory(self.path, self._system)
             self.bases, self.start, state = found.bases, found.start, found.state
         self._active = Segment(self.path, self.bases[-1], state, self._system)
+        self._born_steady_ms = self._steady_ms() - max(0, self._clock_ms() - state.born_ms)
         self.flushed = self.exposed = state.end
         point.begin(boot, state.end, self.start, state.born_ms)
+        point.sync()
 
     @property
     def written(self) -> int:
@@ -205,12 +228,13 @@ class Log:
         active, settings = self._active, self.settings
         return (
             active.end + size - active.base <= settings.segment_bytes
-            and self._clock_ms() - active.state.born_ms < settings.segment_ms
+            and self._steady_ms() - self._born_steady_ms < settings.segment_ms
         )
 
     def _append_rolling(self, batches: Batches) -> None:
         """Append piece by piece, each to a segment that has room for it; undo everything when one fails."""
         active, state, count, unsynced = self._active, self._active.state, len(self.bases), tuple(self._unsynced)
+        born_steady_ms = self._born_steady_ms
         interval_bytes = self.settings.index_interval_bytes
         try:
             first = 0
@@ -227,15 +251,17 @@ class Log:
                 first = stop
         except OSError:
             for base in self.bases[count:]:
-                log_path(self.path, base).unlink(missing_ok=True)
-                index_path(self.path, base).unlink(missing_ok=True)
+                remove(log_path(self.path, base), self._system)
+                remove(index_path(self.path, base), self._system)
             del self.bases[count:]
             for file in tuple(self._unsynced):
                 if file not in unsynced:
                     self._unsynced.pop(file, None)
             self._active = active
             active.restore(state)
+            self._born_steady_ms = born_steady_ms
             self._point.set_born_ms(state.born_ms)
+            files.sync_directory(self.path, self._system)  # see _roll
             raise
 
     def roll(self) -> None:
@@ -253,6 +279,7 @@ class Log:
         state = sealed.state
         if sealed.end == sealed.base:
             sealed.state = state._replace(born_ms=born_ms)
+            self._born_steady_ms = self._steady_ms()
             self._point.set_born_ms(born_ms)
             return
         if self._marked:
@@ -262,17 +289,21 @@ class Log:
             self._active = Segment.create(self.path, sealed.end, state.records, born_ms, self._system)
         except OSError:
             sealed.restore(state)
+            # The active one grows on: a next one that came back after a power loss would contradict it.
+            files.sync_directory(self.path, self._system)
             raise
         self._directory_changes += 1
+        self._directory_needed = self._directory_changes
         # The new index too: its first entry is the only place that knows the records before, once these are retired.
         for file in (sealed.log, sealed.index, self._active.index):
             self._unsynced[file] = None
         self.bases.append(sealed.end)
+        self._born_steady_ms = self._steady_ms()
         self._point.set_born_ms(born_ms)
 
     def _remove_marker(self) -> None:
-        (self.path / MARKER_NAME).unlink(missing_ok=True)
-        self._directory_changes += 1
+        if remove(self.path / MARKER_NAME, self._system) or self._marked:
+            files.sync_directory(self.path, self._system)
         self._marked = False
 
     @contextmanager
@@ -337,39 +368,55 @@ class Log:
 
     # ---- retention
 
-    def retire_before(self, offset: int) -> list[Path]:
-        """Let the log start at ``offset`` (or where readers have got to, if that is less).
+    def first_base(self, start: int) -> int:
+        """Base of the first segment of the log once it starts at ``start``."""
+        return start if start == self.written else self.bases[max(0, bisect_right(self.bases, start) - 1)]
+
+    def retire_before(self, offset: int) -> None:
+        """Let the log start at ``offset`` (or where readers and the disk have got to, if that is less).
 
         Whole segments before it leave ``bases``; when nothing is left the active one is rolled first, so that
-        it can leave too.
-
-        Returns:
-            Files for :meth:`unlink`, once readers have been told.
+        it can leave too.  Without room for a new one it stays, and only the start moves.  The files are for
+        :meth:`unlink_retired`, once readers have been told.
         """
-        start = min(offset, self.exposed)
+        start = min(offset, self.exposed, self.flushed)
         if start <= self.start:
-            return []
-        if start == self._active.end:
-            self.roll()
+            return
         with self._disk():
-            if self._marked:
-                self._remove_marker()
+            self._remove_marker()
+            if start == self._active.end:
+                self._roll_if_room()
             self.start = start
             self._point.set_start(start)
             # Before files vanish: a log that starts late must not look like one that has lost some.
             self._point.sync()
-        retired: list[Path] = []
-        bases = self.bases
-        while len(bases) > 1 and bases[1] <= start:
-            retired += (log_path(self.path, bases[0]), index_path(self.path, bases[0]))
-            del bases[0]
-        return retired
+        while len(self.bases) > 1 and self.bases[1] <= start:
+            self._retired.append(self.bases.pop(0))
 
-    def unlink(self, paths: list[Path]) -> None:
+    def _roll_if_room(self) -> None:
+        try:
+            self._roll()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            logger.warning("%s: the active segment stays: %s", self.path, error.strerror)
+
+    @property
+    def must_flush_to_unlink(self) -> bool:
+        """Whether the names of the segments that stay are not known to be on the disk."""
+        return self._directory_synced < self._directory_needed
+
+    def unlink_retired(self) -> int:
+        """Remove the files of what :meth:`retire_before` took; returns how many."""
+        assert not (self._retired and self.must_flush_to_unlink), "flush first"
+        count = 0
         with self._disk():
-            for path in paths:
-                path.unlink(missing_ok=True)
-        self._directory_changes += 1
+            while self._retired:
+                for path in (log_path(self.path, self._retired[0]), index_path(self.path, self._retired[0])):
+                    count += remove(path, self._system)
+                self._directory_changes += 1
+                del self._retired[0]
+        return count
 
     # ---- reading back, closing
 
@@ -402,7 +449,7 @@ class Log:
         marker = Marker(self.bases, list(indexes.values()), self.start, self._active.state)
         try:
             self._system.fdatasync(self._active.index.fd)
-            marker.store(self.path)
+            marker.store(self.path, self._system)
         except OSError as error:  # then the next one recovers: slower, no worse
             logger.warning("%s: not marked as cleanly stopped: %s", self.path, error.strerror)
 

@@ -15,18 +15,19 @@ used::
     8  FAULTED       1: the disk failed a write or a flush
 
 A store into the mapping costs nothing and survives the death of the process, since it is in the page cache;
-so does everything written.  It does not survive a reboot, which may bring back any older content: then END
-says nothing, and an old FLUSHED is merely low.  The same after a failed flush: the page cache shows what the
-disk never got. So the *trusted point* is max(FLUSHED, END) when the boot is the same and no fault was seen,
-else FLUSHED.
+so does everything written.  It does not survive a power loss, which may bring back any older content down to
+the last sync: then END says nothing, and an old FLUSHED is merely low.  The same after a failed flush: the
+page cache shows what the disk never got. So the *trusted point* is max(FLUSHED, END) when the boot is the
+same and no fault was seen, else FLUSHED.  It is synced when a log is opened, before anything is appended (a
+log without a valid one could not tell a torn write from damage), and when START moves, before files vanish.
 
 Damage to these cells must not cost data: a FLUSHED or END that is too low lets recovery check more and keep
 as much, one that is too high is a log shorter than it should be, which is refused.  START hides what lies
 before it, so it counts only if its complement agrees; otherwise the log starts at its first segment.
 
 **Clean-shutdown marker** (``clean-shutdown``): one line of JSON with everything that opening needs, and its
-CRC32C on the next.  It is believed if the names and sizes of the files are what it says.  It is removed
-before the first append.
+CRC32C on the next.  It is believed if the names and sizes of the files are what it says.  It is removed,
+durably, before the first change: one that came back after a power loss would undo a new START.
 
 **Recovery** runs when there is no such marker: the index files of sealed segments are looked at (first and
 last entry), the segments from the trusted point on, and the active one in any case, are read and checked
@@ -60,7 +61,7 @@ from crc32c import crc32c
 
 from ..errors import CorruptLog
 from . import files
-from .files import File, System, index_path, log_path
+from .files import SYSTEM, File, System, index_path, log_path, remove
 from .index import Builder, Entry, ends
 from .segment import Segment, State, find_valid, headers, scan
 
@@ -134,12 +135,13 @@ class Point:
 class RecoveryPoint(Point):
     """The mapped cells; stored by the log's one writer, from both of its threads, each cell by itself."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, system: System = SYSTEM) -> None:
         """Map the file, which is made if it is missing or of the wrong size."""
-        file = File(directory / POINT_NAME, os.O_RDWR | os.O_CREAT)
+        self._system = system
+        file = File(directory / POINT_NAME, os.O_RDWR | os.O_CREAT, system)
         if os.fstat(file.fd).st_size != POINT_BYTES:
-            os.ftruncate(file.fd, 0)
-            files.write_at(file.fd, bytes(POINT_BYTES), 0)  # real blocks: a store must not meet a full disk
+            system.ftruncate(file.fd, 0)
+            files.write_at(file.fd, bytes(POINT_BYTES), 0, system)  # real blocks: a store must not meet a full disk
         self._map = mmap.mmap(file.fd, POINT_BYTES)
         self._view = memoryview(self._map).cast("Q")
         super().__init__(self._view)
@@ -170,7 +172,8 @@ class RecoveryPoint(Point):
         self.cells[START], self.cells[START_CHECK] = start, start ^ CELL_MASK
 
     def sync(self) -> None:
-        self._map.flush()
+        """Make the cells durable.  The file's name is the caller's to sync."""
+        self._system.msync(self._map)
 
     def close(self) -> None:
         self._view.release()
@@ -193,19 +196,11 @@ class Marker:
     start: int
     state: State
 
-    def store(self, directory: Path) -> None:
+    def store(self, directory: Path, system: System = SYSTEM) -> None:
+        """Durably, or not at all."""
         fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
         body = json.dumps(fields | self.state._asdict(), separators=(",", ":")).encode()
-        temporary = directory / (MARKER_NAME + ".tmp")
-        try:
-            file = File(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            files.write_at(file.fd, body + b"\n%08x\n" % crc32c(body), 0)
-            os.fsync(file.fd)
-            temporary.replace(directory / MARKER_NAME)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        files.sync_directory(directory)
+        files.replace(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system)
 
     @classmethod
     def load(cls, directory: Path) -> Marker | None:
@@ -247,15 +242,20 @@ class Recovered(NamedTuple):
     touched: list[File]  # what must be flushed before all of it can be trusted
 
 
-def recover(directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int) -> Recovered:
+def recover(
+    directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int, system: System = SYSTEM
+) -> Recovered:
     """Bring the files of a log that was not closed in order into a state to go on from.
+
+    Cutting needs no room on the disk.  What does (an index that must be rebuilt, a copy of what is cut off) may
+    fail with an OSError for lack of it; then all may be done again, from where it stopped.
 
     Raises:
         CorruptLog: what was exposed or flushed is not there any more as it was.
         StorageFault: the disk does not do what it is asked.
     """
-    logs = _segments(directory, point.start, now_ms, point.trusted(boot))
     trusted = point.trusted(boot)
+    logs = _segments(directory, point.start, now_ms, trusted, system)
     bases = list(logs)
     first = len(bases) - 1
     if trusted is not None:
@@ -264,17 +264,17 @@ def recover(directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: i
         if logs[base] != following - base:
             path = str(log_path(directory, base))
             raise CorruptLog(path, logs[base], f"the file must have {following - base} bytes: the next starts there")
-    records = _count_sealed(directory, bases[: first + 1], interval_bytes)
-    scanner = _Scanner(directory, trusted, point.faulted, interval_bytes)
+    scanner = _Scanner(directory, trusted, point.faulted, interval_bytes, system)
+    records, rebuilt = _count_sealed(directory, bases[: first + 1], interval_bytes, system)
     for base, following in pairwise(bases[: first + 1]):
-        if following > point.flushed:
+        if following > point.flushed or base in rebuilt:
             scanner.touched += (File(log_path(directory, base)), File(index_path(directory, base)))
     for number, base in enumerate(bases[first:], first):
         following_base = bases[number + 1] if number + 1 < len(bases) else None
         if not scanner.segment(base, logs[base], following_base, records):
             for later in bases[number + 1 :]:
-                log_path(directory, later).rename(cut_path(directory, later, 0))
-                index_path(directory, later).unlink(missing_ok=True)
+                system.rename(log_path(directory, later), cut_path(directory, later, 0))
+                remove(index_path(directory, later), system)
             del bases[number + 1 :]
             break
         records = scanner.builder.records
@@ -293,22 +293,22 @@ def cut_path(directory: Path, base: int, position: int) -> Path:
     return path.with_name(f"{path.name}.cut-{position}")
 
 
-def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | None) -> dict[int, int]:
+def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | None, system: System) -> dict[int, int]:
     """Sizes of the segment files by base, after finishing what making or removing one has left half done."""
     logs, indexes = files.sizes(directory)
     for base in indexes.keys() - logs.keys():
-        index_path(directory, base).unlink()
+        remove(index_path(directory, base), system)
     if not logs:
         if trusted:
             raise CorruptLog(str(directory), 0, f"its segment files are gone, but offset {trusted} had been reached")
-        Segment.create(directory, 0, 0, now_ms, System())
+        Segment.create(directory, 0, 0, now_ms, system)
         return {0: 0}
     if start is None:
         return logs
     for base, following in pairwise(list(logs)):
         if following <= start:
-            log_path(directory, base).unlink()
-            index_path(directory, base).unlink(missing_ok=True)
+            remove(log_path(directory, base), system)
+            remove(index_path(directory, base), system)
             del logs[base]
     if min(logs) > start:
         path = str(log_path(directory, min(logs)))
@@ -316,14 +316,16 @@ def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | No
     return logs
 
 
-def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int) -> int:
-    """Bring the index files of all but the last segment in order; returns the records before the last one.
+def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int, system: System) -> tuple[int, set[int]]:
+    """Bring the index files of all but the last segment in order.
 
-    Where two neighbours contradict each other the log itself is asked, going through the headers of the
-    first.
+    Where two neighbours contradict each other the log itself is asked, going through the headers of the first.
+
+    Returns:
+        The records before the last one, and the bases of those that had to be rebuilt.
     """
     found = {base: ends(index_path(directory, base)) for base in bases}
-    records = 0
+    records, rebuilt = 0, set()
     own = found[bases[0]]
     if bases[0] and own is not None and own[0].offset == bases[0]:
         records = own[0].records
@@ -342,9 +344,10 @@ def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int) ->
         for _, info in headers(File(log_path(directory, base)), base, 0, following - base):
             builder.batch(info.size, info.count, info.max_timestamp)
         builder.finish(sealed=True)
-        builder.store(index_path(directory, base))
+        builder.store(index_path(directory, base), system)
+        rebuilt.add(base)
         records = builder.records
-    return records
+    return records, rebuilt
 
 
 def read_index(directory: Path, base: int) -> bytes:
@@ -357,7 +360,10 @@ def read_index(directory: Path, base: int) -> bytes:
 class _Scanner:
     """Goes through the segments that must be checked, in order; cuts a torn tail."""
 
-    def __init__(self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int, system: System
+    ) -> None:
+        self._system = system
         self._directory = directory
         self._trusted = trusted
         self._faulted = faulted
@@ -368,7 +374,7 @@ class _Scanner:
 
     def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
         """Check the segment at ``base``; false when it was cut, so that nothing may come after it."""
-        file = File(log_path(self._directory, base), os.O_RDWR)
+        file = File(log_path(self._directory, base), os.O_RDWR, self._system)
         if self._faulted:  # what the disk refused is still in the page cache
             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
@@ -385,7 +391,7 @@ class _Scanner:
         if torn is not None:
             self._cut(file, base, size, torn, following is not None)
         builder.finish(sealed=following is not None and torn is None)
-        builder.store(index_path(self._directory, base))
+        builder.store(index_path(self._directory, base), self._system)
         self.touched += (file, File(index_path(self._directory, base)))
         return torn is None
 
@@ -398,13 +404,7 @@ class _Scanner:
         if follows and self._trusted is None:
             raise torn
         logger.warning("%s: cut at %d, %d bytes less: %s", file.path, position, size - position, torn.reason)
-        if follows:
-            _copy(file, position, size, cut_path(self._directory, base, position))
-        os.ftruncate(file.fd, position)
-
-
-def _copy(source: File, position: int, stop: int, path: Path) -> None:
-    target = File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    while position < stop:
-        position += os.sendfile(target.fd, source.fd, position, stop - position)
-    os.fsync(target.fd)
+        if follows and position < size:
+            files.copy(file, position, size, cut_path(self._directory, base, position), self._system)
+            files.sync_directory(self._directory, self._system)
+        self._system.ftruncate(file.fd, position)

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from ..errors import ClientFault, CorruptLog, StorageFault
 from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
-from .files import File, System, index_path, log_path, write_at
+from .files import File, System, index_path, log_path, remove, write_at
 from .index import ENTRY_BYTES, Entry, pack
 
 SIZE_MAX: Final = 1 << 31  # a batch that does not fit the file is cut off, not too large
@@ -61,8 +61,8 @@ class Segment:
         self.state = state
         self.end = state.end
         self._system = system
-        self.log = File(log_path(directory, base), os.O_RDWR | os.O_APPEND)
-        self.index = File(index_path(directory, base), os.O_RDWR)
+        self.log = File(log_path(directory, base), os.O_RDWR | os.O_APPEND, system)
+        self.index = File(index_path(directory, base), os.O_RDWR, system)
 
     @classmethod
     def create(cls, directory: Path, base: int, records: int, born_ms: int, system: System) -> Segment:
@@ -72,15 +72,15 @@ class Segment:
         """
         paths = index_path(directory, base), log_path(directory, base)
         try:
-            index = File(paths[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            write_at(index.fd, pack([Entry(base, -1, records)]), 0, system.pwrite)
-            File(paths[1], os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            index = File(paths[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC, system)
+            write_at(index.fd, pack([Entry(base, -1, records)]), 0, system)
+            File(paths[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, system)
             return cls(directory, base, State(base, -1, records, ENTRY_BYTES, base, born_ms), system)
         except FileExistsError:
             raise
         except OSError:
             for path in paths:
-                path.unlink(missing_ok=True)
+                remove(path, system)
             raise
 
     def append(self, batches: Batches, interval_bytes: int) -> None:
@@ -100,7 +100,7 @@ class Segment:
         try:
             self._write([view for view, _ in batches], end - start)
             if entries:
-                write_at(self.index.fd, array("q", entries).tobytes(), index_bytes, self._system.pwrite)
+                write_at(self.index.fd, array("q", entries).tobytes(), index_bytes, self._system)
                 index_bytes += 8 * len(entries)
         except OSError:
             self.restore(self.state)
@@ -125,7 +125,7 @@ class Segment:
         if last_entry == end:
             return
         try:
-            write_at(self.index.fd, pack([Entry(end, timestamp, records)]), index_bytes, self._system.pwrite)
+            write_at(self.index.fd, pack([Entry(end, timestamp, records)]), index_bytes, self._system)
         except OSError:
             self.restore(self.state)
             raise
@@ -138,8 +138,8 @@ class Segment:
             StorageFault: not even that is possible, so nobody knows what is in the files.
         """
         try:
-            os.ftruncate(self.log.fd, state.end - self.base)
-            os.ftruncate(self.index.fd, state.index_bytes)
+            self._system.ftruncate(self.log.fd, state.end - self.base)
+            self._system.ftruncate(self.index.fd, state.index_bytes)
         except OSError as error:
             raise StorageFault(f"{self.log.path}: cannot cut back a failed write: {error.strerror}") from error
         self.state = state

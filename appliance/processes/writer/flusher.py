@@ -6,7 +6,7 @@ that was written meanwhile.  The slower the disk, the larger the groups.  fdatas
 
 ``lock`` guards what both threads touch: the hand-over below and the channels to the workers.  A flush that fails is
 never tried again, since the kernel may have dropped the pages: ``failed`` is called, once, and nothing after it is
-acknowledged.
+acknowledged.  Any other exception is a bug, and ends the process the same way: nobody waits for a thread that is gone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
-
-from ...errors import StorageFault
 
 
 class Ticket(Protocol):
@@ -25,12 +23,15 @@ class Ticket(Protocol):
 
 
 class Flusher:
-    """Call :meth:`hand_over` after writing; ``flushed(ticket, waiting)`` runs in the thread, holding ``lock``."""
+    """Call :meth:`hand_over` after writing; ``flushed(ticket, waiting)`` runs in the thread, holding ``lock``.
+
+    What ``flushed`` returns, if anything, is called in the thread without the lock: what nobody waits for.
+    """
 
     def __init__(
         self,
-        flushed: Callable[[Any, list[Any]], None],
-        failed: Callable[[StorageFault], None],
+        flushed: Callable[[Any, list[Any]], Callable[[], None] | None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self.lock = threading.Lock()
         self._flushed, self._failed = flushed, failed
@@ -39,7 +40,8 @@ class Flusher:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._idle = True
-        self._stopping = False
+        self._resting = threading.Condition(self.lock)
+        self._stopping = self._ended = False
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
 
     def start(self) -> None:
@@ -53,6 +55,11 @@ class Flusher:
             self._idle = False
             self._gate.release()
 
+    def drain(self) -> None:
+        """Wait until what was handed over is flushed, or has failed.  The loop hands over nothing meanwhile."""
+        with self.lock:
+            self._resting.wait_for(lambda: self._idle or self._ended)
+
     def stop(self) -> None:
         """Finish what was handed over, then end the thread."""
         with self.lock:
@@ -63,6 +70,16 @@ class Flusher:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._failed(error)
+        finally:
+            with self.lock:
+                self._ended = True
+                self._resting.notify_all()
+
+    def _serve(self) -> None:
         while True:
             self._gate.acquire()
             while True:
@@ -72,12 +89,11 @@ class Flusher:
                         if self._stopping:
                             return
                         self._idle = True
+                        self._resting.notify_all()
                         break
                     self._ticket, self._waiting = None, []
-                try:
-                    ticket.sync()
-                except StorageFault as error:
-                    self._failed(error)
-                    return
+                ticket.sync()
                 with self.lock:
-                    self._flushed(ticket, waiting)
+                    afterwards = self._flushed(ticket, waiting)
+                if afterwards is not None:
+                    afterwards()

@@ -22,18 +22,17 @@ Messages on the control channel: see ``supervisor``.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import socket
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ...broker.sequences import Sequences
 from ...config import Config, TopicSettings
 from ...errors import ClientFault, DiskFull, InvalidRequest, InvalidTimestamp, StorageFault
 from ...log import FlushTicket, Log
@@ -58,15 +57,13 @@ from ..control import Channel
 from .flusher import Flusher
 from .handoff import CHECK_MS, Handoffs
 from .link import Bundle, Link, Source
+from .producers import Producers
+from .retirement import remove_before
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_NAME: Final = "producers"
-SNAPSHOT_BYTES: Final = 64 << 20
-"""Producer state is stored every so many bytes of log: what recovery reads at most."""
 FLUSH_DELAY_MS: Final = 20
-"""A flush that is due, but that neither acks=all nor anybody who asks for what is new waits for, may be so late: it
-takes more along."""
+"""Maximum delay of a flush that no one waits for.  Waiting lets one flush cover more batches."""
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
 
@@ -122,6 +119,9 @@ def run(assignment: Assignment, control: Channel, supervisor_pid: int) -> int:
     except StorageFault as error:
         writer.go_offline(error)
         return error.exit_status
+    except DiskFull as error:  # opening the log needs room: the supervisor starts the next one, later and later
+        writer.wait_for_room(error)
+        return error.exit_status
     return 0
 
 
@@ -132,11 +132,10 @@ class Writer:
         self._control = control
         self._doorbells = assignment.doorbells
         self._table = SegmentTable(memoryview(memory.attach(assignment.table_name)).cast("Q"))
-        self._sequences = Sequences(assignment.config.producers.ids_max)
         self._flusher = Flusher(self._flushed, self._flush_failed)
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
-        self._fault: StorageFault | None = None
+        self._fault: Exception | None = None
         self._retiring = False
         self._alarm = Doorbell()
         key = (assignment.topic, assignment.partition)
@@ -144,12 +143,10 @@ class Writer:
             key, assignment.config, self._table, self._epoll, self._flusher.lock, wake=self._alarm.ring
         )
         self._last_base = self._append_ms = -1
-        self._snapshot_end = 0
         # What is written, or waits for a flush, and is not handed to the flusher yet.
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
         self._unflushed_answers: list[_Ready] = []
         self._flush_asked = self._flush_now = False
-        self._start_wanted = 0  # where the log is to start once it is flushed up to there
 
     # ---- opening and closing
 
@@ -160,13 +157,9 @@ class Writer:
             StorageFault: it cannot be trusted.
         """
         assignment = self._assignment
-        self._log = Log.open(assignment.path, self._settings, wall_ms, SEGMENTS_MAX)
-        self._restore_sequences()
-        log = self._log
-        if log.flushed < log.written:
-            ticket = log.flush_begin()
-            ticket.sync()
-            log.flush_done(ticket)
+        log = self._log = Log.open(assignment.path, self._settings, wall_ms, SEGMENTS_MAX, steady_ms=now_ms)
+        self._producers = Producers(log, assignment.config.producers.ids_max)
+        self._sequences = self._producers.sequences
         self._last_base = log.bases[-1]
         self._table.publish(log.bases, log.start, log.written, log.records)
         self._table.set_written(log.written)
@@ -177,36 +170,6 @@ class Writer:
         self._flusher.start()
         self._control.send(["opened"])
 
-    def _restore_sequences(self) -> None:
-        """Producer state from the snapshot and the headers of what was written after it."""
-        path = self._assignment.path / SNAPSHOT_NAME
-        end: int | None = None
-        with contextlib.suppress(FileNotFoundError):
-            end = self._sequences.restore(path.read_bytes())
-        log = self._log
-        if end is None or not log.start <= end <= log.written:
-            end = log.start if end is None else min(max(end, log.start), log.written)
-        for info, base, stop in log.headers(end):
-            if info.producer_id >= 0:
-                self._sequences.record(
-                    info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, stop
-                )
-        self._sequences.commit()
-        self._snapshot_end = end
-        if log.written - end > SNAPSHOT_BYTES:
-            self._store_sequences()
-
-    def _store_sequences(self) -> None:
-        """Replace the snapshot; losing it costs recovery time, never correctness, so it is not synced."""
-        path = self._assignment.path / SNAPSHOT_NAME
-        temporary = path.with_name(SNAPSHOT_NAME + ".tmp")
-        try:
-            temporary.write_bytes(self._sequences.snapshot(self._log.written))
-            temporary.replace(path)
-        except OSError as error:  # a full disk: the old one and the log still hold everything
-            logger.warning("%s: producer snapshot not stored: %s", path, error.strerror)
-        self._snapshot_end = self._log.written
-
     def close(self) -> None:
         """Flush, answer, mark the log clean."""
         if self._log.written > self._log.flushed:
@@ -215,7 +178,7 @@ class Writer:
         self._flusher.stop()
         if self._fault is not None:
             raise self._fault
-        self._store_sequences()
+        self._producers.store_all()
         self._log.close(clean=True)
         self._control.send(["closed"])
 
@@ -224,6 +187,11 @@ class Writer:
         logger.error("%s-%d is offline: %s", self._assignment.topic, self._assignment.partition, error)
         self._table.set_state(OFFLINE)
         self._control.send(["offline", str(error)])
+
+    def wait_for_room(self, error: DiskFull) -> None:
+        """Say why this partition takes nothing yet."""
+        logger.warning("%s-%d: %s", self._assignment.topic, self._assignment.partition, error)
+        self._table.set_state(DISK_FULL)
 
     # ---- the loop: wait, take, write, answer
 
@@ -253,7 +221,6 @@ class Writer:
                 self._alarm.silence()
                 handoffs.give_back()
                 self._obey()
-                self._cut_if_flushed()
         if arrived:
             self._write(arrived)
         self._flush_if_due()
@@ -267,7 +234,7 @@ class Writer:
             delay_ms = self._settings.flush_ms
             if self._unflushed_records >= self._settings.flush_messages:
                 delay_ms = min(delay_ms, FLUSH_DELAY_MS)
-            return max(0, self._unflushed_since_ms + delay_ms - wall_ms()) / 1000
+            return max(0, self._unflushed_since_ms + delay_ms - now_ms()) / 1000
         idle_ms = self._assignment.config.writer.idle_ms
         return (min(idle_ms, CHECK_MS) if self._handoffs else idle_ms) / 1000
 
@@ -330,34 +297,31 @@ class Writer:
         self._links[fd] = Link(channel, arena, self._epoll)
 
     def _cut(self, offset: int) -> None:
-        """Let the log start at ``offset``, at most its end; what lies before that and is not flushed, is flushed first.
+        """Let the log start at ``offset``, at most its end, and remove the segments before it.
 
-        A log starts nowhere that readers have not been told of yet: the start must not be beyond END.
+        Raises:
+            StorageFault: the disk fails.
         """
-        if offset > self._log.exposed and self._log.written > self._log.exposed:
-            self._start_wanted = max(self._start_wanted, min(offset, self._log.written))
-            with self._flusher.lock:
-                self._hand_over()
-        else:
-            self._retire_before(offset)
-
-    def _cut_if_flushed(self) -> None:
-        if 0 < self._start_wanted <= self._log.exposed:
-            offset, self._start_wanted = self._start_wanted, 0
-            self._retire_before(offset)
-
-    def _retire_before(self, offset: int) -> None:
-        """Retention: the table first, the files second, so that no reader is sent to a file that is gone."""
         try:
-            with self._flusher.lock:
-                paths = self._log.retire_before(offset)
-                self._show_segments()
-                self._table.retire_before(self._log.start)
-            self._log.unlink(paths)
-        except DiskFull as error:  # no room for a new segment: the sweep asks again
-            logger.warning("%s: nothing is retired: %s", self._assignment.path, error)
+            count = remove_before(self._log, self._producers, offset, self._flush_and_wait, self._show_start)
+        except DiskFull as error:  # the sweep asks again
+            logger.warning("%s: not all is removed: %s", self._assignment.path, error)
             return
-        self._table.count(COUNT_RETIRED, len(paths))
+        self._table.count(COUNT_RETIRED, count)
+
+    def _show_start(self) -> None:
+        with self._flusher.lock:
+            self._table.retire_before(self._log.start)  # a full table has no row for a new segment before that
+            self._show_segments()
+            self._table.retire_before(self._log.start)
+
+    def _flush_and_wait(self) -> None:
+        """Wait until all that is written is flushed and shown, and the flusher at rest."""
+        with self._flusher.lock:
+            self._hand_over()
+        self._flusher.drain()
+        if self._fault is not None:
+            raise self._fault
 
     # ---- writing
 
@@ -416,7 +380,9 @@ class Writer:
         if max_timestamp < -1:
             raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
         if producer_id >= 0:
-            repeat = self._sequences.check(producer_id, epoch, sequence)
+            if sequence < 0:
+                raise InvalidRequest(f"producer {producer_id}: base sequence {sequence}")
+            repeat = self._sequences.check(producer_id, epoch, sequence, count)
             if repeat is not None:
                 self._table.count(COUNT_DUPLICATES, 1)
                 return *repeat, position
@@ -455,14 +421,14 @@ class Writer:
         if self._settings.flush_messages:
             self._unflushed_records += records
             self._unflushed_bytes += size
-            self._unflushed_since_ms = self._unflushed_since_ms or wall_ms()
+            self._unflushed_since_ms = self._unflushed_since_ms or now_ms()
         else:
             with self._flusher.lock:
                 self._expose(log.written, log.records)
-        if log.written - self._snapshot_end > SNAPSHOT_BYTES:
-            self._store_sequences()
-            if not self._settings.flush_messages:  # nobody waits for it, but recovery after a power loss starts there
-                with self._flusher.lock:
+        if self._producers.due:
+            with self._flusher.lock:
+                self._producers.freeze()
+                if not self._settings.flush_messages:  # nobody waits for it, but recovery starts there
                     self._hand_over()
 
     def _show_segments(self) -> None:
@@ -493,7 +459,7 @@ class Writer:
             unflushed = [one for one in ready if one.acks == -1]
             if unflushed:
                 self._unflushed_answers += unflushed
-                self._unflushed_since_ms = self._unflushed_since_ms or wall_ms()
+                self._unflushed_since_ms = self._unflushed_since_ms or now_ms()
                 ready = [one for one in ready if one.acks != -1]
         if ready:
             with self._flusher.lock:
@@ -504,7 +470,7 @@ class Writer:
             self._flush_now = False
             return
         settings = self._settings
-        waited_ms = wall_ms() - self._unflushed_since_ms
+        waited_ms = now_ms() - self._unflushed_since_ms
         due = (
             self._unflushed_records >= settings.flush_messages
             or (not self._unflushed_records and self._unflushed_answers)
@@ -525,17 +491,17 @@ class Writer:
         self._unflushed_records = self._unflushed_bytes = self._unflushed_since_ms = 0
         self._flush_asked = self._flush_now = False
 
-    def _flushed(self, handed: _Handed, waiting: list[_Ready]) -> None:
+    def _flushed(self, handed: _Handed, waiting: list[_Ready]) -> Callable[[], None] | None:
         """In the flusher's thread: everything below the ticket's end is on the disk."""
         self._log.flush_done(handed.ticket)
         self._table.count(COUNT_FLUSHES, 1)
         if handed.ticket.end > self._log.exposed:
             self._expose(handed.ticket.end, handed.records)
-        if self._start_wanted:
-            self._alarm.ring()
         _send(waiting)
+        snapshot = self._producers.take()
+        return None if snapshot is None else partial(self._producers.store, snapshot)
 
-    def _flush_failed(self, error: StorageFault) -> None:
+    def _flush_failed(self, error: Exception) -> None:
         """In the flusher's thread: let the loop end this process; what waits is never acknowledged."""
         self._fault = error
         self._alarm.ring()

@@ -1,0 +1,137 @@
+"""What a partition's writer knows of idempotent producers, kept so that it is exactly what the log says.
+
+The log is the truth: every batch carries its producer, epoch and sequence.  The snapshot (``producers`` in the
+partition's directory) saves reading all of it, and outlives what retention removes.  It holds the state after every
+batch below its ``end``, and is stored only when the log is on the disk up to there: written beside, synced, renamed,
+and the name synced.  So the disk never holds a snapshot of what it does not hold the log of.
+
+When a writer opens its partition, the log having the first segment ``base`` and the end ``written``::
+
+    snapshot                          base    state                                       unknown producers
+    --------------------------------  ------  ------------------------------------------  --------------------
+    base <= its end <= written        any     the snapshot, and the headers from its end  as the snapshot says
+    none, damaged, another version    0       the headers                                 start at sequence 0
+    none, damaged, another version    > 0     the headers                                 may start anywhere
+    its end > written (the log was    0       the headers; the snapshot is removed,       start at sequence 0
+    cut by ``log repair``)            > 0     before the log can grow up to its end       may start anywhere
+    its end < base (there was no      > 0     the headers: what stood between may have    may start anywhere
+    room to store a newer one)                changed any producer
+
+"May start anywhere" is what Kafka's brokers allow: a live producer whose state is gone must not fail.  Whatever the
+case, a batch is acknowledged as a repeat only if the headers or the snapshot have shown it (``broker.sequences``).
+
+A snapshot is due every ``SNAPSHOT_BYTES`` of log (what opening reads at most), before retention removes a segment
+that the last one does not cover, and in an ordered end.  Not being able to store one costs time at the next start, or
+at worst makes producers that retention has taken unknown; it never makes the state wrong.
+
+Threads: the loop freezes and covers, the flusher stores what was frozen; :meth:`Producers.take` passes it on.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from ...broker.sequences import Sequences, Snapshot
+from ...errors import StorageFault
+from ...log import Log, files
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_NAME: Final = "producers"
+SNAPSHOT_BYTES: Final = 64 << 20
+
+
+class Producers:
+    """The producers of one partition: ``sequences``, and their snapshot on the disk."""
+
+    def __init__(self, log: Log, ids_max: int, system: files.System = files.SYSTEM) -> None:
+        """Find out the state that belongs to a log that has just been opened.
+
+        Raises:
+            StorageFault: the disk fails.
+        """
+        self.sequences = Sequences(ids_max)
+        self._log = log
+        self._path: Path = log.path / SNAPSHOT_NAME
+        self._system = system
+        self._stored_end = -1  # of the snapshot on the disk
+        self._frozen_end = 0  # of the last one that was made
+        self._frozen: Snapshot | None = None
+        self._restore()
+
+    def _restore(self) -> None:
+        log, sequences = self._log, self.sequences
+        found = self._load()
+        if found is not None and log.bases[0] <= found.end <= log.written:
+            sequences.restore(found)
+            self._stored_end = start = found.end
+        else:
+            start = log.bases[0]
+            sequences.forgotten = start > 0
+        for info, base, end in log.headers(start):
+            if info.producer_id >= 0:
+                sequences.record(info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end)
+        sequences.commit()
+        self._frozen_end = start
+        if found is not None and found.end > log.written:
+            self._remove()
+        if log.written - start > SNAPSHOT_BYTES:
+            self.store_all()
+
+    def _load(self) -> Snapshot | None:
+        try:
+            return Snapshot.decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageFault(f"{self._path}: {error.strerror}") from error
+
+    def _remove(self) -> None:
+        """Durably: it would be believed once the log is as long again, and then say what was never so."""
+        logger.warning("%s: reaches beyond the log's end %d: removed", self._path, self._log.written)
+        try:
+            files.remove(self._path, self._system)
+            files.sync_directory(self._path.parent, self._system)
+        except OSError as error:
+            raise StorageFault(f"{self._path}: {error.strerror}") from error
+
+    # ---- storing
+
+    @property
+    def due(self) -> bool:
+        return self._log.written - self._frozen_end > SNAPSHOT_BYTES
+
+    def freeze(self) -> None:
+        """Keep the state as it is now, all of it committed, until the log is flushed up to here."""
+        self._frozen = self.sequences.snapshot(self._log.written)
+        self._frozen_end = self._frozen.end
+
+    def take(self) -> Snapshot | None:
+        """What may be stored now.  Call it from the flusher, with its lock held, as :meth:`freeze`."""
+        frozen = self._frozen
+        if frozen is None or frozen.end > self._log.flushed:
+            return None
+        self._frozen = None
+        return frozen
+
+    def store(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot on the disk; where that is not possible, the old one stays."""
+        assert snapshot.end <= self._log.flushed
+        try:
+            files.replace(self._path, snapshot.encode(), self._system)
+        except OSError as error:
+            logger.warning("%s: producer snapshot not stored: %s", self._path, error.strerror)
+        else:
+            self._stored_end = snapshot.end
+
+    def store_all(self) -> None:
+        """Store the state as it is now; everything written is flushed, and the flusher at rest."""
+        self._frozen = None
+        self._frozen_end = self._log.written
+        self.store(self.sequences.snapshot(self._log.written))
+
+    def covers(self, base: int) -> bool:
+        """Whether the snapshot on the disk has seen all of the segments before the one at ``base``."""
+        return self._stored_end >= base or base <= self._log.bases[0]
