@@ -1,0 +1,136 @@
+"""appliance.processes.network.inbox: in whatever pieces it comes, a stream is whole, and memory is bounded."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import FrameTooLarge
+from appliance.processes.network.inbox import Buffers, Inbox
+from appliance.shared.arena import BLOCK_BYTES, Extent
+
+FRAME_BYTES_MAX = 3 * BLOCK_BYTES
+ARENA_BYTES = 8 * BLOCK_BYTES
+PRIVATE_BYTES_MAX = 4 * BLOCK_BYTES
+
+
+class Client:
+    """Both ends of a connection: what is sent into it, and what a worker makes of that."""
+
+    def __init__(self, buffers: Buffers, frames: list[bytes], received: bytes = b"") -> None:
+        self.far, self.near = socket.socketpair()
+        self.near.setblocking(False)
+        self.far.setblocking(False)
+        self.inbox = Inbox(buffers, received)
+        self.unsent = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)[len(received) :]
+        self.taken: list[bytes] = []
+
+    def send(self, count: int) -> None:
+        if self.unsent:
+            try:
+                self.unsent = self.unsent[self.far.send(self.unsent[:count]) :]
+            except BlockingIOError:
+                pass
+
+    def turn(self, buffers: Buffers, may_take: int, held: list[Extent], now_ms: int) -> None:
+        """As a worker does: receive, take some of the whole frames, leave the others, settle."""
+        inbox = self.inbox
+        inbox.starved = False
+        assert inbox.receive(self.near)
+        stalled = False
+        if not inbox.starved:
+            for number, (start, stop) in enumerate(inbox.frames(FRAME_BYTES_MAX, FRAME_BYTES_MAX)):
+                if number >= may_take:
+                    inbox.rewind(start)
+                    stalled = True
+                    break
+                self.taken.append(bytes(buffers.memory[start:stop]))
+                assert inbox.extent is not None
+                if number == 0:  # a writer has it in hand
+                    inbox.extent.hold()
+                    held.append(inbox.extent)
+            inbox.settle(now_ms, stalled)
+
+    def close(self) -> None:
+        self.far.close()
+        self.near.close()
+        self.inbox.clear()
+
+
+sizes = st.sampled_from((0, 1, 5, 1_000, BLOCK_BYTES - 4, BLOCK_BYTES, 2 * BLOCK_BYTES, FRAME_BYTES_MAX))
+
+
+@given(
+    streams=st.lists(st.lists(sizes, max_size=5), min_size=1, max_size=6),
+    came_back=st.integers(0, 10),
+    steps=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 200_000), st.integers(0, 3), st.booleans()), max_size=40
+    ),
+)
+def test_every_stream_is_whole(
+    streams: list[list[int]], came_back: int, steps: list[tuple[int, int, int, bool]]
+) -> None:
+    """The first connection comes back from a writer with some bytes; ``steps``: who sends how much, how many frames
+    may be taken, and whether writers answer after it."""
+    buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), PRIVATE_BYTES_MAX)
+    frames = [[bytes([index + 1]) * size for size in stream] for index, stream in enumerate(streams)]
+    first = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames[0])[:came_back]
+    clients = [Client(buffers, some, b"" if index else first) for index, some in enumerate(frames)]
+    held: list[Extent] = []
+
+    def answer() -> None:
+        while held:
+            held.pop().drop()
+
+    for now_ms, (who, count, may_take, answers) in enumerate(steps, 1):
+        client = clients[who % len(clients)]
+        client.send(count)
+        client.turn(buffers, may_take, held, now_ms)
+        assert buffers.private_bytes <= PRIVATE_BYTES_MAX + ARENA_BYTES + FRAME_BYTES_MAX + 4
+        if answers:
+            answer()
+    for now_ms in range(1_000, 1_400):  # all go on, and writers answer: nobody waits for ever
+        for client in clients:
+            client.send(200_000)
+            client.turn(buffers, 10, held, now_ms)
+            answer()
+    assert [client.taken for client in clients] == frames
+    for client in clients:
+        client.close()
+    assert (buffers.private_bytes, buffers.arena.used_bytes) == (0, 0)
+    assert not buffers.holders and not buffers.unfinished
+
+
+def test_a_frame_that_is_too_large_is_refused_wherever_its_size_is() -> None:
+    buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), PRIVATE_BYTES_MAX)
+    for received in (b"", b"\xff", b"\xff\xff\xff\xff"):
+        client = Client(buffers, [], received)
+        client.unsent = b"\xff\xff\xff\xff"[len(received) :]
+        client.send(4)
+        with pytest.raises(FrameTooLarge):
+            for now_ms in range(1, 4):
+                client.turn(buffers, 1, [], now_ms)
+        client.close()
+
+
+def test_who_holds_longest_makes_room_first() -> None:
+    buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), PRIVATE_BYTES_MAX)
+    blocks = ARENA_BYTES // BLOCK_BYTES
+    clients = [Client(buffers, [b"x" * 100]) for _ in range(blocks + 3)]
+    for now_ms, client in enumerate(clients, 1):
+        client.send(50)
+        client.turn(buffers, 1, [], now_ms)
+    assert [client.inbox.extent is None for client in clients] == [True] * 3 + [False] * blocks
+    assert buffers.private_bytes <= 3 * 128
+    for client in clients:
+        client.send(54)
+        held: list[Extent] = []
+        for _ in range(3):
+            client.turn(buffers, 1, held, 100)
+            while held:
+                held.pop().drop()
+        assert client.taken == [b"x" * 100]
+        client.close()
