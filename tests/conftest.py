@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from .server import Server
 from .zookeeper_fixture import ensemble, standalone
 
 __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that each is made once in a run
+
+settings.register_profile("suite", deadline=None)  # the machine may be busy: no test is about time
+settings.load_profile("suite")
 
 HERE = Path(__file__).parent
 _topics = itertools.count()
