@@ -27,6 +27,7 @@
     │   ├── BrokerAway
     │   ├── RequestTimedOut
     │   ├── BufferFull
+    │   ├── OutOfResources
     │   └── DiskFull
     ├── StorageFault           what is on disk cannot be trusted: take the partition offline
     │   └── CorruptLog
@@ -46,6 +47,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import ClassVar, Final
 
 
@@ -174,6 +176,12 @@ class BufferFull(Unavailable):
     code = 89
 
 
+class OutOfResources(Unavailable):
+    """The machine has no memory, process or descriptor left for this; says which, and what to do."""
+
+    code = 56
+
+
 class StorageFault(ApplianceError):
     """The partition is offline until ``appliance log repair`` or an operator decides."""
 
@@ -227,18 +235,40 @@ class CallbackFailed(ClientBroken):
     """A callback of the application's raised; what it was called for has happened all the same."""
 
 
-def _by_code() -> dict[int, type[ApplianceError]]:
-    classes: dict[int, type[ApplianceError]] = {}
-    waiting: list[type[ApplianceError]] = [ApplianceError]
-    while waiting:
-        cls = waiting.pop()
-        waiting += cls.__subclasses__()
-        if cls is not StorageFault and cls is not CorruptLog:
-            classes.setdefault(cls.code, cls)
-    return classes
+LACKS: Final = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOBUFS}
+)
 
 
-_CLASSES = _by_code()
+def is_lack(error: BaseException | None) -> bool:
+    """Whether something failed, at bottom, only because the machine had no room for it: it may work later as it is."""
+    while error is not None:
+        if isinstance(error, DiskFull | OutOfResources | MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in LACKS:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _classes(cls: type[ApplianceError] = ApplianceError) -> Iterator[type[ApplianceError]]:
+    yield cls
+    for inner in cls.__subclasses__():
+        yield from _classes(inner)
+
+
+_BY_NAME = {cls.__name__: cls for cls in _classes()}
+_BY_CODE = {
+    cls.code: cls for cls in reversed(_BY_NAME.values()) if cls not in (StorageFault, CorruptLog, OutOfResources)
+}
+
+
+def named(name: str, message: str) -> ApplianceError:
+    """The exception for the name of its class, as one process of the appliance tells another."""
+    cls = _BY_NAME[name]
+    if "__init__" in vars(cls):  # it wants to be told more than the message: the class above it does not
+        cls = cls.__mro__[1]
+    return cls(message)
 
 
 WORDS: dict[int, str] = {
@@ -279,7 +309,7 @@ def from_code(code: int, message: str = "", *, about: str = "") -> ApplianceErro
         message: the peer's words; without any, what the code means.
         about: what it is about, to stand before them.
     """
-    cls = _CLASSES.get(code, ApplianceError)
+    cls = _BY_CODE.get(code, ApplianceError)
     if cls is FrameTooLarge:
         cls = ApplianceError
     words = (

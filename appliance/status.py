@@ -10,6 +10,7 @@ returns is a contract::
      "doors": {"native": "127.0.0.1:9091", …},
      "zookeeper": {"connect": "…", "state": "connected"},
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
+     "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses at the moment
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?}]}
 
 ``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null where counting them
@@ -50,7 +51,7 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
         state = {}
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not come so far yet
         state = {"pid": pid, "state": "starting"}
-    return {"doors": {}, "zookeeper": {}, "processes": [], "tables": {}, "offline": {}} | state
+    return {"doors": {}, "zookeeper": {}, "processes": [], "refused": [], "tables": {}, "offline": {}} | state
 
 
 def holder(data_dir: Path) -> int:
@@ -80,7 +81,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     """
     state = read_state(data_dir)
     served = state is not None
-    state = state or {"state": "stopped", "pid": None, "doors": {}, "zookeeper": {}, "processes": []}
+    state = state or {"state": "stopped", "pid": None, "doors": {}, "zookeeper": {}, "processes": [], "refused": []}
     tables, offline = state.pop("tables", {}), state.pop("offline", {})
     partitions = []
     for name, topic, partition in hosted(data_dir):

@@ -42,7 +42,7 @@ class Rig:
         self.deleted: list[tuple[str, int]] = []
         self.cuts: list[tuple[str, int, int]] = []
         self.zookeeper: dict[str, str] = {}
-        self.refusals: dict[tuple[str, int], tuple[int, str]] = {}
+        self.refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self.silent = False  # a supervisor that has stopped answering
         self._names: dict[tuple[str, int], str] = {}
         self._correlation = 0
@@ -112,8 +112,8 @@ class Rig:
     # ---- the supervisor's part
 
     def _open(self, topic: str, partition: int) -> None:
-        name = memory.name_of(self.instance, f"{topic}-{partition}")
-        table = SegmentTable(memoryview(memory.create(name, TABLE_BYTES)).cast("Q"))
+        name, mapped = memory.create(self.instance, f"{topic}-{partition}", TABLE_BYTES)
+        table = SegmentTable(memoryview(mapped).cast("Q"))
         table.publish([0], 0, 0, 0)
         table.set_state(ONLINE)
         self.tables[topic, partition], self._names[topic, partition] = table, name
@@ -124,7 +124,7 @@ class Rig:
             case ["create", token, rows]:
                 results = []
                 for topic, partition, topic_id, settings in rows:
-                    error, text = self.refusals.get((topic, partition), (0, ""))
+                    error, text = self.refusals.get((topic, partition), ("", ""))
                     self.ids.add(topic_id)
                     if not error and (topic, partition) not in self.tables:
                         self._open(topic, partition)
@@ -139,7 +139,7 @@ class Rig:
                     if self.tables.pop((topic, partition), None) is not None:
                         memory.unlink(self._names.pop((topic, partition)))
                         self.channel.send(["drop", topic, partition])
-                self.channel.send(["done", token, [[*row[:2], 0, ""] for row in rows]])
+                self.channel.send(["done", token, [[*row[:2], "", ""] for row in rows]])
             case ["settings", rows, settings]:
                 self.settings.update({(topic, partition): settings for topic, partition in rows})
             case ["cut", topic, partition, offset]:

@@ -12,7 +12,6 @@ import pytest
 
 from appliance.cli import demo_room
 from appliance.cli.demo_room import Room, clear_abandoned, processes_in
-from appliance.shared import memory
 
 KILLED_DEMO = """
 import os, signal, sys
@@ -22,8 +21,8 @@ room = Room()
 child = room.spawn("tests.idle", f"{room.data}/", log="child", death_signal=0)
 while not room.said("child"):
     pass
-memory.create(memory.name_of(memory.instance_of(room.data), "x"), 4096)
-print(room.path, flush=True)
+name, _ = memory.create(memory.instance_of(room.data), "x", 4096)
+print(room.path, name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -59,8 +58,8 @@ def test_leftovers_of_a_killed_demo_are_removed_at_the_next_run(own_tmp: Path) -
     """Goal: processes, shared memory and files go.  Method: SIGKILL a demo whose child ignores its death."""
     done = subprocess.run([sys.executable, "-c", KILLED_DEMO], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    room = Path(done.stdout.strip())
-    name = memory.name_of(memory.instance_of(room / "data"), "x")
+    path, name = done.stdout.split()
+    room = Path(path)
     (pid,) = processes_in(room)
     assert Path(f"/dev/shm{name}").exists()
     assert clear_abandoned() == [str(room), f"process {pid}", f"/dev/shm{name}"]

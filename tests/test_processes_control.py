@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from appliance.processes.control import MESSAGE_BYTES_MAX, Channel
+from appliance.processes import control
+from appliance.processes.control import FDS_MAX, MESSAGE_BYTES_MAX, Channel
 
 
 def test_messages_and_descriptors_arrive_whole_and_in_order() -> None:
@@ -68,4 +72,104 @@ def test_descriptors_of_unsent_messages_are_closed() -> None:
     left.close()
     assert os.read(read_end, 1) == b""  # the copy that waited is closed too
     os.close(read_end)
+    right.close()
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """No descriptor can be opened: the limit is below all numbers that are free."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", range(1, FDS_MAX + 1))
+@pytest.mark.parametrize("take", [Channel.take, lambda channel: channel.receive()[0]])
+def test_descriptors_that_the_receiver_has_no_room_for_are_refused_by_name(
+    count: int, take: Callable[[Channel], object]
+) -> None:
+    left, right = Channel.pair()
+    read_end, write_end = os.pipe()
+    left.send(["writer", "t", 0], [write_end] * count)
+    os.close(write_end)
+    with no_descriptors():
+        assert take(right) == (["refused", "writer", "t", 0], [])
+    assert os.read(read_end, 1) == b"", "no copy is left anywhere"
+    left.send(["writer", "t", 0], [read_end])
+    message, fds = right.receive()[0]
+    assert message == ["writer", "t", 0] and len(fds) == 1, "and later it arrives"
+    for fd in (read_end, *fds):
+        os.close(fd)
+    left.close()
+    right.close()
+
+
+def test_a_part_of_the_descriptors_is_none() -> None:
+    left, right = Channel.pair()
+    read_end, write_end = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left.send(["lend"], [write_end, write_end])
+    os.close(write_end)
+    probe = os.dup(read_end)  # the lowest free number: room for exactly one descriptor below the limit
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 1, hard))
+    try:
+        assert right.take() == (["refused", "lend"], [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.read(read_end, 1) == b""
+    os.close(read_end)
+    left.close()
+    right.close()
+
+
+def test_a_sender_without_descriptors_is_told_and_nothing_is_sent() -> None:
+    left, right = Channel.pair()
+    read_end, write_end = os.pipe()
+    while not left.pending:
+        left.send([bytes(100_000)])
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        left.send(["worker"], (read_end, write_end))
+    left.send(["after"])
+    received = []
+    while left.pending:
+        received += [message for message, _ in right.receive()]
+        left.flush()
+    received += [message for message, _ in right.receive()]
+    assert ["worker"] not in received and received[-1] == ["after"]
+    with no_descriptors():  # while the kernel takes it no copy is needed
+        left.send(["worker"], (read_end,))
+    assert right.receive()[0][0] == ["worker"]
+    left.close()
+    right.close()
+    for fd in (read_end, write_end):
+        os.close(fd)
+
+
+def test_a_peer_that_does_not_take_its_messages_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "QUEUE_BYTES_MAX", 1 << 20)
+    left, right = Channel.pair()
+    sent = 0
+    while not left.closed:
+        left.send([bytes(10_000)])
+        sent += 1
+        assert sent < 1_000
+    assert not left.pending
+    left.send(["dropped"])
+    left.close()
+    right.close()
+
+
+def test_a_hint_never_waits() -> None:
+    left, right = Channel.pair()
+    for _ in range(100_000):
+        left.hint(())
+    assert not left.pending and not left.closed
+    assert len(right.receive()) > 10
+    left.hint(())
+    assert right.receive() == [([], [])]
+    left.close()
     right.close()

@@ -86,7 +86,7 @@ def test_what_a_killed_coordinator_had_begun_is_finished(tmp_path: Path) -> None
 
 
 def test_a_supervisor_that_cannot_open_a_partition_makes_the_creation_fail_as_a_whole(alone: Rig) -> None:
-    alone.refusals["logs", 1] = (StorageFault.code, f"mkdir: {errno.errorcode[errno.EIO]}")
+    alone.refusals["logs", 1] = ("StorageFault", f"mkdir: {errno.errorcode[errno.EIO]}")
     code, message = alone.refusal("create_topic", name="logs", partitions=2)
     assert code == StorageFault.code and "logs-1: mkdir" in message
     assert alone.metadata()["topics"] == [] and not alone.tables

@@ -53,10 +53,9 @@ def test_what_a_killed_instance_left_is_cleaned_up_at_the_next_start(tmp_path: P
     server = Server(tmp_path / "data").start()
     with Peer(server.native) as peer:
         peer.create("t")
-    stale = memory.name_of(memory.instance_of(server.data_dir), "arena9.9")
     server.kill_supervisor()
     assert server.leftovers()
-    memory.create(stale, 4096).close()
+    stale, _ = memory.create(memory.instance_of(server.data_dir), "arena9", 4096)
     with Server(tmp_path / "data") as again:
         assert stale[1:] not in again.leftovers()
         assert "removed shared memory" in again.log()

@@ -17,10 +17,7 @@ from appliance.config import ZooKeeper
 from appliance.errors import ConfigFault
 from appliance.zookeeper import ensemble as module
 from appliance.zookeeper.ensemble import (
-    RESTART_MS_MAX,
-    STEADY_MS,
     Ensemble,
-    RestartPolicy,
     find_classpath,
     find_java,
     probe,
@@ -165,24 +162,6 @@ def test_options_of_other_java_programs_are_not_inherited(tmp_path: Path) -> Non
     assert made.commands[0].env.keys() == {"PATH", "MALLOC_ARENA_MAX"}
 
 
-def test_a_node_that_keeps_ending_is_started_less_and_less_often() -> None:
-    policy = RestartPolicy()
-    assert policy.next_ms(0) == 0
-    now, delays = 0, []
-    for _ in range(9):
-        policy.started(now)
-        assert policy.next_ms(now) is None
-        policy.ended(now + 10)
-        delay = policy.next_ms(now + 10)
-        assert delay is not None
-        delays.append(delay)
-        now += 10 + delay
-    assert delays == sorted(delays) and delays[0] <= 200 and delays[-1] == RESTART_MS_MAX
-    policy.started(now)
-    policy.ended(now + STEADY_MS)
-    assert policy.next_ms(now + STEADY_MS) == 0
-
-
 # --- real nodes
 
 
@@ -232,7 +211,6 @@ def test_killed_nodes_come_back_with_their_data(tmp_path: Path, nodes: int) -> N
 def kill(own: Ensemble, i: int) -> None:
     own.processes[i].kill()
     own.processes[i].wait()
-    own.node_ended(i, now_ms())
 
 
 def test_one_node_grows_to_three_and_keeps_its_data(tmp_path: Path) -> None:
@@ -251,7 +229,9 @@ from appliance.config import ZooKeeper
 from appliance.zookeeper.ensemble import Ensemble
 one = Ensemble(ZooKeeper(nodes=1), Path({str(tmp_path)!r}))
 one.prepare()
-print(one.start_node(0).pid, flush=True)
+one.start_node(0)
+one.note_pid(0)
+print(one.processes[0].pid, flush=True)
 signal.pause()
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as supervisor:

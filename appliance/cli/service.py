@@ -107,6 +107,10 @@ def _print_status(seen: dict[str, Any]) -> None:
         columns = ["role", "topic", "partition", "pid", "started", "restarts"]
         rows = [{**row, "started": _moment(row["started"])} for row in seen["processes"]]
         output.print_rows(rows, columns, title="Processes")
+    if seen["refused"]:
+        print()
+        rows = [{**row, "since": _moment(row["since"])} for row in seen["refused"]]
+        output.print_rows(rows, ["action", "waiting", "since", "attempts", "reason"], title="Refused by the machine")
     if seen["partitions"]:
         output.say()
         columns = ["topic", "partition", "start", "end", "bytes", "messages", "state"]

@@ -2,12 +2,18 @@
 
 A :class:`Channel` is one end of a ``SOCK_SEQPACKET`` socketpair.  One message is one msgpack array of at most
 ``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks: what the kernel
-does not take waits in a queue of at most ``QUEUE_MAX`` messages.  A dead peer is an EOF: ``closed`` becomes true.
+does not take waits in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF: ``closed`` becomes true.
+A peer that does not take its messages until the queue is full is given up like a dead one.
+
+A receiver that has no room for the descriptors of a message gets it as ``["refused", *message]``, without any, and
+says so to the sender.  A sender that has none left gets the OSError, and nothing is sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import socket
 from array import array
@@ -19,9 +25,18 @@ import msgpack
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """A sequenced packet must fit the socket buffer (net.core.wmem_default is 208 KiB) whole."""
-QUEUE_MAX: Final = 65_536
+QUEUE_BYTES_MAX: Final = 64 << 20
+"""Room to name 100,000 tables to a new worker (about 360 bytes each) before it has read the first."""
+QUEUE_OVERHEAD_BYTES: Final = 256
+"""What a queued message takes besides its bytes."""
 FDS_MAX: Final = 8
-FDS_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * array("i").itemsize)
+INT_BYTES: Final = array("i").itemsize
+FDS_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * INT_BYTES)
+
+NOT_NOW: Final = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
+"""The kernel takes no message at the moment; any other error means that the peer is gone."""
+
+logger = logging.getLogger(__name__)
 
 _pack = msgpack.Packer().pack
 _buffer = memoryview(bytearray(MESSAGE_BYTES_MAX))
@@ -35,10 +50,12 @@ class Channel:
         sock.setblocking(False)
         self._socket = sock
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._queue_bytes = 0
         self.closed = False
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
+        """Raises OSError: no descriptor is left."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         return Channel(left), Channel(right)
 
@@ -50,90 +67,111 @@ class Channel:
         return bool(self._queue)
 
     def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
-        """Queue a message and send what the kernel takes.  Descriptors are duplicated: the caller may close its own.
+        """Send a message, or queue what the kernel does not take.  The caller may close its descriptors.
 
         A message to a closed channel is dropped: the peer is dead and whoever reads ``closed`` acts on that.
+
+        Raises:
+            OSError: the machine has no room for the descriptors; nothing is sent.
         """
         if self.closed:
             return
         packed = _pack(message)
         assert len(packed) <= MESSAGE_BYTES_MAX, f"control message of {len(packed)} bytes"
-        if not fds and not self._queue:
-            try:
-                self._socket.send(packed)
-                return
-            except BlockingIOError:
-                pass
-            except OSError:
-                self.closed = True
-                return
-        assert len(self._queue) < QUEUE_MAX, "control queue is full"
-        self._queue.append((packed, tuple(os.dup(fd) for fd in fds)))
-        self.flush()
+        if self._queue or not self._sent(packed, fds, may_raise=bool(fds)):
+            self._enqueue(packed, fds)
+
+    def hint(self, message: Sequence[Any]) -> None:
+        """Send a message that may be lost: not at all when the peer is behind with reading."""
+        if not self.closed and not self._queue:
+            self._sent(_pack(message), ())
 
     def flush(self) -> None:
         """Send queued messages until the kernel takes no more."""
-        while self._queue and not self.closed:
+        while self._queue:
             packed, fds = self._queue[0]
-            try:
-                if fds:
-                    socket.send_fds(self._socket, [packed], list(fds))
-                else:
-                    self._socket.send(packed)
-            except BlockingIOError:
+            if not self._sent(packed, fds):
                 return
-            except OSError:
-                self.closed = True
-                break
-            self._queue.popleft()
+            if self._queue:  # not closed meanwhile
+                self._queue.popleft()
+                self._queue_bytes -= len(packed) + QUEUE_OVERHEAD_BYTES
+                _close_all(fds)
+
+    def _sent(self, packed: bytes, fds: Sequence[int], may_raise: bool = False) -> bool:
+        """Whether nothing is left to do for this message: the kernel has it, or the peer is gone."""
+        try:
+            if fds:
+                socket.send_fds(self._socket, [packed], list(fds))
+            else:
+                self._socket.send(packed)
+        except OSError as error:
+            if error.errno in NOT_NOW:
+                if may_raise and error.errno != errno.EAGAIN:
+                    raise
+                return False
+            self._give_up()
+        return True
+
+    def _enqueue(self, packed: bytes, fds: Sequence[int]) -> None:
+        size = len(packed) + QUEUE_OVERHEAD_BYTES
+        if self._queue_bytes + size > QUEUE_BYTES_MAX:
+            logger.warning("a process does not take its messages: %d bytes wait for it; given up", self._queue_bytes)
+            self._give_up()
+            return
+        copies: list[int] = []
+        try:
             for fd in fds:
-                os.close(fd)
-        if self.closed:
-            self._drop_queue()
+                copies.append(os.dup(fd))
+        except OSError:
+            _close_all(copies)
+            raise
+        self._queue.append((packed, tuple(copies)))
+        self._queue_bytes += size
 
     def take(self) -> tuple[list[Any] | None, list[int]]:
         """One message, the cheapest way; None when none has come.  Sets ``closed`` at EOF, else as :meth:`receive`."""
         try:
-            size, ancillary, _, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, flags, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None, []
         except OSError:
-            size, ancillary = 0, []
+            size, ancillary, flags = 0, [], 0
         if not size:
-            self.closed = True
-            self._drop_queue()
+            self._give_up()
             return None, []
         message: list[Any] = msgpack.unpackb(_buffer[:size], strict_map_key=False)
-        return message, [fd for _, _, fds in ancillary for fd in array("i", fds)]
+        fds = [fd for _, _, data in ancillary for fd in array("i", data[: len(data) - len(data) % INT_BYTES])]
+        if flags & socket.MSG_CTRUNC:
+            _close_all(fds)
+            return ["refused", *message], []
+        return message, fds
 
     def receive(self) -> list[tuple[list[Any], list[int]]]:
         """All messages that have arrived; sets ``closed`` at EOF.  The caller owns the descriptors."""
         messages: list[tuple[list[Any], list[int]]] = []
         while not self.closed:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
+            message, fds = self.take()
+            if message is None:
                 break
-            except OSError:
-                data, fds = b"", []
-            if not data:
-                self.closed = True
-                self._drop_queue()
-                break
-            messages.append((msgpack.unpackb(data, strict_map_key=False), list(fds)))
+            messages.append((message, fds))
         return messages
 
     def detach(self) -> int:
         return self._socket.detach()
 
     def close(self) -> None:
-        self.closed = True
-        self._drop_queue()
+        self._give_up()
         with contextlib.suppress(OSError):
             self._socket.close()
 
-    def _drop_queue(self) -> None:
+    def _give_up(self) -> None:
+        self.closed = True
         for _, fds in self._queue:
-            for fd in fds:
-                os.close(fd)
+            _close_all(fds)
         self._queue.clear()
+        self._queue_bytes = 0
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

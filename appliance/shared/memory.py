@@ -1,25 +1,35 @@
 """POSIX shared memory objects: made by the supervisor, mapped by its children, gone when it stops.
 
-Names are ``/appliance.<instance>.<what>``; ``instance`` identifies the data directory, so that a restart finds and
-removes what a killed instance of the same directory left behind, and never touches another's.  An object is created
-exclusively, readable by its owner only, and with its pages reserved: a full /dev/shm is an error here instead of a
-SIGBUS at the first store.
+Names are ``/appliance.<instance>.<what>.<random>``.  ``instance`` identifies the data directory, so that a restart
+finds and removes what a killed instance of the same directory left behind, and never touches another's.  The random
+part is new for each object: everybody may make names in /dev/shm, so nobody may know ours before we have them.  A name
+of ours that belongs to somebody else is left where it is.
+
+An object is created exclusively, readable by its owner only, and with its pages reserved: a full /dev/shm is an error
+here instead of a SIGBUS at the first store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import mmap
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 
 import posix_ipc
 
-from ..errors import BadValue
+from ..errors import OutOfResources
 
 SHM_DIR: Final = Path("/dev/shm")
+RANDOM_BYTES: Final = 8
+NAMES_TRIED_MAX: Final = 10
+MODE: Final = 0o600
+
+logger = logging.getLogger(__name__)
 
 
 def instance_of(data_dir: Path) -> str:
@@ -32,23 +42,35 @@ def name_of(instance: str, what: str) -> str:
     return f"/appliance.{instance}.{what}"
 
 
-def create(name: str, size_bytes: int) -> mmap.mmap:
-    """Make and map a zeroed object.
+def create(instance: str, what: str, size_bytes: int) -> tuple[str, mmap.mmap]:
+    """Make and map a zeroed object; returns its name too.
 
     Raises:
-        BadValue: no room in /dev/shm.
+        OutOfResources: no room in /dev/shm, or no descriptor; nothing is left of the attempt.
     """
-    memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
     try:
+        memory = _create_exclusively(name_of(instance, what))
+    except (OSError, posix_ipc.Error) as error:
+        raise OutOfResources(f"{SHM_DIR}: nothing can be created there: {error}") from error
+    try:
+        os.fchmod(memory.fd, MODE)  # whatever the umask
         os.posix_fallocate(memory.fd, 0, size_bytes)
-        return mmap.mmap(memory.fd, size_bytes)
+        return memory.name, mmap.mmap(memory.fd, size_bytes)
     except OSError as error:
         memory.unlink()
-        raise BadValue(
-            f"/dev/shm has no room for {size_bytes} bytes ({error.strerror}): enlarge it or lower network.arena_bytes"
+        raise OutOfResources(
+            f"{SHM_DIR} has no room for {size_bytes} bytes ({error.strerror}): enlarge it, or lower network.arena_bytes"
+            " or network.workers, or delete topics"
         ) from error
     finally:
         memory.close_fd()
+
+
+def _create_exclusively(stem: str) -> posix_ipc.SharedMemory:
+    for _ in range(NAMES_TRIED_MAX):
+        with contextlib.suppress(posix_ipc.ExistentialError):  # somebody else's: take another name
+            return posix_ipc.SharedMemory(f"{stem}.{secrets.token_hex(RANDOM_BYTES)}", posix_ipc.O_CREX, mode=MODE)
+    raise posix_ipc.ExistentialError(f"{NAMES_TRIED_MAX} names of random numbers are all taken")
 
 
 def attach(name: str, *, writable: bool = True) -> mmap.mmap:
@@ -56,11 +78,14 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
 
     Raises:
         FileNotFoundError: it has been unlinked.
+        OSError: it is not ours, or the machine has no descriptor or memory left.
     """
     try:
         memory = posix_ipc.SharedMemory(name)
     except posix_ipc.ExistentialError:
         raise FileNotFoundError(name) from None
+    except posix_ipc.PermissionsError as error:
+        raise PermissionError(f"{name}: {error}") from None
     try:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         return mmap.mmap(memory.fd, os.fstat(memory.fd).st_size, access=access)
@@ -68,16 +93,20 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
         memory.close_fd()
 
 
-def unlink(name: str) -> None:
-    """Remove the name; processes that have it mapped keep their pages."""
-    with contextlib.suppress(posix_ipc.ExistentialError):
+def unlink(name: str) -> bool:
+    """Remove the name; processes that have it mapped keep their pages.  False when it is somebody else's."""
+    try:
         posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        pass
+    except (OSError, posix_ipc.Error) as error:
+        logger.warning("%s%s is left there: %s", SHM_DIR, name, error)
+        return False
+    return True
 
 
 def unlink_all(instance: str) -> list[str]:
     """Remove every name of this instance and say which: what a killed supervisor left behind."""
     prefix = name_of(instance, "")[1:]
     stale = [f"/{path.name}" for path in SHM_DIR.iterdir() if path.name.startswith(prefix)]
-    for name in stale:
-        unlink(name)
-    return stale
+    return [name for name in stale if unlink(name)]

@@ -1,24 +1,24 @@
 """The local ensemble: one ZooKeeper node, or three, as child processes of the supervisor.
 
-:class:`Ensemble` finds Java and the jars, chooses ports, writes the nodes' files and says how to start each
-node and how long to wait before starting it again.  It has no thread and no loop, never waits for a node, and
-does not load kazoo: the supervisor drives it, and reaps the processes as it reaps all its children::
+:class:`Ensemble` finds Java and the jars, chooses ports, writes the nodes' files and starts each node.  It has
+no thread and no loop, never waits for a node, and does not load kazoo: the supervisor drives it, and reaps the
+processes as it reaps all its children::
 
     ensemble = Ensemble(config.zookeeper, data_dir)
     ensemble.prepare()                            # ConfigFault: what is missing, and the remedy
     process = ensemble.start_node(0)              # ... for each of range(ensemble.count)
-    ensemble.node_ended(0, now_ms)                # when reaped
-    ensemble.next_restart_ms(0, now_ms)           # 0: start it now
+    ensemble.note_pid(0)
 
 Files, below ``<data>/zookeeper/``::
 
     ensemble.json            {"ports": [[client, quorum, election], ...]}: chosen at first start, then kept
     node-<n>/zoo.cfg         derived from ensemble.json and this module; written when it differs
-    node-<n>/log4j2.properties, log4j.properties, logback.xml     whichever logging backend the jars bring
-    takes its own node-<n>/zookeeper.log   what ZooKeeper logs, LOG_BYTES_MAX and LOG_FILES_MAX older ones
+    node-<n>/log4j2.properties, log4j.properties, logback.xml
+                             whichever logging backend the jars bring takes its own
+    node-<n>/zookeeper.log   what ZooKeeper logs, LOG_BYTES_MAX and LOG_FILES_MAX older ones
     node-<n>/console.log     what the JVM itself says, started anew when larger than LOG_BYTES_MAX
-    node-<n>/pid             of the last start, to find a node that outlived its supervisor node-<n>/data/
-    ZooKeeper's own: myid, snapshots, transaction logs (every write is fsynced)
+    node-<n>/pid             of the last start, to find a node that outlived its supervisor
+    node-<n>/data/           ZooKeeper's own: myid, snapshots, transaction logs (every write is fsynced)
 
 Ports lie on the loopback interface only, below the range that the system gives to outgoing connections, so
 that nobody takes one by accident while the appliance is stopped.  Should one be taken all the same, all are
@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..config import ZooKeeper
-from ..errors import ConfigFault
+from ..errors import ConfigFault, OutOfResources
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,6 @@ LOG_FILES_MAX: Final = 2
 PORT_MIN: Final = 20_000
 PORTS_TRIED_MAX: Final = 1_000
 LEFTOVER_MS_MAX: Final = 2_000  # how long to wait for a killed leftover node to be gone
-STEADY_MS: Final = 10_000  # a node that ran this long starts again at once
-RESTART_MS_MIN: Final = 200
-RESTART_MS_MAX: Final = 10_000
 DEBIAN_JAR: Final = Path("/usr/share/java/zookeeper.jar")
 DEBIAN_LOGGING: Final = ("slf4j-log4j12.jar", "log4j-1.2.jar")  # Debian's class path has no logging backend
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -107,28 +104,6 @@ class Command(NamedTuple):
     console: Path  # standard output and error go here
 
 
-class RestartPolicy:
-    """When one node is to be started: at once if it had run for STEADY_MS, else less and less often."""
-
-    def __init__(self) -> None:
-        self._started_ms = 0
-        self._restart_ms: int | None = 0  # None: it runs
-        self._early_ends = 0
-
-    def started(self, now_ms: int) -> None:
-        self._started_ms, self._restart_ms = now_ms, None
-
-    def ended(self, now_ms: int) -> None:
-        steady = now_ms - self._started_ms >= STEADY_MS
-        self._early_ends = 0 if steady else self._early_ends + 1
-        delay_ms = 0 if steady else RESTART_MS_MIN << min(self._early_ends - 1, 16)
-        self._restart_ms = now_ms + min(delay_ms, RESTART_MS_MAX)
-
-    def next_ms(self, now_ms: int) -> int | None:
-        """Milliseconds until the start, 0 when it is due; None while the node runs."""
-        return None if self._restart_ms is None else max(0, self._restart_ms - now_ms)
-
-
 class Ensemble:
     """See the module's docstring.  ``prepare`` before anything else."""
 
@@ -144,7 +119,6 @@ class Ensemble:
         self._config = config
         self._environ = dict(os.environ if environ is None else environ)
         self._random = random.Random(seed)
-        self._restarts = [RestartPolicy() for _ in range(self.count)]
 
     @property
     def connect(self) -> str:
@@ -154,8 +128,11 @@ class Ensemble:
     def prepare(self) -> None:
         """Find Java and jars, end nodes that outlived their supervisor, choose ports, write the nodes' files.
 
+        May be called again after a refusal.
+
         Raises:
             ConfigFault: Java or the jars are missing, or the number of nodes was lowered.
+            OSError: the disk refuses.
         """
         java = find_java(self._config.java, self._environ)
         classpath = find_classpath(self._config.classpath)
@@ -263,8 +240,12 @@ class Ensemble:
 
     # --- processes
 
-    def start_node(self, i: int, now_ms: int | None = None) -> subprocess.Popen[bytes]:
-        """Start a node; it is killed when the calling thread ends.  The caller reaps it."""
+    def start_node(self, i: int) -> subprocess.Popen[bytes]:
+        """Start a node; it is killed when the calling thread ends.  The caller reaps it.
+
+        Raises:
+            OSError, OutOfResources: the machine refuses; nothing runs.
+        """
         command = self.commands[i]
         console_mode = os.O_TRUNC if _size(command.console) > LOG_BYTES_MAX else os.O_APPEND
         console = os.open(command.console, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | console_mode, 0o644)
@@ -279,23 +260,26 @@ class Ensemble:
                 start_new_session=True,  # Ctrl-C is for the supervisor, which stops its nodes in order
                 preexec_fn=_DieWith(os.getpid()),
             )
+        except subprocess.SubprocessError as error:
+            raise OutOfResources(f"{command.argv[0]}: {error}") from error
         finally:
             os.close(console)
-        _write(command.cwd / "pid", f"{process.pid}\n")
         self.processes[i] = process
-        self._restarts[i].started(_now_ms() if now_ms is None else now_ms)
         return process
 
-    def node_ended(self, i: int, now_ms: int) -> None:
-        """A node was reaped (monotonic milliseconds, as for ``start_node``)."""
-        self._restarts[i].ended(now_ms)
+    def note_pid(self, i: int) -> None:
+        """Note which process a node is, so that the next start finds one that outlived its supervisor.
+
+        Raises:
+            OSError: the disk refuses; the node runs all the same.
+        """
+        _write(self.commands[i].cwd / "pid", f"{self.processes[i].pid}\n")
+
+    def warn_of_taken_ports(self, i: int) -> None:
+        """A node has ended: say so when it was because others listen where it did."""
         taken = [port for port in self.ports[i] if not _is_free(port)]
         if taken:
             log.error("ZooKeeper node %d: others listen on %s; restart the appliance to choose again", i + 1, taken)
-
-    def next_restart_ms(self, i: int, now_ms: int) -> int | None:
-        """Milliseconds until the node should be started, 0 when it is due; None while it runs."""
-        return self._restarts[i].next_ms(now_ms)
 
     def signal_nodes(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ask all running nodes to end (SIGTERM), or end them (SIGKILL).  What they acknowledged is on disk."""

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ...errors import ApplianceError, RequestTimedOut, StorageFault, UnknownPartition, from_code
+from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
 from ...shared import memory
 from ...shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
 
@@ -139,11 +139,7 @@ class Partitions:
                 self._orders.pop(token, None)
         for topic, partition, error, message in results:
             if error:
-                raise _restore(error, f"{topic}-{partition}: {message}")
-
-
-def _restore(code: int, message: str) -> ApplianceError:
-    return StorageFault(message) if code == StorageFault.code else from_code(code, message)
+                raise named(error, f"{topic}-{partition}: {message}")
 
 
 def _chunks(rows: list[list[Any]]) -> Iterable[list[list[Any]]]:

@@ -168,6 +168,8 @@ class Coordinator:
                 self._partitions.done(token, rows)
             case ["worker", index]:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
+            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                self._send(message)
             case ["doors", doors]:  # follows the tables: now we know what is missing
                 self._cluster.doors = doors
                 self._registry.announce()

@@ -158,7 +158,7 @@ class WriterLink:
     def ask_for_flush(self, now: bool) -> None:
         """Somebody has come for what is written already: no flush need be late for more; ``now``: flush at once."""
         if self.channel is not None:
-            self.channel.send(("flush",) if now else ())
+            self.channel.hint(("flush",) if now else ())
 
     @property
     def may_hand_over(self) -> bool:
@@ -194,8 +194,8 @@ class WriterLink:
             case ["unsent", token, data]:
                 self.away[token].unsent += data
             case ["back", token]:
-                return [], (self.away.pop(token), socket.socket(fileno=fds[0]) if fds else None)
-            case ["gone", token]:
+                return [], (self.away.pop(token), socket.socket(fileno=fds[0]))
+            case ["gone", token] | ["refused", "back", token]:
                 return [], (self.away.pop(token), None)
             case [*_]:
                 in_flight = self._in_flight

@@ -251,16 +251,16 @@ class NetworkWorker:
                     self._add_partition((topic, partition), name)
                 case ["drop", topic, partition]:
                     self._drop_partition((topic, partition))
-                case ["writer", topic, partition] if fds:
+                case ["writer", topic, partition]:
                     self._join_writer((topic, partition), fds[0])
                 case ["retire", topic, partition]:
                     self._retire_writer((topic, partition))
-                case ["coordinator"] if fds:
+                case ["coordinator"]:
                     self._join_coordinator(fds[0])
+                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                    self._control.send(message)
                 case ["stop"]:
                     self._stopping = True
-                case [what, *_]:
-                    logger.error("%r came without its descriptor: this worker has too few", what)
 
     def _partitions_of(self, parts: Sequence[tuple[Any, ...]]) -> list[Partition | None]:
         """The partition of each part of a request, which begins with topic and number; equal ones follow each other."""

@@ -1,7 +1,7 @@
 """Forking children and keeping account of them: mechanism only, the supervisor has the policy.
 
-Each child has a control channel and a pidfd; both are watched by the supervisor's epoll.  A child that dies young is
-forked again with a growing delay, so that a fault that returns at once does not eat the machine.
+Each child has a control channel and a pidfd; both are watched by the supervisor's epoll.  A process that dies young is
+started again with a growing delay, so that a fault that returns at once does not eat the machine.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ class Child:
     def kill(self) -> None:
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
+    def discard(self) -> None:
+        """End a child that the supervisor cannot watch."""
+        self.kill()
+        self.reap()
+        self.channel.close()
+
 
 def fork(
     role: str, key: Any, started_ms: int, close_in_child: Iterable[Callable[[], Any]], target: Callable[[Channel], int]
@@ -52,11 +58,19 @@ def fork(
 
     ``close_in_child`` closes what the child must not keep: an inherited end of another child's channel would hide
     that child's death from its peers.
+
+    Raises:
+        OSError: the machine gives no process or no descriptor; nothing is left of the attempt.
     """
     ours, theirs = Channel.pair()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
     if pid == 0:
         status = EXIT_BUG
         try:
@@ -70,7 +84,14 @@ def fork(
             sys.stderr.flush()
             os._exit(status)
     theirs.close()
-    return Child(role, key, pid, os.pidfd_open(pid), ours, started_ms)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        ours.close()
+        os.kill(pid, signal.SIGKILL)  # ours and not reaped: the number is nobody else's
+        os.waitpid(pid, 0)
+        raise
+    return Child(role, key, pid, pidfd, ours, started_ms)
 
 
 class Restarts:
@@ -83,11 +104,11 @@ class Restarts:
     def count(self, role: str, key: Any) -> int:
         return self._counts.get((role, key), 0)
 
-    def after_death(self, child: Child, now_ms: int) -> int:
-        """Note a death; returns how many ms to wait before forking again: none for one that had lived long."""
-        name = (child.role, child.key)
+    def after_death(self, role: str, key: Any, lived_ms: int) -> int:
+        """Note a death; returns how many ms to wait before starting again: none for one that had lived long."""
+        name = (role, key)
         self._counts[name] = self._counts.get(name, 0) + 1
-        if now_ms - child.started_ms >= YOUNG_MS:
+        if lived_ms >= YOUNG_MS:
             self._delays.pop(name, None)
             return 0
         delay_ms = self._delays.get(name, 0)

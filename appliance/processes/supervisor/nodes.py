@@ -1,7 +1,8 @@
 """The nodes of the local ensemble as children of the supervisor: started, watched by pidfd, started again, listed.
 
-How a node is started and how long to wait before starting it again is :class:`~appliance.zookeeper.ensemble.Ensemble`'s
-business; with an external ensemble, or none, there are no nodes.
+What a node needs and how it is started is :class:`~appliance.zookeeper.ensemble.Ensemble`'s business; with an external
+ensemble, or none, there are no nodes.  Preparing the nodes' files, starting a node and noting its pid are actions: on
+a full disk, say, they are tried again.
 """
 
 from __future__ import annotations
@@ -9,35 +10,42 @@ from __future__ import annotations
 import logging
 import os
 import select
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...config import ZooKeeper
+from ...errors import ConfigFault, OutOfResources
 from ...zookeeper.ensemble import Ensemble
 from ..clock import now_ms, wall_s
+from .actions import Actions
+from .children import Restarts
 
 logger = logging.getLogger(__name__)
 
 
 class Nodes:
-    """``later(delay ms, action)`` is the supervisor's timer.  ``connect`` is what clients are given."""
+    """``on_prepared(connect)`` is told the address of the ensemble once it has one."""
 
     def __init__(
-        self, config: ZooKeeper, data_dir: Path, epoll: select.epoll, later: Callable[[int, Callable[[], None]], None]
+        self,
+        config: ZooKeeper,
+        data_dir: Path,
+        epoll: select.epoll,
+        actions: Actions,
+        on_prepared: Callable[[str], None],
     ) -> None:
-        """Raises ConfigFault: Java or ZooKeeper's jars are missing; says what to install."""
         self._epoll = epoll
-        self._later = later
+        self._on_prepared = on_prepared
         self._by_pidfd: dict[int, int] = {}
-        self._started_s: dict[int, float] = {}
-        self._restarts: dict[int, int] = {}
-        self._ensemble: Ensemble | None = None
-        self.connect = config.connect
-        if not config.connect and config.nodes:
-            self._ensemble = Ensemble(config, data_dir)
-            self._ensemble.prepare()
-            self.connect = self._ensemble.connect
+        self._started: dict[int, tuple[int, float]] = {}  # node -> monotonic ms, seconds since 1970
+        self._restarts = Restarts()
+        self._ensemble = Ensemble(config, data_dir) if config.nodes and not config.connect else None
+        self._refused = self._may_start = False
+        self._prepare = actions.define("prepare the local ZooKeeper", lambda _: self._prepare_files())
+        self._start = actions.define("start ZooKeeper nodes", self._start_node)
+        self._note_pid = actions.define("note the pids of ZooKeeper nodes", self._write_pid)
 
     def __contains__(self, fd: int) -> bool:
         return fd in self._by_pidfd
@@ -46,18 +54,58 @@ class Nodes:
         """Whether any runs."""
         return bool(self._by_pidfd)
 
-    def start(self) -> None:
-        if self._ensemble is not None:
-            for node in range(self._ensemble.count):
-                self._start(node)
+    def prepare(self) -> None:
+        """Write the nodes' files, now or when the machine allows.
 
-    def _start(self, node: int) -> None:
+        Raises:
+            ConfigFault: Java or ZooKeeper's jars are missing; says what to install.
+        """
+        if self._ensemble is not None:
+            self._prepare.want()
+
+    def _prepare_files(self) -> None:
+        assert self._ensemble is not None
+        try:
+            self._ensemble.prepare()
+        except ConfigFault as error:
+            if not self._refused:
+                raise
+            raise OutOfResources(str(error)) from error  # what was there at the first try is gone: it may come back
+        except OSError:
+            self._refused = True
+            raise
+        self._on_prepared(self._ensemble.connect)
+        if self._may_start:
+            self.start()
+
+    def start(self) -> None:
+        """Start all nodes, now or once they are prepared."""
+        self._may_start = True
+        if self._ensemble is not None and self._ensemble.commands:
+            for node in range(self._ensemble.count):
+                self._start.want(node)
+
+    def _start_node(self, node: int) -> None:
         assert self._ensemble is not None
         process = self._ensemble.start_node(node)
-        pidfd = os.pidfd_open(process.pid)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+            try:
+                self._epoll.register(pidfd, select.EPOLLIN)
+            except OSError:
+                os.close(pidfd)
+                raise
+        except OSError:
+            _end(process)
+            raise
         self._by_pidfd[pidfd] = node
-        self._started_s[node] = wall_s()
-        self._epoll.register(pidfd, select.EPOLLIN)
+        self._started[node] = (now_ms(), wall_s())
+        self._note_pid.want(node)
+
+    def _write_pid(self, node: int) -> None:
+        if node in self._by_pidfd.values():
+            assert self._ensemble is not None
+            self._ensemble.note_pid(node)
 
     def bury(self, pidfd: int, stopping: bool) -> None:
         """A node has ended: reap it, and start it again unless all are to end."""
@@ -66,12 +114,10 @@ class Nodes:
         self._epoll.unregister(pidfd)
         os.close(pidfd)
         status = self._ensemble.processes[node].wait()
-        now = now_ms()
-        self._ensemble.node_ended(node, now)
         if not stopping:
             logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
-            self._restarts[node] = self._restarts.get(node, 0) + 1
-            self._later(self._ensemble.next_restart_ms(node, now) or 0, lambda: self._start(node))
+            self._ensemble.warn_of_taken_ports(node)
+            self._start.want(node, self._restarts.after_death("zookeeper", node, now_ms() - self._started[node][0]))
 
     def ask_to_end(self) -> None:
         if self._ensemble is not None:
@@ -95,9 +141,14 @@ class Nodes:
             {
                 "role": "zookeeper",
                 "pid": self._ensemble.processes[node].pid,
-                "started": self._started_s[node],
-                "restarts": self._restarts.get(node, 0),
+                "started": self._started[node][1],
+                "restarts": self._restarts.count("zookeeper", node),
                 "node": node + 1,
             }
             for node in self._by_pidfd.values()
         ]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

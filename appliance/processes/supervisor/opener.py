@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...config import Config, TopicSettings
-from ...errors import ApplianceError, StorageFault
+from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, identity, peek
 from ...shared import memory
 from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
@@ -35,17 +35,20 @@ class Job(NamedTuple):
 
 
 def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
-    """Open every partition and report ``["opened", [[topic, partition, error, message] ...]]``."""
+    """Open every partition and report ``["opened", [[topic, partition, error, message] ...]]``.
+
+    ``error`` is OutOfResources for what is worth trying again as it is: there was no room on the disk, say.
+    """
     settle("opener", supervisor_pid)
-    rows: list[tuple[str, int, int, str]] = []
+    rows: list[tuple[str, int, str, str]] = []
     for job in jobs:
         try:
             open_partition(config, data_dir, job)
-            rows.append((job.topic, job.partition, 0, ""))
+            rows.append((job.topic, job.partition, "", ""))
         except (ApplianceError, OSError) as error:
-            code = error.code if isinstance(error, ApplianceError) else StorageFault.code
             logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
-            rows.append((job.topic, job.partition, code, str(error)))
+            kind = OutOfResources if is_lack(error) else StorageFault
+            rows.append((job.topic, job.partition, kind.__name__, str(error)))
         if len(rows) >= ROWS_PER_MESSAGE:
             control.send(["opened", rows])
             rows = []

@@ -1,7 +1,8 @@
 """The supervisor: creates what the others share, forks them, reaps them, stops them in order.
 
 It has no threads, no kazoo, accepts no connection and touches no data: whatever crashes, it does not.  Signal handlers
-only wake the loop.
+only wake the loop.  Whatever the machine may refuse is an action (``actions``): it is tried again and shown in
+``status``, and the loop goes on.
 
 Control messages (msgpack arrays; ``+fd`` travels with them)::
 
@@ -9,18 +10,22 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["writer", topic, partition] +fd        ["retire", topic, partition]
                        ["coordinator"] +fd
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
+    from any of them   ["refused", ...]   a message of ours whose descriptors the machine did not let it have
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["cut", offset]                         ["retire"]
                        ["reload", {...}]
-    from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["closed"]
+    from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason]  ["closed"]
     from an opener     ["opened", [[topic, partition, error, message] ...]]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
     to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["doors", {...}]  ["zookeeper", connect]
-                       ["done", token, rows]    ["reload", {...}]      ["stop"]
+                       ["done", token, [[topic, partition, error, message] ...]]
+                       ["reload", {...}]        ["stop"]
     from it            ["create", token, [[topic, partition, topic id, settings] ...]]
                        ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["cut", topic, partition, offset]        ["zookeeper", {...}]
+
+``error`` is the name of a class of ``errors``, "" when it is done.
 
 Orders carry the id of the topic, so that one for an earlier topic does nothing to a later one of the same name; how a
 partition is removed, and what a crash leaves, is told in :mod:`.removal`.
@@ -51,16 +56,17 @@ import msgspec
 
 from ...catalog import Catalog, Topic
 from ...config import Config
-from ...errors import AlreadyRunning, BadValue, ConfigFault, StorageFault, WriterGone
+from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault, WriterGone
 from ...log import identity
 from ...shared import memory
 from ...shared.doorbell import Doorbell
-from ...shared.table import TABLE_BYTES, WORKERS_MAX
+from ...shared.table import OFFLINE, TABLE_BYTES, WORKERS_MAX, SegmentTable
 from .. import network, writer
 from ..child import settle
 from ..clock import now_ms, wall_s
 from ..control import Channel
 from . import opener, removal
+from .actions import REFUSALS, UNDER_WAY, Action, Actions, reason_of, surviving
 from .children import Child, Restarts, fork
 from .listeners import doors, listen
 from .nodes import Nodes
@@ -81,6 +87,10 @@ ZOOKEEPER_WAIT_MS: Final = 8_000
 CREATE_ATTEMPTS_MAX: Final = 3
 CLEAN_AGAIN_MS: Final = 60_000
 """So long after deleted files could not be removed they are tried again."""
+EVENT_REFUSED_S: Final = 0.1
+"""How long the loop rests when handling an event was refused, in a way that no action takes care of."""
+RECONNECT_MS: Final = 1_000
+"""A child that had no descriptor left is sent the same one again so much later."""
 
 
 def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = None) -> int:
@@ -142,25 +152,40 @@ class Supervisor:
         self._writers: dict[Key, Child] = {}
         self._coordinator: Child | None = None
         self._restarts = Restarts()
-        self._due: list[tuple[int, Callable[[], None]]] = []
+        self._actions = Actions(self._note_change)
+        define = self._actions.define
+        self._place_tables = define("place partitions in /dev/shm", lambda _: self._place_all())
+        self._open_again = define("open partitions", lambda _: self._reopen())
+        self._start_worker = define("start network workers", self._fork_worker)
+        self._start_coordinator = define("start the coordinator", lambda _: self._fork_coordinator())
+        self._start_writer = define("start writers", self._fork_writer)
+        self._start_opener = define("start openers", self._fork_opener)
+        self._start_remover = define("start removers", self._fork_remover)
+        self._start_cleaner = define("delete the files of deleted topics", lambda _: self._clean())
+        self._connect_writer = define("connect workers and writers", lambda pair: self._join_writer(*pair))
+        self._connect_coordinator = define("connect workers and the coordinator", self._join_coordinator)
+        self._save_state = define("write state.json", lambda _: self._write_state())
+        self._give_up_waiting = define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
         self._settings: dict[Key, dict[str, str]] = {}
         self._tables: dict[Key, str] = {}
-        self._table_number = 0
+        self._unplaced: set[Key] = set()
+        self._offline_table = ""
         self._offline: dict[Key, str] = {}
         self._needed: set[Key] = set()
         self._opening: dict[Key, int] = {}
         self._topic_ids: dict[Key, str] = {}
         self._removals = removal.Removals()
         self._cleaner: Child | None = None
+        self._disk_full: set[Key] = set()
         self._orders: dict[int, Order] = {}
         self._arenas: dict[int, str] = {}
+        self._unused_arenas: set[int] = set()
         self._worker_stats: dict[int, dict[str, int]] = {}
         self._zookeeper: dict[str, str] = {"connect": "", "state": "off"}
         self._zookeeper_awaited = True
-        self._nodes: Nodes | None = None
+        self._nodes = Nodes(config.zookeeper, data_dir, self._epoll, self._actions, self._use_zookeeper)
         self._state = "starting"
         self._state_file = StateFile(data_dir / "state.json")
-        self._state_dirty = True
         self._state_ms = 0
         self._watchdog_ms = 0
         self._signals: set[int] = set()
@@ -172,30 +197,37 @@ class Supervisor:
     # ---- the program
 
     def run(self) -> int:
-        for name in memory.unlink_all(self._instance):
-            logger.info("removed shared memory of a killed instance: %s", name)
+        with surviving("removing what a killed instance left in /dev/shm"):
+            for name in memory.unlink_all(self._instance):
+                logger.info("removed shared memory of a killed instance: %s", name)
         _raise_file_limit()
-        self._nodes = Nodes(self._config.zookeeper, self._data_dir, self._epoll, self._later)
-        if self._nodes.connect:
-            self._zookeeper = {"connect": self._nodes.connect, "state": "connecting"}
+        if self._config.zookeeper.connect or self._config.zookeeper.nodes:
+            self._zookeeper = {"connect": self._config.zookeeper.connect, "state": "connecting"}
+        self._nodes.prepare()
         self._listeners = listen(self._config)
         self._doors = doors(self._listeners)
         for topic, partition in self._hosted():
-            self._add_table((topic.name, partition), topic.id, dict(topic.settings))
+            key = (topic.name, partition)
+            self._topic_ids[key], self._settings[key] = topic.id, dict(topic.settings)
+            self._unplaced.add(key)
         self._doorbells = [Doorbell() for _ in range(self._worker_count)]
         self._handle_signals()
         self._nodes.start()
         gc.collect()
         gc.freeze()
-        self._open_all(list(self._tables))
+        with surviving("making arenas"):  # before the tables: without workers nothing can be served
+            for index in range(self._worker_count):
+                self._make_arena(index)
+        if self._unplaced:
+            self._place_tables.want()
         for index in range(self._worker_count):
-            self._fork_worker(index)
-        self._fork_coordinator()
-        self._clean()
-        self._later(ZOOKEEPER_WAIT_MS, self._serve_without_zookeeper)
+            self._start_worker.want(index)
+        self._start_coordinator.want()
+        self._start_cleaner.want()
+        self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
         while not self._signals & {signal.SIGTERM, signal.SIGINT}:
             self._turn()
-            if self._state == "starting" and not self._opening and not self._awaits_zookeeper:
+            if self._state == "starting" and self._workers and not self._opening and not self._awaits_zookeeper:
                 self._serving()
         self._stop()
         return 0
@@ -210,40 +242,43 @@ class Supervisor:
 
     def _serving(self) -> None:
         self._state = "serving"
-        self._write_state()  # before it is said, so that who reads the line finds it there
+        self._save_state.want()  # before it is said, so that who reads the line finds it there
         doors = " ".join(f"{door}={address}" for door, address in self._doors.items())
         print(f"appliance: serving {doors} data={self._data_dir} pid={self._pid}", flush=True)
         self._notifier.tell("READY=1", f"STATUS=serving {len(self._tables)} partitions")
 
     def _turn(self) -> None:
         """Wait for something to happen, act on it, do what has become due."""
-        events = self._epoll.poll(self._timeout_s())
-        for fd, event in events:
-            self._dispatch(fd, event)
-        now = now_ms()
-        due = [action for when, action in self._due if when <= now]
-        self._due = [(when, action) for when, action in self._due if when > now]
-        for action in due:
-            action()
+        self._handle_events(self._timeout_s())
+        self._actions.run()
         if signal.SIGHUP in self._signals:
             self._signals.discard(signal.SIGHUP)
             self._reload_config()
+        now = now_ms()
         if self._notifier.watchdog_ms and now - self._watchdog_ms >= self._notifier.watchdog_ms:
             self._watchdog_ms = now
             self._notifier.tell("WATCHDOG=1")
-        if self._state_dirty and now - self._state_ms >= STATE_MS:
-            self._write_state()
+
+    def _handle_events(self, timeout_s: float) -> None:
+        """Act on what happens within a time.  A refusal that no action takes care of costs one event, not the loop."""
+        for fd, event in self._epoll.poll(timeout_s):
+            try:
+                self._dispatch(fd, event)
+            except REFUSALS as error:
+                logger.error("refused: handling an event: %s", reason_of(error), exc_info=error)
+                select.select([], [], [], EVENT_REFUSED_S)  # it may come again at once
 
     def _timeout_s(self) -> float:
-        waits = [when - now_ms() for when, _ in self._due]
-        if self._state_dirty:
-            waits.append(STATE_MS)
+        deadlines_ms = [self._actions.next_ms()]
         if self._notifier.watchdog_ms:
-            waits.append(self._watchdog_ms + self._notifier.watchdog_ms - now_ms())
-        return max(0, min(waits, default=3_600_000)) / 1000
+            deadlines_ms.append(self._watchdog_ms + self._notifier.watchdog_ms)
+        next_ms = min((when for when in deadlines_ms if when is not None), default=None)
+        return 3_600 if next_ms is None else max(0, next_ms - now_ms()) / 1000
 
-    def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self._due.append((now_ms() + delay_ms, action))
+    def _note_change(self) -> None:
+        """What ``status`` shows has changed: write it, but not more often than every STATE_MS."""
+        if "" not in self._save_state:
+            self._save_state.want(delay_ms=max(1, self._state_ms + STATE_MS - now_ms()))
 
     # ---- signals and sockets
 
@@ -262,9 +297,9 @@ class Supervisor:
         if child is None:
             if fd == self._wakeup_reader.fileno():
                 self._wakeup_reader.recv(4096)
-            elif self._nodes is not None and fd in self._nodes:
+            elif fd in self._nodes:
                 self._nodes.bury(fd, self._state == "stopping")
-                self._state_dirty = True
+                self._note_change()
             return
         if event & select.EPOLLOUT:
             child.channel.flush()
@@ -275,15 +310,27 @@ class Supervisor:
         if fd == child.pidfd:
             self._bury(child)
         elif child.channel.closed:
-            self._epoll.unregister(fd)
-            del self._children[fd]
+            self._give_up(child)
 
     def _tell(self, child: Child | None, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a control message.
+
+        Raises:
+            OSError: its descriptors could not be sent.
+        """
         if child is None or child.channel.closed:
             return
         child.channel.send(message, fds)
-        if child.channel.pending:
+        if child.channel.closed:
+            self._give_up(child)
+        elif child.channel.pending:
             self._epoll.modify(child.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _give_up(self, child: Child) -> None:
+        """A child that does not take its messages, or has ended: nothing can be told to it any more."""
+        if self._children.pop(child.channel.fileno(), None) is not None:
+            self._epoll.unregister(child.channel.fileno())
+            child.kill()  # no harm to one that is ending: its exit status stands
 
     def _tell_all(self, message: list[Any]) -> None:
         for child in (*self._workers.values(), self._coordinator):
@@ -294,8 +341,7 @@ class Supervisor:
     def _fork(self, role: str, key: Any, target: Callable[[Channel], int], keep: set[str]) -> Child:
         """Fork a child that keeps, of what only some need, ``keep`` (of "listeners", "lock")."""
         close: list[Callable[[], Any]] = [self._epoll.close, self._wakeup.close, self._wakeup_reader.close]
-        assert self._nodes is not None
-        close.append(self._nodes.close_in_child)
+        close += [self._nodes.close_in_child, self._notifier.close]
         close += [child.channel.close for child in self._children.values()]
         close += [lambda fd=child.pidfd: os.close(fd) for child in set(self._children.values())]  # type: ignore[misc]
         if "listeners" not in keep:
@@ -303,33 +349,45 @@ class Supervisor:
         if "lock" not in keep:
             close.append(lambda: os.close(self._lock_fd))
         child = fork(role, key, now_ms(), close, target)
+        try:
+            self._epoll.register(child.pidfd, select.EPOLLIN)
+            self._epoll.register(child.channel.fileno(), select.EPOLLIN)
+        except OSError:
+            child.discard()  # a descriptor that is closed is not watched any more
+            raise
         self._children[child.pidfd] = self._children[child.channel.fileno()] = child
-        self._epoll.register(child.pidfd, select.EPOLLIN)
-        self._epoll.register(child.channel.fileno(), select.EPOLLIN)
-        self._state_dirty = True
+        self._note_change()
         return child
 
     def _fork_worker(self, index: int) -> None:
         """A worker with an arena of its own: writers may still read the one of the worker before."""
-        name = memory.name_of(self._instance, f"arena{index}.{self._restarts.count('network', index)}")
-        memory.create(name, self._config.network.arena_bytes).close()
-        if index in self._arenas:
-            memory.unlink(self._arenas[index])
-        self._arenas[index] = name
-        post = network.Post(self._config, self._data_dir, index, name, self._listeners, self._doorbells[index])
+        if index not in self._unused_arenas:
+            self._make_arena(index)
+        arena = self._arenas[index]
+        post = network.Post(self._config, self._data_dir, index, arena, self._listeners, self._doorbells[index])
         pid = self._pid
         worker = self._fork("network", index, lambda channel: network.run(post, channel, pid), {"listeners"})
+        self._unused_arenas.discard(index)
         self._workers[index] = worker
         for key, table_name in self._tables.items():
             self._tell(worker, ["table", *key, table_name])
         for key, child in self._writers.items():
             if not child.stopping:
-                self._connect_writer(key, child, worker)
-        self._connect_coordinator(worker)
+                self._connect_writer.want((key, index))
+        self._connect_coordinator.want(index)
 
-    def _fork_writer(self, key: Key) -> None:
+    def _make_arena(self, index: int) -> None:
+        """The old one goes first: its pages are free once the last writer has let go of them."""
+        if index in self._arenas:
+            memory.unlink(self._arenas.pop(index))
+        self._arenas[index], mapped = memory.create(self._instance, f"arena{index}", self._config.network.arena_bytes)
+        mapped.close()
+        self._unused_arenas.add(index)
+
+    def _fork_writer(self, key: Key) -> object:
+        """The writer says itself whether it could open its log."""
         if key in self._writers or key not in self._tables or key in self._offline or key in self._opening:
-            return
+            return None
         self._needed.discard(key)
         assignment = writer.Assignment(
             self._config, self._data_dir, *key, self._settings[key], self._tables[key], self._doorbells
@@ -337,15 +395,21 @@ class Supervisor:
         pid = self._pid
         child = self._fork("writer", key, lambda channel: writer.run(assignment, channel, pid), {"lock"})
         self._writers[key] = child
-        for worker in self._workers.values():
-            self._connect_writer(key, child, worker)
+        for index in self._workers:
+            self._connect_writer.want((key, index))
+        return UNDER_WAY
 
-    def _connect_writer(self, key: Key, child: Child, worker: Child) -> None:
+    def _join_writer(self, key: Key, index: int) -> None:
+        child, worker = self._writers.get(key), self._workers.get(index)
+        if child is None or worker is None or child.stopping:
+            return
         ours, theirs = Channel.pair()
-        self._tell(child, ["worker", self._arenas[worker.key]], (theirs.fileno(),))
-        self._tell(worker, ["writer", *key], (ours.fileno(),))
-        ours.close()
-        theirs.close()
+        try:
+            self._tell(worker, ["writer", *key], (ours.fileno(),))
+            self._tell(child, ["worker", self._arenas[index]], (theirs.fileno(),))
+        finally:
+            ours.close()
+            theirs.close()
 
     def _fork_coordinator(self) -> None:
         def target(channel: Channel) -> int:
@@ -359,20 +423,20 @@ class Supervisor:
         for key, name in self._tables.items():
             if key not in self._opening:
                 self._tell(self._coordinator, ["table", *key, name])
-        for worker in self._workers.values():
-            self._connect_coordinator(worker)
+        for index in self._workers:
+            self._connect_coordinator.want(index)
         self._tell(self._coordinator, ["doors", self._doors])
         if self._zookeeper["connect"]:
             self._tell(self._coordinator, ["zookeeper", self._zookeeper["connect"]])
 
-    def _connect_coordinator(self, worker: Child) -> None:
-        if self._coordinator is None:
+    def _join_coordinator(self, index: int) -> None:
+        worker = self._workers.get(index)
+        if self._coordinator is None or worker is None:
             return
         ours, theirs = socket.socketpair()
-        self._tell(self._coordinator, ["worker", worker.key], (theirs.fileno(),))
-        self._tell(worker, ["coordinator"], (ours.fileno(),))
-        ours.close()
-        theirs.close()
+        with ours, theirs:
+            self._tell(worker, ["coordinator"], (ours.fileno(),))
+            self._tell(self._coordinator, ["worker", index], (theirs.fileno(),))
 
     def _bury(self, child: Child) -> None:
         """A child has ended: forget it, and fork another where one is wanted."""
@@ -381,17 +445,17 @@ class Supervisor:
                 self._epoll.unregister(fd)
         status = child.reap()
         child.channel.close()
-        self._state_dirty = True
+        self._note_change()
         expected = child.stopping or (child.role in ("opener", "remover", "cleaner") and status == 0)
         if not expected:
             logger.warning("%s %s (pid %d) ended with status %d", child.role, child.key, child.pid, status)
         match child.role:
             case "network":
                 del self._workers[child.key]
-                self._again(child, lambda: self._fork_worker(child.key))
+                self._again(child, self._start_worker, child.key)
             case "coordinator":
                 self._coordinator = None
-                self._again(child, self._fork_coordinator)
+                self._again(child, self._start_coordinator)
             case "writer":
                 del self._writers[child.key]
                 self._after_writer(child)
@@ -401,15 +465,12 @@ class Supervisor:
                 self._after_remover()
             case "cleaner":
                 self._cleaner = None
-                if status == 0:
-                    self._clean()
-                else:
-                    self._later(CLEAN_AGAIN_MS, self._clean)
+                self._start_cleaner.want(delay_ms=CLEAN_AGAIN_MS if status else 0)
 
-    def _again(self, child: Child, action: Callable[[], None]) -> None:
+    def _again(self, child: Child, start: Action, key: Any = "") -> None:
         if child.stopping or self._state == "stopping":
             return
-        self._later(self._restarts.after_death(child, now_ms()), action)
+        start.want(key, self._restarts.after_death(child.role, child.key, now_ms() - child.started_ms))
 
     def _after_writer(self, child: Child) -> None:
         key: Key = child.key
@@ -418,9 +479,9 @@ class Supervisor:
         elif key in self._offline or self._state == "stopping":
             return
         elif not child.stopping:
-            self._again(child, lambda: self._fork_writer(key))
+            self._again(child, self._start_writer, key)
         elif key in self._needed:
-            self._fork_writer(key)
+            self._start_writer.want(key)
 
     # ---- what children say
 
@@ -428,14 +489,18 @@ class Supervisor:
         match message:
             case ["need", topic, partition]:
                 self._needed.add((topic, partition))
-                self._fork_writer((topic, partition))
+                self._start_writer.want((topic, partition))
             case ["stats", stats]:
                 self._worker_stats[child.key] = stats
-                self._state_dirty = True
+                self._note_change()
             case ["idle"]:
                 self._retire(child)
             case ["opened"]:
-                self._state_dirty = True
+                self._start_writer.done(child.key)
+                self._note_change()
+            case ["lacking", reason]:
+                child.stopping = True
+                self._start_writer.refuse(child.key, reason)
             case ["opened", rows]:
                 self._opened(rows)
             case ["removed", rows]:
@@ -443,7 +508,7 @@ class Supervisor:
             case ["offline", reason]:
                 self._offline[child.key] = reason
                 child.stopping = True
-                self._state_dirty = True
+                self._note_change()
             case ["create", token, rows]:
                 self._create(token, [((topic, partition), *rest) for topic, partition, *rest in rows])
             case ["delete", token, rows]:
@@ -453,11 +518,28 @@ class Supervisor:
                     self._settings[topic, partition] = settings
                     self._tell(self._writers.get((topic, partition)), ["settings", settings])
             case ["cut", topic, partition, offset]:
-                self._fork_writer((topic, partition))
+                self._start_writer.want((topic, partition))
                 self._tell(self._writers.get((topic, partition)), ["cut", offset])
             case ["zookeeper", state]:
                 self._zookeeper = state
-                self._state_dirty = True
+                self._note_change()
+            case ["refused", *refused]:
+                self._send_again(child, refused)
+
+    def _send_again(self, child: Child, refused: list[Any]) -> None:
+        """A child had no descriptor left for what we sent: connect it anew, a little later."""
+        logger.warning("%s %s (pid %d) has no descriptor left for %s", child.role, child.key, child.pid, refused)
+        match child.role, refused:
+            case "network", ["writer", topic, partition]:
+                self._connect_writer.want(((topic, partition), child.key), RECONNECT_MS)
+            case "network", ["coordinator"]:
+                self._connect_coordinator.want(child.key, RECONNECT_MS)
+            case "writer", ["worker", arena_name]:
+                for index, name in self._arenas.items():
+                    if name == arena_name:
+                        self._connect_writer.want((child.key, index), RECONNECT_MS)
+            case "coordinator", ["worker", index]:
+                self._connect_coordinator.want(index, RECONNECT_MS)
 
     def _retire(self, child: Child) -> None:
         """Ordered end of a writer: workers hang up when it has answered them, then it closes its log."""
@@ -471,25 +553,78 @@ class Supervisor:
     # ---- partitions
 
     def _add_table(self, key: Key, topic_id: str, settings: dict[str, str]) -> None:
-        name = memory.name_of(self._instance, f"table{self._table_number}")
-        self._table_number += 1
-        memory.create(name, TABLE_BYTES).close()
-        self._tables[key] = name
+        self._tables[key], mapped = memory.create(self._instance, "table", TABLE_BYTES)
+        mapped.close()
         self._topic_ids[key] = topic_id
         self._settings[key] = settings
+
+    def _place_all(self) -> None:
+        """Give every partition a table, or as many as there is room for; the others are offline until there is more.
+
+        Raises:
+            OutOfResources: there is no room for all.
+        """
+        placed: list[Key] = []
+        try:
+            for key in sorted(self._unplaced):
+                self._add_table(key, self._topic_ids[key], self._settings[key])
+                placed.append(key)
+        except REFUSALS as error:
+            left = len(self._unplaced) - len(placed)
+            raise OutOfResources(f"{left} partitions are offline: {reason_of(error)}") from error
+        finally:
+            self._unplaced -= set(placed)
+            for key in placed:
+                self._offline.pop(key, None)
+                for worker in self._workers.values():
+                    self._tell(worker, ["table", *key, self._tables[key]])
+            for key in self._unplaced:
+                self._show_unplaced(key)
+            if placed:
+                self._open_all(placed)
+
+    def _show_unplaced(self, key: Key) -> None:
+        """A partition without a table of its own is shown in one that says offline, which all of them share."""
+        self._offline[key] = "no room for its table in /dev/shm: enlarge it, or delete topics"
+        if not self._offline_table:
+            with surviving("making the table of offline partitions"):
+                self._offline_table, mapped = memory.create(self._instance, "offline", TABLE_BYTES)
+                with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+                    SegmentTable(cells).set_state(OFFLINE)
+        if self._offline_table and key not in self._tables:
+            self._tables[key] = self._offline_table
+            self._tell_all(["table", *key, self._offline_table])
+
+    def _remove_table(self, key: Key) -> None:
+        """Room that comes back is noticed by the next try to place those that have none."""
+        name = self._tables.pop(key, None)
+        if name is not None:
+            self._tell_all(["drop", *key])
+            if name != self._offline_table:
+                memory.unlink(name)
+        self._start_writer.drop(key)
+        self._unplaced.discard(key)
+        self._disk_full.discard(key)
+        self._offline.pop(key, None)
+        if not self._unplaced:
+            self._place_tables.drop()
 
     def _open_all(self, keys: list[Key]) -> None:
         """Deal partitions out to openers, no more of them than cores."""
         count = min(os.cpu_count() or 1, len(keys))
-        for index in range(count):
-            self._fork_opener(keys[index::count])
-
-    def _fork_opener(self, keys: list[Key]) -> None:
-        jobs = [Job(*key, self._topic_ids[key], self._settings[key], self._tables[key]) for key in keys]
-        config, data_dir, pid = self._config, self._data_dir, self._pid
         for key in keys:
             self._opening[key] = self._opening.get(key, 0) + 1
-        self._fork("opener", tuple(keys), lambda channel: opener.run(config, data_dir, jobs, channel, pid), {"lock"})
+        for index in range(count):
+            self._start_opener.want(tuple(keys[index::count]))
+
+    def _fork_opener(self, keys: tuple[Key, ...]) -> None:
+        present = [key for key in keys if key in self._tables]
+        jobs = [Job(*key, self._topic_ids[key], self._settings[key], self._tables[key]) for key in present]
+        config, data_dir, pid = self._config, self._data_dir, self._pid
+        self._fork("opener", keys, lambda channel: opener.run(config, data_dir, jobs, channel, pid), {"lock"})
+        for key in set(keys) - self._tables.keys():  # deleted while the machine refused the opener
+            self._opening.pop(key, None)
+        self._remove_when_ready()
 
     def _opened(self, rows: list[list[Any]]) -> None:
         for topic, partition, error, reason in rows:
@@ -497,19 +632,24 @@ class Supervisor:
             self._opening.pop(key, None)
             if key not in self._tables:  # deleted meanwhile
                 continue
+            self._offline.pop(key, None)
             if error:
                 self._offline[key] = reason
+            if error == OutOfResources.__name__:
+                self._disk_full.add(key)
             if self._state != "starting":
                 for worker in self._workers.values():
                     self._tell(worker, ["table", *key, self._tables[key]])
             self._tell(self._coordinator, ["table", *key, self._tables[key]])
             self._advance_orders(key, error, reason)
             if key in self._needed:
-                self._fork_writer(key)
+                self._start_writer.want(key)
         self._remove_when_ready()
-        if self._state == "starting" and not self._opening:
-            self._tell(self._coordinator, ["doors", self._doors])
-        self._state_dirty = True
+        if not self._opening:
+            self._report_reopened()
+            if self._state == "starting":
+                self._tell(self._coordinator, ["doors", self._doors])
+        self._note_change()
 
     def _after_opener(self, child: Child) -> None:
         """An opener that was killed: open what it has not reported, a bounded number of times."""
@@ -517,21 +657,43 @@ class Supervisor:
         again = [key for key in left if self._opening[key] < CREATE_ATTEMPTS_MAX]
         given_up = [key for key in left if key not in again]
         if given_up:
-            self._opened([[*key, StorageFault.code, "opening it was interrupted"] for key in given_up])
+            self._opened([[*key, StorageFault.__name__, "opening it was interrupted"] for key in given_up])
         if again and self._state != "stopping":
-            self._fork_opener(again)
+            self._open_all(again)
+
+    def _reopen(self) -> object:
+        """Try again to open the partitions that a full disk kept from being opened."""
+        keys = [key for key in self._disk_full if key in self._tables]
+        self._disk_full.clear()
+        if not keys:
+            return None
+        self._open_all(keys)
+        return UNDER_WAY
+
+    def _report_reopened(self) -> None:
+        if self._disk_full:
+            self._open_again.refuse("", self._offline[min(self._disk_full)])
+        else:
+            self._open_again.done()
 
     def _create(self, token: int, rows: list[tuple[Key, str, dict[str, str]]]) -> None:
         order = self._orders[token] = Order(token, {key for key, *_ in rows})
         new = []
         for key, topic_id, settings in rows:
             if key in self._removals or self._topic_ids.get(key, topic_id) != topic_id:
-                order.finish(key, WriterGone.code, "an earlier topic of this name is still being removed: try again")
-            elif key not in self._tables:
-                self._add_table(key, topic_id, settings)
-                new.append(key)
-            elif key not in self._opening:
-                order.finish(key, 0, "")
+                order.finish(
+                    key, WriterGone.__name__, "an earlier topic of this name is still being removed: try again"
+                )
+            elif key in self._tables:
+                if key not in self._opening:
+                    order.finish(key, "", "")
+            else:
+                try:
+                    self._add_table(key, topic_id, settings)
+                    new.append(key)
+                except REFUSALS as error:
+                    logger.warning("refused: making %s-%d: %s", *key, reason_of(error))
+                    order.finish(key, OutOfResources.__name__, reason_of(error))
         if new:
             self._open_all(new)
         self._report(order)
@@ -541,7 +703,7 @@ class Supervisor:
         for key, topic_id in rows.items():
             here = self._removals.id_of(key) or self._topic_ids.get(key, topic_id)
             if here != topic_id:  # a later topic has the name by now
-                order.finish(key, 0, "")
+                order.finish(key, "", "")
                 continue
             self._drop(key)
             # Without a table too: files may be left of a removal that an earlier instance did not finish.
@@ -551,11 +713,7 @@ class Supervisor:
 
     def _drop(self, key: Key) -> None:
         """Nobody is to see or to start this partition any more; its writer, if it has one, ends."""
-        name = self._tables.pop(key, None)
-        if name is not None:
-            self._tell_all(["drop", *key])
-            memory.unlink(name)
-        self._offline.pop(key, None)
+        self._remove_table(key)
         self._needed.discard(key)
         if key in self._writers:
             self._retire(self._writers[key])
@@ -564,9 +722,12 @@ class Supervisor:
         """Free the names of partitions whose last writer has ended."""
         ready = self._removals.begin(lambda key: key in self._writers or key in self._opening)
         if ready:
-            data_dir, pid = self._data_dir, self._pid
-            target = lambda channel: removal.remove(data_dir, ready, channel, pid)  # noqa: E731
-            self._fork("remover", tuple(ready), target, {"lock"})
+            self._start_remover.want(tuple(ready.items()))
+
+    def _fork_remover(self, ids: tuple[tuple[Key, str], ...]) -> None:
+        data_dir, pid = self._data_dir, self._pid
+        target = lambda channel: removal.remove(data_dir, dict(ids), channel, pid)  # noqa: E731
+        self._fork("remover", tuple(key for key, _ in ids), target, {"lock"})
 
     def _removed(self, rows: list[list[Any]]) -> None:
         for topic, partition, error, reason in rows:
@@ -576,30 +737,25 @@ class Supervisor:
             self._topic_ids.pop(key, None)
             self._restarts.forget("writer", key)
             self._advance_orders(key, error, reason)
-        self._state_dirty = True
+        self._note_change()
 
     def _after_remover(self) -> None:
         """A remover that was killed has not told of everything; what it has set aside is to be deleted."""
         interrupted = self._removals.unreported
-        self._removed([[*key, WriterGone.code, "removing it was interrupted"] for key in interrupted])
+        self._removed([[*key, WriterGone.__name__, "removing it was interrupted"] for key in interrupted])
         self._remove_when_ready()
-        self._clean()
+        self._start_cleaner.want()
 
     def _clean(self) -> None:
         """Delete what has been set aside, by one cleaner at a time; another one follows for what comes meanwhile."""
         if self._cleaner is not None or self._state == "stopping":
             return
-        try:
-            directories = identity.deleted(self._data_dir)
-        except OSError as error:
-            logger.error("%s: %s", self._data_dir, error.strerror)
-            self._later(CLEAN_AGAIN_MS, self._clean)
-            return
+        directories = identity.deleted(self._data_dir)
         if directories:
             pid = self._pid
             self._cleaner = self._fork("cleaner", 0, lambda _: removal.clean(directories, pid), set())
 
-    def _advance_orders(self, key: Key, error: int, reason: str) -> None:
+    def _advance_orders(self, key: Key, error: str, reason: str) -> None:
         for order in list(self._orders.values()):
             if key in order.left:
                 order.finish(key, error, reason)
@@ -611,6 +767,12 @@ class Supervisor:
             self._tell(self._coordinator, ["done", order.token, order.rows])
 
     # ---- ZooKeeper, configuration, state
+
+    def _use_zookeeper(self, connect: str) -> None:
+        """The local ensemble has got its addresses."""
+        self._zookeeper = {"connect": connect, "state": "connecting"}
+        self._tell(self._coordinator, ["zookeeper", connect])
+        self._note_change()
 
     def _serve_without_zookeeper(self) -> None:
         """What is on the disk is served all the same; groups and new topics come when the ensemble does."""
@@ -657,13 +819,10 @@ class Supervisor:
             "processes": processes,
             "tables": {f"{topic}-{partition}": name for (topic, partition), name in self._tables.items()},
             "offline": {f"{topic}-{partition}": why for (topic, partition), why in self._offline.items()},
+            "refused": self._actions.rows(),
         }
-        try:
-            self._state_file.replace(msgspec.json.encode(state))
-        except OSError as error:  # a full disk must not end the supervisor
-            logger.warning("state.json not written: %s", error.strerror)
         self._state_ms = now_ms()
-        self._state_dirty = False
+        self._state_file.replace(msgspec.json.encode(state))
 
     # ---- the end
 
@@ -672,7 +831,7 @@ class Supervisor:
         self._notifier.tell("STOPPING=1", "STATUS=stopping")
         logger.info("stopping")
         self._state = "stopping"
-        self._write_state()
+        self._save_state.want()
         deadline_ms = now_ms() + self._config.stop.timeout_ms
         for worker in self._workers.values():
             worker.stopping = True
@@ -685,28 +844,29 @@ class Supervisor:
             self._coordinator.stopping = True
             self._tell(self._coordinator, ["stop"])
             self._wait_until(lambda: self._coordinator is None, deadline_ms)
-        assert self._nodes is not None
         self._nodes.ask_to_end()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 
     def _wait_until(self, done: Callable[[], bool], deadline_ms: int) -> None:
         while not done() and now_ms() < deadline_ms:
-            for fd, event in self._epoll.poll(max(0, deadline_ms - now_ms()) / 1000):
-                self._dispatch(fd, event)
+            self._handle_events(max(0, deadline_ms - now_ms()) / 1000)
 
     def clean_up(self) -> None:
         """Leave nothing behind, however the run ended."""
         for child in set(self._children.values()):
             logger.warning("%s %s (pid %d) did not stop in time: killed", child.role, child.key, child.pid)
-            child.kill()
-            child.reap()
+            with surviving("ending a process"):
+                child.kill()
+                child.reap()
         self._children.clear()
-        if self._nodes is not None:
+        with surviving("ending ZooKeeper"):
             self._nodes.end()
-        memory.unlink_all(self._instance)
+        with surviving("removing shared memory"):
+            memory.unlink_all(self._instance)
         self._state = "stopped"
         self._writers.clear()
-        self._write_state()
+        with surviving("writing state.json"):
+            self._write_state()
 
 
 class Order:
@@ -717,7 +877,7 @@ class Order:
         self.left = left
         self.rows: list[list[Any]] = []
 
-    def finish(self, key: Key, error: int, message: str) -> None:
+    def finish(self, key: Key, error: str, message: str) -> None:
         self.left.discard(key)
         self.rows.append([*key, error, message])
 

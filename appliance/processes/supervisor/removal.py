@@ -89,21 +89,21 @@ def remove(data_dir: Path, partitions: dict[Key, str], control: Channel, supervi
         sync_directory(data_dir)
     except OSError as error:
         fault = disk_fault(error, data_dir)
-        rows = [[*row[:2], fault.code, str(fault)] for row in rows]
+        rows = [[*row[:2], type(fault).__name__, str(fault)] for row in rows]
     for start in range(0, len(rows), ROWS_PER_MESSAGE):
         control.send(["removed", rows[start : start + ROWS_PER_MESSAGE]])
     return 0
 
 
-def _set_aside(data_dir: Path, key: Key, topic_id: str) -> tuple[int, str]:
+def _set_aside(data_dir: Path, key: Key, topic_id: str) -> tuple[str, str]:
     try:
         identity.set_aside(data_dir, *key, topic_id)
     except OSError as error:
         fault = disk_fault(error, identity.directory_of(data_dir, *key))
-        return fault.code, str(fault)
+        return type(fault).__name__, str(fault)
     except ApplianceError as error:
-        return error.code, str(error)
-    return 0, ""
+        return type(error).__name__, str(error)
+    return "", ""
 
 
 def clean(directories: Sequence[Path], supervisor_pid: int) -> int:

@@ -34,7 +34,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ...config import Config, TopicSettings
-from ...errors import ClientFault, DiskFull, InvalidRequest, InvalidTimestamp, StorageFault
+from ...errors import (
+    ApplianceError,
+    ClientFault,
+    DiskFull,
+    InvalidRequest,
+    InvalidTimestamp,
+    StorageFault,
+    Unavailable,
+    is_lack,
+)
 from ...log import FlushTicket, Log
 from ...records.batch import BatchInfo, check, place, stamp
 from ...shared import memory
@@ -113,7 +122,13 @@ def run(assignment: Assignment, control: Channel, supervisor_pid: int) -> int:
     settle(f"wr {assignment.topic}-{assignment.partition}", supervisor_pid, 0)
     writer = Writer(assignment, control)
     try:
-        writer.open()
+        try:
+            writer.open()
+        except (ApplianceError, OSError) as error:
+            if not is_lack(error):
+                raise
+            control.send(["lacking", str(error)])  # the supervisor tries again
+            return Unavailable.exit_status
         writer.serve()
         writer.close()
     except StorageFault as error:
@@ -253,7 +268,7 @@ class Writer:
                 self._flush_asked = True
             case ["flush"]:
                 self._flush_now = True
-            case ["handoff", *terms]:
+            case ["handoff", *terms] | ["refused", "handoff", *terms]:
                 self._handoffs.accept(link, terms, fds, now_ms())
                 if self._retiring:
                     self._handoffs.recall()
@@ -275,6 +290,8 @@ class Writer:
             match message:
                 case ["worker", arena_name]:
                     self._join(fds[0], arena_name)
+                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                    self._control.send(message)
                 case ["settings", settings]:
                     self._assignment = self._assignment._replace(settings=settings)
                     self._settings = self._log.settings = self._assignment.topic_settings
