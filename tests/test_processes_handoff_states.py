@@ -98,11 +98,8 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._prefix = f"/appliance.test{os.getpid()}."
-        self._tables = {topic: self._prefix + topic for topic in (X, Y)}
-        for name in self._tables.values():
-            memory.create(name, TABLE_BYTES).close()
-        self._arenas = 0
+        self._instance = f"test{os.getpid()}"
+        self._tables = {topic: memory.create(self._instance, topic, TABLE_BYTES)[0] for topic in (X, Y)}
         self._doorbell = Doorbell()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
@@ -124,10 +121,9 @@ class Bench:
             self._connect(what)
 
     def _start_worker(self) -> None:
-        self._arenas += 1
-        name = f"{self._prefix}arena{self._arenas}"
-        memory.create(name, CONFIG.network.arena_bytes).close()
-        post = network.Post(CONFIG, self.path, 0, name, [("native", self.listener)], self._doorbell)
+        self._arena, mapped = memory.create(self._instance, "arena", CONFIG.network.arena_bytes)
+        mapped.close()
+        post = network.Post(CONFIG, self.path, 0, self._arena, [("native", self.listener)], self._doorbell)
 
         def make(control: Channel) -> Callable[[], None]:
             worker = NetworkWorker(post, control)
@@ -151,8 +147,7 @@ class Bench:
     def _connect(self, topic: str) -> None:
         left, right = Channel.pair()
         self.processes[WORKER].control.send(["writer", topic, 0], (left.fileno(),))
-        arena = f"{self._prefix}arena{self._arenas}"
-        self.processes[topic].control.send(["worker", arena], (right.fileno(),))
+        self.processes[topic].control.send(["worker", self._arena], (right.fileno(),))
         left.close()
         right.close()
 
@@ -175,8 +170,7 @@ class Bench:
         for process in self.processes.values():
             process.kill()
         self.listener.close()
-        for name in (*self._tables.values(), *(f"{self._prefix}arena{n + 1}" for n in range(self._arenas))):
-            memory.unlink(name)
+        memory.unlink_all(self._instance)
 
 
 class Client:
