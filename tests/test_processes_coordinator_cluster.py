@@ -96,7 +96,7 @@ class Bench:
         """The supervisor: nothing of what is to be removed is here."""
         self.sent.append(message)
         if message[0] == "delete":
-            rows = [[*row[:2], 0, ""] for row in message[2]]
+            rows = [[*row[:2], "", ""] for row in message[2]]
             asyncio.get_running_loop().call_soon(self.partitions.done, message[1], rows)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -65,7 +65,7 @@ def test_an_order_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RequestTimedOut, match="supervisor"):
         asyncio.run(supervisor.partitions.create(keys(3), ID, {}))
     (token,) = [message[1] for message in supervisor.messages]
-    supervisor.partitions.done(token, [["logs", 0, 0, ""]])  # an answer that comes too late is nobody's
+    supervisor.partitions.done(token, [["logs", 0, "", ""]])  # an answer that comes too late is nobody's
 
 
 def test_an_answer_to_an_earlier_coordinator_is_ignored() -> None:
