@@ -207,9 +207,18 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
     def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
         """``base`` with the ``given`` values (Kafka's names) in place of its own; what changes nothing is checked.
 
+        Kafka's defaults, never to flush by number nor by time, mean that the system flushes, as flush.messages=0 does.
+
         Raises:
             InvalidSetting: an unknown name (the nearest is offered) or a value out of bounds.
         """
+        settings = TopicSettings._merge(given, base)
+        if settings.flush_messages == settings.flush_ms == OFFSET_MAX:
+            return msgspec.structs.replace(settings, flush_messages=0)
+        return settings
+
+    @staticmethod
+    def _merge(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
         changed: dict[str, Scalar] = {}
         for name, value in given.items():
             key, accepted = TOPIC_KEYS.get(name), ACCEPTED.get(name)
@@ -232,7 +241,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Raises:
             InvalidSetting: as :meth:`parse`.
         """
-        values = TopicSettings.parse(given, base).as_kafka()
+        values = TopicSettings._merge(given, base).as_kafka()
         return {name: values[name] if name in values else ACCEPTED[name].parse(given[name]) for name in sorted(given)}
 
     def as_kafka(self) -> dict[str, str]:

@@ -84,7 +84,7 @@ ACCEPTED: Final = {
     for setting in (
         Accepted("cleanup.policy", Kind.LIST, "delete", None, "old segments are deleted; there is no compaction",
                  "log.cleanup.policy"),
-        Accepted("compression.gzip.level", Kind.INT, "-1", (-1, 9), _AS_THEY_CAME, "compression.gzip.level"),
+        Accepted("compression.gzip.level", Kind.INT, "-1", "-1|[1-9]", _AS_THEY_CAME, "compression.gzip.level"),
         Accepted("compression.lz4.level", Kind.INT, "9", (1, 17), _AS_THEY_CAME, "compression.lz4.level"),
         Accepted("compression.type", Kind.STRING, "producer", None, _AS_THEY_CAME, "compression.type"),
         Accepted("compression.zstd.level", Kind.INT, "3", (-131_072, 22), _AS_THEY_CAME, "compression.zstd.level"),

@@ -135,6 +135,14 @@ def test_topic_settings_parse_and_back() -> None:
     assert set(settings.as_kafka()) == set(TOPIC_KEYS)
 
 
+def test_kafkas_defaults_of_flushing_leave_it_to_the_system() -> None:
+    """Otherwise a topic that is copied with all its settings would show its messages late, or never."""
+    never = {"flush.messages": str(2**63 - 1), "flush.ms": str(2**63 - 1)}
+    assert TopicSettings.parse(never, TopicSettings()).flush_messages == 0
+    assert TopicSettings.texts(never, TopicSettings()) == never, "they are shown as they were given"
+    assert TopicSettings.parse({"flush.messages": 2**63 - 1}, TopicSettings()).flush_messages == 2**63 - 1
+
+
 def test_topic_settings_refuse_with_a_code_that_clients_know() -> None:
     with pytest.raises(InvalidSetting, match=r"did you mean 'retention\.ms'"):
         TopicSettings.parse({"retention.m": "1"}, TopicSettings())

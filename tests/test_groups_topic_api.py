@@ -125,6 +125,8 @@ def test_what_is_named_twice_in_one_request_is_refused() -> None:
     assert [(row.name, row.error_code) for row in reply.results] == [("t", Code.INVALID_REQUEST)]
     reply = run(client.ask("DeleteTopics", topics=[{"name": "t"}] * 2))
     assert [(row.name, row.error_code) for row in reply.responses] == [("t", Code.INVALID_REQUEST)]
+    reply = run(client.ask("DeleteTopics", topics=[{"name": "t", "topic_id": UUID(int=7)}]))
+    assert [(row.name, row.error_code) for row in reply.responses] == [("t", Code.INVALID_REQUEST)]
     assert list(cluster.all) == ["t"] and not cluster.calls
 
 

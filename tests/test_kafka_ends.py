@@ -48,6 +48,15 @@ def test_what_is_behind_in_its_flush_counts_in_a_topics_size(appliance: Server, 
             assert row["end"] == end
 
 
+def test_a_topic_with_kafkas_defaults_of_flushing_shows_what_is_written(appliance: Server, topic: str) -> None:
+    never = str(2**63 - 1)
+    with Peer(appliance.native) as peer:
+        peer.create(topic, flush_messages=never, flush_ms=never)
+        for _ in range(3):
+            end = peer.produce(topic, BATCH)[2]
+            assert peer.end(topic) == end
+
+
 def _delete(kafka: KafkaPeer, topic: str, offset: int) -> tuple[int, int]:
     """Error and low watermark."""
     partitions = [{"partition_index": 0, "offset": offset}]

@@ -49,6 +49,7 @@ def test_any_text_is_a_value_or_refused_with_a_reason(name: str, text: str) -> N
         ("compression.type", ["producer"], ["gzip", "uncompressed", "zstd"]),
         ("cleanup.policy", ["delete", " delete "], ["compact", "compact,delete", ""]),
         ("preallocate", ["false"], ["true"]),
+        ("compression.gzip.level", ["-1", "1", "9"], ["0", "10", ""]),
         ("remote.storage.enable", ["false"], ["true"]),
         ("delete.retention.ms", ["0", "86400000", str(2**63 - 1)], ["-1", "1d", str(2**63), "1_0", "\u0661"]),
         ("min.cleanable.dirty.ratio", ["0", "0.5", "1"], ["1.1", "nan", "inf", "-0.1", "half"]),

@@ -188,8 +188,8 @@ class ClusterApi:
             error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
         elif key_type != GROUP_KEY:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
-        elif not 0 < len(key) <= GROUP_CHARACTERS_MAX:
-            error, message = Code.INVALID_GROUP_ID, f"a group id has 1 to {GROUP_CHARACTERS_MAX} characters"
+        elif len(key) > GROUP_CHARACTERS_MAX:
+            error, message = Code.INVALID_GROUP_ID, f"a group id has at most {GROUP_CHARACTERS_MAX} characters"
         else:
             broker = coordinator_of(key, brokers)
         return {

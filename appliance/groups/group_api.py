@@ -421,7 +421,7 @@ class GroupApi:
 
     async def _delete(self, call: Call) -> Answer:
         results = []
-        for name in call.request.groups_names:
+        for name in dict.fromkeys(call.request.groups_names):
             results.append({"group_id": name, "error_code": await self._delete_one(name, call.listener)})
         return {"results": results}
 

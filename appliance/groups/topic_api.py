@@ -128,8 +128,10 @@ class TopicApi:
 
     async def _delete(self, call: Call) -> Answer:
         names: list[str | UUID] = list(call.request.topic_names or ())
+        twofold = set()
         if call.version >= 6:
             names = [wanted.topic_id if wanted.name is None else wanted.name for wanted in call.request.topics]
+            twofold = {wanted.name for wanted in call.request.topics if wanted.name is not None and wanted.topic_id}
         counts = Counter(names)
         by_id: dict[UUID, str] = {}
         if any(isinstance(name, UUID) for name in names):
@@ -138,8 +140,8 @@ class TopicApi:
         async def delete(given: str | UUID) -> dict[str, Any]:
             name = by_id.get(given) if isinstance(given, UUID) else given
             row = {"name": name, "topic_id": given if isinstance(given, UUID) else NO_ID}
-            if counts[given] > 1:
-                message = f"{given} is to be deleted {counts[given]} times in one request"
+            if counts[given] > 1 or given in twofold:
+                message = f"{given} is given twice, or by name and by id, in one request"
                 return row | {"error_code": Code.INVALID_REQUEST, "error_message": message}
             if name is None:
                 return row | {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": f"there is no topic of id {given}"}
