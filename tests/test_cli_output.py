@@ -5,10 +5,21 @@ from __future__ import annotations
 import io
 import json
 import sys
+import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from appliance.cli import output
+
+
+def acting(text: str) -> set[str]:
+    """The characters that do something else than being seen."""
+    return {
+        each for each in text if not each.isprintable() and each not in "\r\n\t" and unicodedata.category(each) != "Zs"
+    }
+
 
 ROWS = [
     {"topic": "web", "bytes": 1536, "settings": {"a": 1}, "reason": "tab\tand\nline", "none": None},
@@ -64,3 +75,28 @@ def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with output.progress("sending", 10) as advance:
         advance(10)
     assert "sending" in terminal.getvalue()
+
+
+@given(st.text(alphabet=st.characters(codec=None)) | st.binary())
+def test_safe_text_is_seen_and_nothing_else(text: str | bytes) -> None:
+    shown = output.safe(text)
+    assert not acting(shown) and "\n" not in shown and "\t" not in shown
+    shown.encode()
+    if isinstance(text, str) and text.isascii() and text.isprintable():
+        assert shown == text
+    assert output.safe(shown) == shown
+
+
+TEXTS = st.text(max_size=20)
+
+
+@given(st.lists(TEXTS | st.integers() | st.dictionaries(TEXTS, TEXTS, max_size=3), max_size=3))
+def test_json_text_is_the_same_value(value: object) -> None:
+    for indent in (None, 2):
+        text = output.json_text(value, indent)
+        assert json.loads(text) == value and not acting(text)
+
+
+def test_marks_do_not_pile_up() -> None:
+    assert output.safe("e\u0301") == "e\u0301"
+    assert output.safe("e" + "\u0301" * 6) == "e" + "\u0301" * 4 + "\\u0301" * 2

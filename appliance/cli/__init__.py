@@ -7,11 +7,15 @@ not use.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.exceptions
 
 from .. import __version__
 from ..errors import ApplianceError
@@ -29,8 +33,31 @@ from . import (
 from .ending import Ended
 from .faults import EXIT_STATUSES, report
 
+
+@contextlib.contextmanager
+def _shown_safely() -> Iterator[None]:
+    """Faults of usage quote what was given, which need not be what a person has typed."""
+    try:
+        yield
+    except typer.exceptions.TyperException as error:
+        if hasattr(error, "message"):
+            error.message = output.safe(error.message)
+        raise
+
+
+class _Commands(typer.core.TyperGroup):
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        with _shown_safely():
+            return super().make_context(*given, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _shown_safely():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="appliance",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

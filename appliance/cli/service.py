@@ -108,7 +108,7 @@ def _print_status(seen: dict[str, Any]) -> None:
         rows = [{**row, "started": _moment(row["started"])} for row in seen["processes"]]
         output.print_rows(rows, columns, title="Processes")
     if seen["refused"]:
-        print()
+        output.say()
         rows = [{**row, "since": _moment(row["since"])} for row in seen["refused"]]
         output.print_rows(rows, ["action", "waiting", "since", "attempts", "reason"], title="Refused by the machine")
     if seen["partitions"]:
