@@ -140,6 +140,28 @@ class Producers(Struct, frozen=True):
     ] = 10_000
 
 
+_OFFSET_NAMES = {"retention_ms": "retention.ms"}
+FULL_GROUPS = 10
+"""Groups that may have a position in every partition, where ``offsets.positions_max`` is not given."""
+
+
+class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
+    """Rules for the positions of groups."""
+
+    retention_ms: Annotated[
+        int,
+        Meta(ge=1, le=OFFSET_MAX, description="positions of a group are deleted when it has been empty this long"),
+    ] = 7 * 86_400_000
+    positions_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="most positions of all groups; 0 = ten times topics.partitions_max",
+        ),
+    ] = 0
+
+
 class Stop(Struct, frozen=True):
     timeout_ms: Annotated[int, Meta(ge=100, description="an ordered stop takes at most this long")] = 20_000
 
@@ -272,8 +294,14 @@ class Config(Struct, frozen=True):
     disk: Disk = Disk()
     topics: Topics = Topics()
     producers: Producers = Producers()
+    offsets: Offsets = Offsets()
     stop: Stop = Stop()
     log: Log = Log()
+
+    @property
+    def positions_max(self) -> int:
+        """Positions that all groups together may have."""
+        return self.offsets.positions_max or FULL_GROUPS * self.topics.partitions_max
 
     def value(self, name: str) -> Scalar:
         """The value of the key with this dotted name."""

@@ -24,6 +24,7 @@
     │   ├── WriterGone
     │   ├── NotLeader
     │   ├── ZooKeeperAway
+    │   ├── NotCoordinator
     │   ├── BrokerAway
     │   ├── RequestTimedOut
     │   ├── BufferFull
@@ -124,6 +125,12 @@ class StaleProducerEpoch(ClientFault):
     code = 47
 
 
+class PositionsFull(ClientFault):
+    """No more positions of groups fit: see ``offsets.positions_max``.  Changing those that exist is still possible."""
+
+    code = 28
+
+
 class UnknownGroup(ClientFault):
     code = 69
     exit_status = 66
@@ -170,6 +177,12 @@ class BrokerAway(Unavailable):
 
 class ZooKeeperAway(Unavailable):
     code = 15
+
+
+class NotCoordinator(Unavailable):
+    """Another broker coordinates the group: ask which, and ask there."""
+
+    code = 16
 
 
 class BufferFull(Unavailable):

@@ -56,6 +56,8 @@ class FakeCluster:
         self.shown: dict[str, Sequence[RegisteredMember]] = {}
         self.calls: list[tuple[Any, ...]] = []
         self.away = False
+        self.leased = True
+        self.types: dict[str, str] = {}
         self.revision = 0
         self._producer_ids = count(100)
 
@@ -144,11 +146,25 @@ class FakeCluster:
 
     # groups
 
+    @property
+    def leads(self) -> bool:
+        return self.leased
+
+    async def claim(self, group: str) -> None:
+        self._reach()
+
     async def commit(
-        self, group: str, offsets: Mapping[TopicPartition, Commit]
+        self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
     ) -> Mapping[TopicPartition, ApplianceError]:
         self._reach()
-        self.positions.setdefault(group, {}).update(offsets)
+        stored = self.positions.setdefault(group, {})
+        for key, to in offsets.items():
+            if to is None:
+                stored.pop(key, None)
+            else:
+                stored[key] = to
+        if protocol_type:
+            self.types[group] = protocol_type
         return {}
 
     async def committed(
@@ -158,25 +174,24 @@ class FakeCluster:
         stored = self.positions.get(group, {})
         return {key: stored[key] for key in (stored if partitions is None else partitions) if key in stored}
 
-    async def forget(self, group: str, partitions: Sequence[TopicPartition] | None) -> None:
+    async def forget(self, group: str) -> None:
         self._reach()
-        if partitions is None:
-            if group not in self.positions:
-                raise UnknownGroup(group)
-            del self.positions[group]
-            return
-        for key in partitions:
-            self.positions.get(group, {}).pop(key, None)
+        if group not in self.positions:
+            raise UnknownGroup(group)
+        del self.positions[group]
 
     async def groups(self) -> Sequence[RegisteredGroup]:
         self._reach()
-        return [RegisteredGroup(name, False, ()) for name in self.positions] + list(self.native.values())
+        return [self._resting(name) for name in self.positions] + list(self.native.values())
 
     async def group(self, name: str) -> RegisteredGroup | None:
         self._reach()
         if name in self.native:
             return self.native[name]
-        return RegisteredGroup(name, False, ()) if name in self.positions else None
+        return self._resting(name) if name in self.positions else None
+
+    def _resting(self, name: str) -> RegisteredGroup:
+        return RegisteredGroup(name, False, (), self.types.get(name, ""))
 
     def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
         self.shown[group] = members()

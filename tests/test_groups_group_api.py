@@ -197,7 +197,7 @@ def test_members_of_both_doors_do_not_mix() -> None:
         client = Client(cluster)
         assert (await client.join()).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
         cluster.away = True
-        assert (await client.join()).error_code == 0, "without ZooKeeper nothing speaks against it"
+        assert (await client.join()).error_code == Code.COORDINATOR_NOT_AVAILABLE, "nobody knows"
 
     run(scenario())
 
@@ -215,6 +215,62 @@ def test_commit_in_every_version(version: int) -> None:
         assert codes(stale) == [Code.ILLEGAL_GENERATION]
         simple = await client.ask("OffsetCommit", version, **commit())
         assert codes(simple) == [Code.UNKNOWN_MEMBER_ID], "the group has members, and this is none of them"
+
+    run(scenario())
+
+
+def test_a_coordinator_without_its_lease_coordinates_nothing_and_costs_nobody_his_place() -> None:
+    """Goal: every API of members is refused in a way that is tried again; the time that passed counts for nobody."""
+
+    async def scenario() -> None:
+        cluster, client, member_id = await stable(session_timeout_ms=1_000)
+        who = {"group_id": "g", "generation_id": 1, "member_id": member_id}
+        cluster.leased = False
+        assert (await client.join()).error_code == Code.COORDINATOR_NOT_AVAILABLE
+        for name in ("Heartbeat", "SyncGroup"):
+            assert (await client.ask(name, **who)).error_code == Code.COORDINATOR_NOT_AVAILABLE
+        left = await client.ask("LeaveGroup", group_id="g", members=[{"member_id": member_id}])
+        assert left.error_code == Code.COORDINATOR_NOT_AVAILABLE
+        found = await client.ask("FindCoordinator", key_type=0, coordinator_keys=["g"])
+        assert found.coordinators[0].error_code == Code.COORDINATOR_NOT_AVAILABLE
+        fetched = await client.ask("OffsetFetch", 7, group_id="g", topics=None)
+        assert fetched.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
+        assert codes(await client.ask("OffsetCommit", **commit(member_id, 1))) == [0], "it waits for ZooKeeper instead"
+        await asyncio.sleep(1.2)
+        assert client.door.groups(), "nobody is put out while nobody could be answered"
+        cluster.leased = True
+        assert (await client.ask("Heartbeat", **who)).error_code == 0
+        client.door.close()
+
+    run(scenario())
+
+
+def test_a_lost_group_is_dissolved_at_once() -> None:
+    async def scenario() -> None:
+        client = Client(FakeCluster(), initial_delay_ms=60_000)
+        waiting = asyncio.ensure_future(client.join(version=3))
+        while not client.door.groups():
+            await asyncio.sleep(0)
+        client.door.lose("g")
+        assert (await waiting).error_code == Code.NOT_COORDINATOR
+        assert not client.door.groups()
+
+    run(scenario())
+
+
+def test_an_empty_group_keeps_its_type_and_commits_their_leader_epoch() -> None:
+    async def scenario() -> None:
+        _, client, member_id = await stable()
+        rows = commit(member_id, 1)
+        rows["topics"][0]["partitions"][0]["committed_leader_epoch"] = 5
+        assert codes(await client.ask("OffsetCommit", 8, **rows)) == [0]
+        await client.ask("LeaveGroup", group_id="g", members=[{"member_id": member_id}])
+        listed = (await client.ask("ListGroups")).groups[0]
+        assert (listed.protocol_type, listed.group_state) == ("consumer", "Empty")
+        described = (await client.ask("DescribeGroups", groups=["g"])).groups[0]
+        assert (described.protocol_type, described.group_state) == ("consumer", "Empty")
+        fetched = await client.ask("OffsetFetch", 7, group_id="g", topics=None)
+        assert fetched.topics[0].partitions[0].committed_leader_epoch == 5
 
     run(scenario())
 
@@ -292,7 +348,7 @@ def test_without_zookeeper_positions_are_a_matter_of_trying_again() -> None:
         cluster, client, member_id = await stable()
         cluster.away = True
         reply = await client.ask("OffsetCommit", **commit(member_id, 1))
-        assert codes(reply) == [Code.COORDINATOR_LOAD_IN_PROGRESS]
+        assert codes(reply) == [Code.REBALANCE_IN_PROGRESS], "which nobody sends again behind newer ones"
         beat = await client.ask("Heartbeat", group_id="g", generation_id=1, member_id=member_id)
         assert beat.error_code == 0, "the group itself goes on"
 

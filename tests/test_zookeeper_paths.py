@@ -68,12 +68,17 @@ def test_whatever_the_names_a_path_is_refused_or_zookeeper_takes_it(g: str, c: s
         assert path.isascii() and path.count("/") == path.strip("/").count("/") + 1
 
 
-@given(st.builds(CommittedOffset, st.integers(0, 2**63 - 1), st.text(max_size=20), st.sampled_from(["", "a" * 32])))
+@given(
+    st.builds(
+        CommittedOffset, st.integers(0, 2**63 - 1), st.text(max_size=20), st.sampled_from(["", "a" * 32]),
+        st.integers(-1, 2**31 - 1),
+    )
+)  # fmt: skip
 def test_offsets_return(committed: CommittedOffset) -> None:
     value = paths.encode_offset(committed)
     assert paths.decode_offset("/x", value) == committed
-    if not (committed.metadata or committed.topic_id):
-        assert value == str(committed.offset).encode()  # the paper's decimal text
+    plain = committed == CommittedOffset(committed.offset)
+    assert plain == (value == str(committed.offset).encode()), "the paper's decimal text"
 
 
 streams = st.dictionaries(topics, st.integers(0, 99), max_size=4)

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from appliance.errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition
+from appliance.errors import BadValue, TopicExists, UnknownPartition
 from appliance.zookeeper import identity, paths
 from appliance.zookeeper.deletion import retire_topic
-from appliance.zookeeper.operations import Operation, Request, ask, create, hold_ephemeral
+from appliance.zookeeper.operations import Operation, Request, ask, create, delete, hold_ephemeral
 from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry, StoredOffset
 
@@ -25,6 +25,10 @@ LOGS = TopicInfo({0: [0], 1: [0]}, {"retention.ms": "5"}, id="1" * 32)
 
 def write(path: str, value: bytes) -> Operation[None]:
     yield from ask([create(path, value)])
+
+
+def delete_by_hand(path: str) -> Operation[None]:
+    yield from ask([delete(path)])
 
 
 def test_topics_are_created_read_and_altered() -> None:
@@ -128,19 +132,23 @@ def test_a_restarted_broker_takes_its_registration_over_and_leaves_anothers() ->
     assert tree.run(BrokerRegistry().brokers()) == {}
 
 
-def test_groups_are_listed_and_deleted_only_without_members() -> None:
+def test_groups_are_listed_and_pruned_when_nothing_is_in_them() -> None:
     tree, groups, offsets = Tree(), GroupRegistry(), OffsetRegistry()
-    tree.run(offsets.commit(GROUP, {PART: CommittedOffset(1)}))
     tree.run(groups.join(GROUP, "c-1", Subscription({"logs": 1}), 1))
     assert tree.run(groups.groups()) == [GROUP]
     assert tree.run(groups.members(GROUP)) == {"c-1": Subscription({"logs": 1})}
-    with pytest.raises(InvalidRequest, match="1 live members"):
-        tree.run(groups.delete(GROUP))
+    tree.run(groups.prune(GROUP))
+    assert tree.run(groups.members(GROUP)), "members stay"
+    tree.run(offsets.commit(GROUP, {PART: CommittedOffset(1)}))
     tree.run(groups.leave(GROUP, "c-1"))
-    tree.run(groups.delete(GROUP))
-    assert tree.run(groups.groups()) == []
-    with pytest.raises(UnknownGroup):
-        tree.run(groups.delete(GROUP))
+    tree.run(groups.prune(GROUP))
+    assert tree.run(offsets.read(GROUP)), "and so do positions"
+    tree.run(groups.join("left", "c-1", Subscription({"logs": 1}), 1))
+    tree.run(groups.claim("left", {PART: ("c-1", 0)}, 1))
+    tree.run(groups.release("left", {PART: ("c-1", 0)}))
+    tree.run(groups.leave("left", "c-1"))
+    tree.run(groups.prune("left"))
+    assert tree.run(groups.groups()) == [GROUP]
 
 
 def test_who_claims_gets_what_is_free_and_is_told_the_rest() -> None:
@@ -153,18 +161,16 @@ def test_who_claims_gets_what_is_free_and_is_told_the_rest() -> None:
     assert tree.run(groups.owners(GROUP)) == {parts[0]: ("a", 0), parts[1]: ("a", 1)}
 
 
-def test_offsets_are_committed_read_and_deleted() -> None:
+def test_offsets_are_committed_and_read() -> None:
     tree, offsets = Tree(), OffsetRegistry()
     other = TopicPartition("logs", 1)
     assert tree.run(offsets.commit(GROUP, {PART: CommittedOffset(7, "m"), other: CommittedOffset(8)})) == []
     stored = tree.run(offsets.read(GROUP))
     assert [stored[PART][:2], stored[other][:2]] == [(7, "m"), (8, "")]
     assert tree.run(offsets.read(GROUP, [other])) == {other: stored[other]}
-    tree.run(offsets.delete(GROUP, [PART]))
+    tree.run(delete_by_hand(paths.offset(GROUP, PART)))
     assert tree.run(offsets.read(GROUP)).keys() == {other}
     assert tree.run(offsets.commit(GROUP, {PART: CommittedOffset(1)})) == []
-    tree.run(offsets.delete(GROUP))
-    assert tree.run(OffsetRegistry().read(GROUP)) == {}
 
 
 def test_a_members_commit_gives_way_to_anothers_and_a_deciders_does_not() -> None:

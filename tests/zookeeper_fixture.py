@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 
 from appliance.config import ZooKeeper
 from appliance.zookeeper.ensemble import Ensemble, probe
-from appliance.zookeeper.operations import Node, Operation, Refused, Request
+from appliance.zookeeper.operations import Failed, Node, Operation, Refused, Request
 from appliance.zookeeper.session import Session, State
 
 WAIT_MS_MAX = 30_000
@@ -137,6 +137,10 @@ class Tree:
 
     def answer(self, request: Request, session_id: int = 1) -> Any:
         self.clock_ms += 1
+        if request.verb == "multi":
+            return self._together(request, session_id)
+        if request.verb == "sync":
+            return 0
         node = Node(b"", 0, 0, 0) if request.path == "/" else self.nodes.get(request.path)
         if request.verb == "create":
             return self._create(request, session_id if request.ephemeral else 0)
@@ -151,8 +155,11 @@ class Tree:
         if request.version not in (-1, node.version):
             return Refused.BAD_VERSION
         if request.verb == "set":
-            self.nodes[request.path] = Node(request.value, node.version + 1, node.owner, self.clock_ms)
+            size = len(request.value)
+            self.nodes[request.path] = Node(request.value, node.version + 1, node.owner, self.clock_ms, size)
             return node.version + 1
+        if request.verb == "check":
+            return 0
         assert request.verb == "delete"
         if any(path.startswith(request.path + "/") for path in self.nodes):
             return Refused.NOT_EMPTY
@@ -177,5 +184,14 @@ class Tree:
         parent = request.path.rpartition("/")[0]
         if parent and parent not in self.nodes:
             return Refused.NO_NODE
-        self.nodes[request.path] = Node(request.value, 0, owner, self.clock_ms)
+        self.nodes[request.path] = Node(request.value, 0, owner, self.clock_ms, len(request.value))
         return 0
+
+    def _together(self, request: Request, session_id: int) -> Any:
+        before = dict(self.nodes)
+        replies = [self.answer(part, session_id) for part in request.parts]
+        for place, reply in enumerate(replies):
+            if isinstance(reply, Refused):
+                self.nodes = before
+                return Failed(place, reply)
+        return replies

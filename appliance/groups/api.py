@@ -107,6 +107,14 @@ class KafkaDoor:
         """The groups that have members at this door; to look at, not to change."""
         return self._groups.groups()
 
+    def lose(self, group: str) -> None:
+        """The group is not this appliance's any more: its members are told at once."""
+        self._groups.lose(group)
+
+    def has_members(self, group: str) -> bool:
+        """Is there anybody in the group, or expected in it, at this door?"""
+        return self._groups.has_members(group)
+
     def close(self) -> None:
         self._groups.close()
         self._decoder.close()

@@ -44,10 +44,14 @@ class Extent(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A group's position: offset of the next message, and the note that Kafka clients may store with it."""
+    """A group's position: offset of the next message, and what Kafka's clients may store with it.
+
+    That is a note, and the leader epoch of the last message read (-1: not known).
+    """
 
     offset: int
     metadata: str = ""
+    leader_epoch: int = -1
 
 
 class RegisteredMember(NamedTuple):
@@ -61,11 +65,15 @@ class RegisteredMember(NamedTuple):
 
 
 class RegisteredGroup(NamedTuple):
-    """A group of the registries.  ``native``: its members use the native door and rebalance themselves."""
+    """A group of the registries.  ``native``: its members use the native door and rebalance themselves.
+
+    ``protocol_type``: of the members that have committed, also when they are gone; "" when none ever has.
+    """
 
     name: str
     native: bool
     members: tuple[RegisteredMember, ...]
+    protocol_type: str = ""
 
 
 class Cluster(Protocol):
@@ -148,18 +156,29 @@ class Cluster(Protocol):
 
     # -- groups in the registry -----------------------------------------------------------------------
 
+    @property
+    def leads(self) -> bool:
+        """May this appliance coordinate groups now?  False while the lease of its ZooKeeper session is over."""
+
+    async def claim(self, group: str) -> None:
+        """Have the group for this appliance alone.  When that is over, :meth:`GroupApi.lose` is told."""
+
     async def commit(
-        self, group: str, offsets: Mapping[TopicPartition, Commit]
+        self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
     ) -> Mapping[TopicPartition, ApplianceError]:
-        """Store positions; the result names those that could not be stored."""
+        """Store positions, or (None) drop them; the result names those that were refused.
+
+        Of several commits of one partition the last call wins.  Waits for ZooKeeper, but for a bounded time.
+        ``protocol_type``: of the group that the committing member belongs to; "" for who is no member.
+        """
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition] | None
     ) -> Mapping[TopicPartition, Commit]:
         """Positions of ``partitions``, or (None) of all that the group has; those without are left out."""
 
-    async def forget(self, group: str, partitions: Sequence[TopicPartition] | None) -> None:
-        """Drop positions; with None the whole group goes from the registry."""
+    async def forget(self, group: str) -> None:
+        """The whole group goes from the registry."""
 
     async def groups(self) -> Sequence[RegisteredGroup]:
         """All groups in the registry, of either door, with or without members; ``members`` may be left

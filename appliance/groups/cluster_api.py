@@ -181,8 +181,7 @@ class ClusterApi:
             }
         return self._coordinator(request.key, request.key_type, brokers)
 
-    @staticmethod
-    def _coordinator(key: str, key_type: int, brokers: Any) -> dict[str, Any]:
+    def _coordinator(self, key: str, key_type: int, brokers: Any) -> dict[str, Any]:
         error, message, broker = Code.NONE, None, Broker(-1, "", -1)
         if key_type == TRANSACTION_KEY:
             error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
@@ -190,6 +189,8 @@ class ClusterApi:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
         elif len(key) > GROUP_CHARACTERS_MAX:
             error, message = Code.INVALID_GROUP_ID, f"a group id has at most {GROUP_CHARACTERS_MAX} characters"
+        elif not self._cluster.leads:
+            error, message = Code.COORDINATOR_NOT_AVAILABLE, "ZooKeeper cannot be reached: try again"
         else:
             broker = coordinator_of(key, brokers)
         return {

@@ -8,7 +8,9 @@ deadline.
 With several appliances in a cluster each group is coordinated by one of them, chosen by rendezvous hashing
 over the live brokers, so all agree without talking and few groups move when one comes or goes.  A request
 for a group of another one is answered NOT_COORDINATOR, which sends the client to FindCoordinator; what we
-still held of the group is dissolved.
+still held of the group is dissolved.  Who joins a group waits until nobody else can coordinate it
+(:meth:`Cluster.claim`); while the lease of our ZooKeeper session is over, nothing is coordinated and no member's
+time runs.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from appliance.errors import ApplianceError
+from appliance.errors import ApplianceError, NotCoordinator
 from appliance.names import GROUP_CHARACTERS_MAX, NOTE_BYTES_MAX
 
 from . import consumer_protocol
@@ -36,6 +38,9 @@ ID_WANTED_FROM = 4
 """JoinGroup version from which a client can take its member id first and join with it."""
 
 CONSUMER = "consumer"
+
+WITHOUT_LEASE_S = 0.1
+"""How often members' deadlines are looked at while we may not act on them."""
 
 
 def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
@@ -55,6 +60,7 @@ class GroupApi:
         self._membership = Membership(limits, new_id)
         self._waits_max = limits.waits_max
         self._waiting = 0
+        self._led = True
         self._alarm: asyncio.TimerHandle | None = None
 
     @property
@@ -76,6 +82,9 @@ class GroupApi:
         """The groups that have members here; to look at."""
         return {name: group for name in self._membership.names() if (group := self._membership.get(name))}
 
+    def has_members(self, name: str) -> bool:
+        return self._membership.get(name) is not None
+
     def close(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
@@ -85,9 +94,9 @@ class GroupApi:
     async def _join(self, call: Call) -> Answer:
         request = call.request
         name = request.group_id
-        error = self._refuse(name, call.listener) or await self._used_natively(name)
+        error = self._refuse(name, call.listener) or await self._used_natively(name) or await self._claim(name)
         if error:
-            return _joined(Joined(error, request.member_id), call.version)
+            return _joined(Joined(Code(error), request.member_id), call.version)
         join = Join(
             member_id=request.member_id,
             instance=request.group_instance_id,
@@ -157,21 +166,52 @@ class GroupApi:
         ]
         return {"error_code": Code.NONE, "members": members}
 
-    def _refuse(self, group: str, listener: str, nameless: bool = False) -> Code:
+    def _refuse(
+        self,
+        group: str,
+        listener: str,
+        *,
+        nameless: bool = False,
+        without_lease: Code = Code.COORDINATOR_NOT_AVAILABLE,
+    ) -> Code:
         """Why this appliance does not serve a group by that name, if so.
 
-        ``nameless``: "" will do, as in Kafka for OffsetCommit, OffsetFetch, DescribeGroups and DeleteGroups.
+        Args:
+            nameless: "" will do, as in Kafka for OffsetCommit, OffsetFetch, DescribeGroups and DeleteGroups.
+            without_lease: the answer while others may have taken our groups.
         """
         if not (group or nameless) or len(group) > GROUP_CHARACTERS_MAX:
             return Code.INVALID_GROUP_ID
         if not self._coordinates(group, self._cluster.brokers(listener)):
-            self._membership.dissolve(group, Code.NOT_COORDINATOR)
-            self._settle()
+            self.lose(group)
             return Code.NOT_COORDINATOR
-        return Code.NONE
+        return Code.NONE if self._look_at_lease() else without_lease
+
+    def _look_at_lease(self) -> bool:
+        """Do we lead?  Members that we could not answer meanwhile have their whole session before them again."""
+        leads = self._cluster.leads
+        if leads and not self._led:
+            self._membership.prolong(self._now_ms())
+        self._led = leads
+        return leads
+
+    def lose(self, group: str) -> None:
+        """The group is not ours any more."""
+        self._membership.dissolve(group, Code.NOT_COORDINATOR)
+        self._settle()
 
     def _coordinates(self, group: str, brokers: Sequence[Broker]) -> bool:
         return len(brokers) == 1 or coordinator_of(group, brokers).id == self._cluster.broker_id
+
+    async def _claim(self, name: str) -> int:
+        """Nobody else may coordinate the group from now on; nothing may be awaited between this and the join."""
+        try:
+            await self._cluster.claim(name)
+        except ApplianceError as error:
+            return (
+                error.code if error.code == Code.NOT_COORDINATOR else retriable(error, Code.COORDINATOR_NOT_AVAILABLE)
+            )
+        return Code.NONE
 
     async def _used_natively(self, name: str) -> Code:
         """A group whose members use the native door cannot take members from this one: two masters would
@@ -225,6 +265,9 @@ class GroupApi:
 
     def _tick(self) -> None:
         self._alarm = None
+        if not self._look_at_lease():
+            self._alarm = asyncio.get_running_loop().call_later(WITHOUT_LEASE_S, self._tick)
+            return
         try:
             self._membership.tick(self._now_ms())
         finally:
@@ -250,17 +293,19 @@ class GroupApi:
     # -- positions ------------------------------------------------------------------------------------
 
     async def _commit(self, call: Call) -> Answer:
+        """Without a lease a commit waits: told to try again, librdkafka would send it behind newer ones."""
         request = call.request
         name = request.group_id
-        error = self._refuse(name, call.listener, nameless=True) or self._membership.may_commit(
+        error = self._refuse(
+            name, call.listener, nameless=True, without_lease=Code.NONE
+        ) or self._membership.may_commit(
             name,
             request.member_id,
             request.group_instance_id,
             request.generation_id_or_member_epoch,
             self._now_ms(),
         )
-        stored: dict[TopicPartition, Commit] = {}
-        dropped: list[TopicPartition] = []
+        changes: dict[TopicPartition, Commit | None] = {}
         codes: dict[TopicPartition, int] = {}
         topics = self._cluster.topics()
         for topic in request.topics:
@@ -275,32 +320,33 @@ class GroupApi:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 elif len(note.encode()) > NOTE_BYTES_MAX:
                     codes[key] = Code.OFFSET_METADATA_TOO_LARGE
-                elif each.committed_offset < 0:
-                    dropped.append(key)
+                elif each.committed_offset < 0:  # "no position": what -1 means when it is read back
+                    changes[key] = None
                 else:
-                    stored[key] = Commit(each.committed_offset, note)
-        if stored:
-            codes |= await self._try(stored, self._store(name, stored))
-        if dropped:  # "no position": what -1 means when it is read back
-            codes |= await self._try(dropped, self._forget(name, dropped))
+                    changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
+        if changes:
+            codes |= await self._store(name, changes)
         return {"topics": _by_topic(codes, "name", lambda code: {"error_code": code})}
 
-    async def _store(self, name: str, offsets: Mapping[TopicPartition, Commit]) -> dict[TopicPartition, int]:
-        refused = await self._cluster.commit(name, offsets)
-        return {key: retriable(error, Code.COORDINATOR_LOAD_IN_PROGRESS) for key, error in refused.items()}
+    async def _store(self, name: str, changes: Mapping[TopicPartition, Commit | None]) -> dict[TopicPartition, int]:
+        """The codes of the positions that could not be stored.
 
-    async def _forget(self, name: str, keys: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        await self._cluster.forget(name, keys)
-        return {}
-
-    @staticmethod
-    async def _try(
-        keys: Iterable[TopicPartition], work: Awaitable[dict[TopicPartition, int]]
-    ) -> dict[TopicPartition, int]:
+        Of what clients take for temporary, only NOT_COORDINATOR is answered: librdkafka sends such commits again,
+        behind newer ones of the same partition, which would be undone.  REBALANCE_IN_PROGRESS is not sent again; after
+        so long without ZooKeeper the group is dissolved, and has to be joined again anyway.
+        """
+        group = self._membership.get(name)
+        member_of = group.protocol_type if group is not None and group.members else ""
         try:
-            return await work
+            refused = await self._cluster.commit(name, changes, member_of)
         except ApplianceError as error:
-            return dict.fromkeys(keys, retriable(error, Code.COORDINATOR_LOAD_IN_PROGRESS))
+            refused = dict.fromkeys(changes, error)
+        return {
+            key: Code.NOT_COORDINATOR
+            if isinstance(error, NotCoordinator)
+            else retriable(error, Code.REBALANCE_IN_PROGRESS)
+            for key, error in refused.items()
+        }
 
     async def _fetch(self, call: Call) -> Answer:
         if call.version >= 8:
@@ -315,7 +361,8 @@ class GroupApi:
         wanted = None
         if topics is not None:
             wanted = [(topic.name, number) for topic in topics for number in topic.partition_indexes]
-        error: int = self._refuse(name, call.listener, nameless=True)
+        unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
+        error: int = self._refuse(name, call.listener, nameless=True, without_lease=unready)
         found: Mapping[TopicPartition, Commit] = {}
         if not error:
             try:
@@ -327,8 +374,13 @@ class GroupApi:
         positions = {key: found.get(key) for key in (found if wanted is None else wanted)}
 
         def row(position: Commit | None) -> dict[str, Any]:
-            offset, note = position or Commit(-1)
-            return {"committed_offset": offset, "metadata": note, "error_code": error}
+            offset, note, epoch = position or Commit(-1)
+            return {
+                "committed_offset": offset,
+                "committed_leader_epoch": epoch,
+                "metadata": note,
+                "error_code": error,
+            }
 
         fields: dict[str, Any] = {"topics": _by_topic(positions, "name", row)}
         return fields | {"error_code": error} if call.version >= 2 else fields
@@ -360,7 +412,8 @@ class GroupApi:
                 subscribed.update(topic for member in registered.members for topic in member.topics)
             free = [key for key in self._existing(keys) if key[0] not in subscribed]
             if free:
-                await self._cluster.forget(name, free)
+                for fault in (await self._cluster.commit(name, dict.fromkeys(free))).values():
+                    raise fault
         except ApplianceError as fault:
             return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)}
         codes = dict.fromkeys(keys, Code.UNKNOWN_TOPIC_OR_PARTITION) | dict.fromkeys(free, Code.NONE)
@@ -407,7 +460,8 @@ class GroupApi:
                 name = registered.name
                 if name not in rows and self._coordinates(name, brokers):
                     live = registered.native and registered.members
-                    rows[name] = (CONSUMER, State.STABLE.value) if live else ("", State.EMPTY.value)
+                    resting = registered.protocol_type, State.EMPTY.value
+                    rows[name] = (CONSUMER, State.STABLE.value) if live else resting
         except ApplianceError as fault:
             error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         states = {state.lower() for state in call.request.states_filter or ()}
@@ -437,10 +491,14 @@ class GroupApi:
                 return Code.GROUP_ID_NOT_FOUND
             if registered.native and registered.members:
                 return Code.NON_EMPTY_GROUP
-            await self._cluster.forget(name, None)
+            await self._cluster.forget(name)
         except ApplianceError as fault:
             return retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         return Code.NONE
+
+
+def _group_code(error: ApplianceError, while_unavailable: Code) -> int:
+    return Code.NOT_COORDINATOR if isinstance(error, NotCoordinator) else retriable(error, while_unavailable)
 
 
 def _joined(reply: Joined, version: int) -> dict[str, Any]:
@@ -493,7 +551,7 @@ def _described(group: Group) -> dict[str, Any]:
 def _described_registered(group: RegisteredGroup) -> dict[str, Any]:
     """A native group in Kafka's terms, so that Kafka's tools show its members, partitions and lag."""
     if not (group.native and group.members):
-        return {"group_state": State.EMPTY.value}
+        return {"group_state": State.EMPTY.value, "protocol_type": group.protocol_type}
     members = [
         {
             "member_id": member.id,

@@ -146,6 +146,12 @@ class Membership:
             group.dissolve(error)
             self._settle(group)
 
+    def prolong(self, now_ms: int) -> None:
+        """Nobody could be answered until now: what members had to do by a deadline, they have their whole time for."""
+        for group in list(self._groups.values()):
+            group.prolong(now_ms)
+            self._settle(group)
+
     def tick(self, now_ms: int) -> None:
         while self._alarms and self._alarms[0][0] <= now_ms:
             deadline_ms, name = heapq.heappop(self._alarms)

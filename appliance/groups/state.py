@@ -310,6 +310,14 @@ class Group:
             member.expires_ms = now_ms + member.session_ms
         return error
 
+    def prolong(self, now_ms: int) -> None:
+        """Put every deadline off, as if all that is awaited had begun now."""
+        self.expected = {id: now_ms + self.limits.id_wait_ms for id in self.expected}
+        for member in self.members.values():
+            member.expires_ms = now_ms + member.session_ms
+        self._rebalance_ends_ms = max(self._rebalance_ends_ms, now_ms + self._rebalance_ms())
+        self._sync_ends_ms = max(self._sync_ends_ms, now_ms + self._rebalance_ms())
+
     def tick(self, now_ms: int) -> None:
         """Act on every deadline that is over."""
         self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}

@@ -59,7 +59,8 @@ class Node(NamedTuple):
     value: bytes
     version: int
     owner: int  # session id of an ephemeral node, else 0
-    modified_ms: int
+    modified_ms: int  # since 1970
+    size: int = 0  # of the value in bytes, also when only asked whether the node exists
 
 
 class Refused(enum.Enum):

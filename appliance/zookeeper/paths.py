@@ -24,7 +24,7 @@ be read raises :class:`BadValue` with its path: somebody else wrote it, and only
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -223,34 +223,38 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
 
 
 class CommittedOffset(NamedTuple):
-    """The offset of the next message to read, with Kafka's commit metadata where there is any.
+    """The offset of the next message to read, with what Kafka's clients may store with it.
 
     ``topic_id``: the topic that it is a position in; "" where an operator has stored a plain number, which is a
-    position in whatever topic has the name.
+    position in whatever topic has the name.  ``leader_epoch``: of the last message read; -1 when it is not known.
     """
 
     offset: int
     metadata: str = ""
     topic_id: str = ""
+    leader_epoch: int = -1
+
+
+class _Offset(msgspec.Struct, omit_defaults=True):
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    metadata: str = ""
+    topic_id: str = ""
+    leader_epoch: int = -1
 
 
 def encode_offset(committed: CommittedOffset) -> bytes:
-    fields: dict[str, int | str] = {"offset": committed.offset}
-    if committed.metadata:
-        fields["metadata"] = committed.metadata
-    if committed.topic_id:
-        fields["topic_id"] = committed.topic_id
-    return json.dumps(fields).encode() if len(fields) > 1 else b"%d" % committed.offset
+    if committed == CommittedOffset(committed.offset):
+        return b"%d" % committed.offset
+    return msgspec.json.encode(_Offset(*committed))
 
 
 def decode_offset(path: str, value: bytes) -> CommittedOffset:
     try:
         if value[:1] != b"{":
             return CommittedOffset(_at_least(0, int(value)))
-        fields = json.loads(value)
-        metadata, topic_id = (str(fields.get(name, "")) for name in ("metadata", "topic_id"))
-        return CommittedOffset(_at_least(0, int(fields["offset"])), metadata, topic_id)
-    except (ValueError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(value, type=_Offset)
+        return CommittedOffset(found.offset, found.metadata, found.topic_id, found.leader_epoch)
+    except ValueError as error:  # msgspec's errors and UnicodeDecodeError are ValueErrors
         raise _unreadable(path, value, error) from None
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ..errors import BadValue, InvalidRequest, TopicExists, UnknownGroup, UnknownPartition, ZooKeeperAway
+from ..errors import BadValue, TopicExists, UnknownPartition, ZooKeeperAway
 from ..names import is_topic
 from . import paths
 from .operations import (
@@ -35,7 +35,6 @@ from .operations import (
     hold_ephemeral,
     list_children,
     read_children,
-    remove_tree,
     set_value,
 )
 from .paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
@@ -297,20 +296,6 @@ class GroupRegistry:
         yield from ask([delete(paths.owners(group)), delete(paths.offsets(group)), delete(paths.consumers(group))])
         yield [delete(paths.group(group))]
 
-    def delete(self, group: str) -> Operation[None]:
-        """Forget a group with all its offsets.
-
-        Raises:
-            UnknownGroup: there is none.
-            InvalidRequest: it has live members; stop them first.
-        """
-        if paths.encode_name(group) not in (yield from list_children(paths.CONSUMERS)):
-            raise UnknownGroup(f"there is no group {group!r}")
-        members = yield from self.members(group)
-        if members:
-            raise InvalidRequest(f"group {group!r} has {len(members)} live members; stop them first")
-        yield from remove_tree(paths.group(group))
-
 
 # --- offsets
 
@@ -319,6 +304,51 @@ class StoredOffset(NamedTuple):
     offset: int
     metadata: str
     committed_ms: int  # since 1970
+    leader_epoch: int = -1
+
+
+def read_offsets(
+    group: str, parts: Collection[TopicPartition] | None = None
+) -> Operation[dict[TopicPartition, StoredOffset]]:
+    """The stored offsets of these partitions, or of all that the group has.
+
+    One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
+    """
+    wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
+    return _current(group, (yield from _read_nodes(group, wanted)))
+
+
+class _Found(NamedTuple):
+    """Nodes of offsets (or why there is none), and the topics of that name as they are registered now."""
+
+    nodes: dict[TopicPartition, Node | Refused]
+    topics: dict[str, TopicInfo]
+
+
+def _read_nodes(group: str, wanted: Sequence[TopicPartition]) -> Operation[_Found]:
+    nodes = yield from ask([get(paths.offset(group, part)) for part in wanted])
+    registered = yield from BrokerRegistry().topics({part.topic for part in wanted})
+    return _Found(dict(zip(wanted, nodes, strict=True)), registered)
+
+
+def _current(group: str, found: _Found) -> dict[TopicPartition, StoredOffset]:
+    current = {}
+    for part, node in found.nodes.items():
+        if isinstance(node, Node):
+            stored = _readable(paths.decode_offset, paths.offset(group, part), node.value)
+            now = found.topics[part.topic].id if part.topic in found.topics else ""
+            if stored is not None and (not stored.topic_id or not now or stored.topic_id == now):
+                current[part] = StoredOffset(stored.offset, stored.metadata, node.modified_ms, stored.leader_epoch)
+    return current
+
+
+def _partitions(group: str) -> Operation[list[TopicPartition]]:
+    found = []
+    for topic in filter(is_topic, (yield from list_children(paths.offsets(group)))):
+        for name in (yield from list_children(paths.offsets(group, topic))):
+            if name.isdecimal():
+                found.append(TopicPartition(topic, int(name)))
+    return sorted(found)
 
 
 class _Progress:
@@ -335,23 +365,19 @@ class _Progress:
 
 
 class OffsetRegistry:
-    """``/consumers/<group>/offsets``: how far each group has come.
+    """``/consumers/<group>/offsets`` as a member of a native group writes it (a coordinator: see :mod:`.claims`).
 
     A commit is a compare-and-set on the node's version, so that a write that was given up, and lands when a
     newer one is already there, is refused by ZooKeeper.  One object per process; its commits are ordered by
     the call: when two are under way for one partition, the later call wins, and the earlier is quietly
     superseded.
 
-    Memory: one small entry per group and partition committed or read by this process; ``forget`` drops a
-        group's.
+    Memory: one small entry per partition that this member has committed or read.
     """
 
     def __init__(self) -> None:
         self._progress: dict[str, dict[TopicPartition, _Progress]] = {}
         self._tickets = itertools.count(1)
-
-    def forget(self, group: str) -> None:
-        self._progress.pop(group, None)
 
     def read(
         self, group: str, parts: Collection[TopicPartition] | None = None
@@ -360,20 +386,11 @@ class OffsetRegistry:
 
         One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
         """
-        wanted = (yield from self._all(group)) if parts is None else sorted(parts)
-        nodes = yield from ask([get(paths.offset(group, part)) for part in wanted])
-        registered = yield from BrokerRegistry().topics({part.topic for part in wanted})
-        found = {}
-        for part, node in zip(wanted, nodes, strict=True):
-            if not isinstance(node, Node):
-                self._known(group, part).version = -1
-                continue
-            self._known(group, part).version = node.version
-            stored = _readable(paths.decode_offset, paths.offset(group, part), node.value)
-            now = registered[part.topic].id if part.topic in registered else ""
-            if stored is not None and (not stored.topic_id or not now or stored.topic_id == now):
-                found[part] = StoredOffset(stored.offset, stored.metadata, node.modified_ms)
-        return found
+        wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
+        found = yield from _read_nodes(group, wanted)
+        for part, node in found.nodes.items():
+            self._known(group, part).version = node.version if isinstance(node, Node) else -1
+        return _current(group, found)
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, overwrite: bool = False
@@ -383,7 +400,7 @@ class OffsetRegistry:
         Args:
             overwrite: False is for a group member: where somebody else has stored an offset since we last
                 read or wrote it, theirs stays and the partition is returned (we no longer own it).  True is
-                for the one who decides, a coordinator or an operator: only our own older writes are kept from
+                for the one who has seen to it that it is the owner: only our own older writes are kept from
                 winning.
         """
         ticket = next(self._tickets)
@@ -408,21 +425,6 @@ class OffsetRegistry:
             if not left:
                 return conflicts
         raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
-
-    def delete(self, group: str, parts: Collection[TopicPartition] | None = None) -> Operation[None]:
-        """Forget the offsets of these partitions, or of all."""
-        wanted = (yield from self._all(group)) if parts is None else sorted(parts)
-        yield from ask([delete(paths.offset(group, part)) for part in wanted])
-        for part in wanted:
-            self._known(group, part).version = None
-
-    def _all(self, group: str) -> Operation[list[TopicPartition]]:
-        found = []
-        for topic in filter(is_topic, (yield from list_children(paths.offsets(group)))):
-            for name in (yield from list_children(paths.offsets(group, topic))):
-                if name.isdecimal():
-                    found.append(TopicPartition(topic, int(name)))
-        return sorted(found)
 
     def _known(self, group: str, part: TopicPartition) -> _Progress:
         return self._progress.setdefault(group, {}).setdefault(part, _Progress())

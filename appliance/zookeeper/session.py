@@ -661,14 +661,18 @@ def _reply_of(verb: str, result: Any) -> Any:
     except refusals.KazooException as error:
         raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {error!r}") from None
     if verb == "get":
-        return Node(value[0], value[1].version, value[1].ephemeralOwner, value[1].mtime)
+        return _node(value[0], value[1])
     if verb == "exists":
-        return Refused.NO_NODE if value is None else Node(b"", value.version, value.ephemeralOwner, value.mtime)
+        return Refused.NO_NODE if value is None else _node(b"", value)
     if verb == "children":
         return value
     if verb == "multi":
         return _reply_of_multi(value)
     return value.version if verb == "set" else 0
+
+
+def _node(value: bytes, stat: Any) -> Node:
+    return Node(value, stat.version, stat.ephemeralOwner, stat.mtime, stat.dataLength)
 
 
 def _reply_of_multi(results: list[Any]) -> list[Any] | Failed:

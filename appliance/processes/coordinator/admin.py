@@ -20,6 +20,9 @@
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
     POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
 
+Whoever is asked, a group's coordinator carries ``commit`` and ``delete_offsets`` out; ``forwarded`` marks what one
+broker has passed on to another.
+
 A topic's ``settings`` are those in force, ``own`` those that were set for it.  A group's ``protocol`` is that
 of its members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  What cannot
 be learned now (a partition is not readable, its broker does not answer) is nil.  A partition that is owned,
@@ -102,11 +105,13 @@ class OneGroup(msgspec.Struct, forbid_unknown_fields=True):
 class CommitOffsets(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
     offsets: Annotated[list[tuple[Name, Partition, Offset]], ManyPartitions]
+    forwarded: bool = False
 
 
 class DeleteOffsets(msgspec.Struct, forbid_unknown_fields=True):
     group: GroupName
     partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions] | None = None
+    forwarded: bool = False
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
@@ -276,16 +281,24 @@ class NativeDoor:
         return [[*key, position.offset] for key, position in sorted(positions.items())]
 
     async def _commit(self, wanted: CommitOffsets) -> None:
-        offsets = {}
+        offsets: dict[Key, Commit | None] = {}
         for topic, partition, offset in wanted.offsets:
             if offset < 0:
                 raise InvalidRequest(f"offset {offset} of {topic}-{partition}: must be 0 or more")
             offsets[topic, partition] = Commit(offset)
-        for error in (await self._cluster.commit(wanted.group, offsets)).values():
-            raise error
+        arguments = {"group": wanted.group, "offsets": wanted.offsets}
+        if not await self._cluster.elsewhere(wanted.group, "commit", arguments, wanted.forwarded):
+            for error in (await self._cluster.commit(wanted.group, offsets)).values():
+                raise error
 
     async def _delete_offsets(self, wanted: DeleteOffsets) -> None:
-        await self._cluster.forget(wanted.group, wanted.partitions)
+        arguments = {"group": wanted.group, "partitions": wanted.partitions}
+        if await self._cluster.elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
+            return
+        if wanted.partitions is None:
+            await self._cluster.forget(wanted.group)
+        else:
+            await self._cluster.commit(wanted.group, dict.fromkeys(wanted.partitions))
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

@@ -16,26 +16,32 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+from uuid import uuid4
 
 from ...catalog import Topic
 from ...config import Config, TopicSettings, parse_addresses
 from ...errors import (
     ApplianceError,
     BadValue,
+    NotCoordinator,
     OffsetOutOfRange,
     RequestTimedOut,
     StorageFault,
     Unavailable,
+    UnknownGroup,
     UnknownPartition,
 )
 from ...groups import cluster as kafka
 from ...groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
+from ...groups.group_api import coordinator_of
 from ...log.reader import FileCache, LogReader
 from ...wire.requests import EARLIEST, LATEST, OffsetsPart
 from ...zookeeper import operations, paths
+from ...zookeeper.claims import Claimant, GroupInfo, decode_info
 from ...zookeeper.paths import CommittedOffset, Subscription, TopicPartition
 from .partitions import Key, Partitions
-from .peers import ask_offsets
+from .peers import ask_admin, ask_offsets
+from .positions import Positions
 from .producer_ids import ProducerIds
 from .registry import Registry
 from .shown import ShownMembers
@@ -92,10 +98,20 @@ class Cluster:
         self._producer_ids = producer_ids
         self._clock_ms = clock_ms
         self._files = FileCache(FILES_MAX)
-        self._shown = ShownMembers(registry, self.topics, spawn, self._emptied)
+        self.positions = Positions(
+            registry,
+            Claimant(config.broker.id, registry.instance),
+            spawn,
+            positions_max=config.positions_max,
+            coordinates=self._coordinates,
+            new_epoch=lambda: uuid4().hex,
+            clock_ms=clock_ms,
+        )
+        self._shown = ShownMembers(registry, self.topics, spawn, self.positions.left)
 
     def reload(self, config: Config) -> None:
         self._config = config
+        self.positions.positions_max = config.positions_max
 
     # ---- the appliance and its peers
 
@@ -287,47 +303,85 @@ class Cluster:
 
     # ---- groups in the registry
 
-    async def commit(self, group: str, offsets: Mapping[Key, Commit]) -> Mapping[Key, ApplianceError]:
-        """Store positions, over whatever is stored; the result names those of unknown partitions."""
-        known: dict[TopicPartition, CommittedOffset] = {}
+    @property
+    def leads(self) -> bool:
+        return self.positions.leads
+
+    def coordinator(self, group: str) -> int:
+        """The id of the broker that coordinates a group, by the brokers that live as far as we know."""
+        others = [broker_id for broker_id, info in self.registry.brokers.items() if info.kafka]
+        closed = bool(others and self.doors and not self.doors.get("kafka"))
+        candidates = {*others, self.broker_id} - ({self.broker_id} if closed else set())
+        return coordinator_of(group, [Broker(broker_id, "", 0) for broker_id in sorted(candidates)]).id
+
+    def _coordinates(self, group: str) -> bool:
+        return self.coordinator(group) == self.broker_id
+
+    async def elsewhere(self, group: str, verb: str, arguments: Mapping[str, object], forwarded: bool) -> bool:
+        """Have the group's coordinator carry an admin verb out, if that is another broker; was it?
+
+        Raises:
+            NotCoordinator: another broker takes us for it; they will agree soon.
+            ApplianceError: what it answers.
+        """
+        broker_id = self.coordinator(group)
+        if broker_id == self.broker_id:
+            return False
+        if forwarded:
+            raise NotCoordinator(f"broker {broker_id} coordinates group {group!r}: try again")
+        await ask_admin(self.registry.brokers[broker_id].native, verb, {**arguments, "forwarded": True})
+        return True
+
+    async def claim(self, group: str) -> None:
+        await self.positions.claim(group)
+
+    async def commit(
+        self, group: str, offsets: Mapping[Key, Commit | None], protocol_type: str = ""
+    ) -> Mapping[Key, ApplianceError]:
+        """Store positions, or (None) drop them; the result names those that were refused, and why."""
+        known: dict[TopicPartition, CommittedOffset | None] = {}
         refused: dict[Key, ApplianceError] = {}
-        for (topic, partition), (offset, metadata) in offsets.items():
+        for (topic, partition), commit in offsets.items():
             described = self.topics().get(topic)
-            if described is not None and partition in described.partitions:
-                known[TopicPartition(topic, partition)] = CommittedOffset(offset, metadata, described.id)
+            if commit is None:
+                known[TopicPartition(topic, partition)] = None
+            elif described is not None and partition in described.partitions:
+                offset, metadata, epoch = commit
+                known[TopicPartition(topic, partition)] = CommittedOffset(offset, metadata, described.id, epoch)
             else:
                 refused[topic, partition] = UnknownPartition(f"there is no partition {topic}-{partition}")
         if known:
-            await self.registry.ask(self.registry.offsets.commit(group, known, overwrite=True))
+            errors = await self.positions.commit(group, known, protocol_type)
+            refused |= {(part.topic, part.partition): error for part, error in errors.items()}
         return refused
 
     async def committed(self, group: str, partitions: Sequence[Key] | None) -> Mapping[Key, Commit]:
         """Positions of ``partitions``, or (None) of all that the group has; those without are left out."""
         wanted = None if partitions is None else [TopicPartition(*part) for part in partitions]
-        stored = await self.registry.ask(self.registry.offsets.read(group, wanted))
-        return {(part.topic, part.partition): Commit(at.offset, at.metadata) for part, at in stored.items()}
+        stored = await self.positions.read(group, wanted)
+        return {
+            (part.topic, part.partition): Commit(at.offset, at.metadata, at.leader_epoch) for part, at in stored.items()
+        }
 
-    async def forget(self, group: str, partitions: Sequence[Key] | None) -> None:
-        """Drop positions; with None the whole group goes from the registry, if it has no live members."""
-        if partitions is not None:
-            parts = [TopicPartition(*part) for part in partitions]
-            await self.registry.ask(self.registry.offsets.delete(group, parts))
-            return
-        await self.registry.ask(self.registry.groups.delete(group))
-        self.registry.offsets.forget(group)
+    async def forget(self, group: str) -> None:
+        """The whole group goes from the registry, if it has no live members."""
+        if not await self.positions.remove(group):
+            raise UnknownGroup(f"there is no group {group!r}")
 
     async def groups(self) -> Sequence[RegisteredGroup]:
         """All groups in the registry, with their members but not with what these own."""
         found = await self.registry.ask(_overview())
-        return [_group(name, members, {}) for name, members in sorted(found.items())]
+        return [_group(name, info, members, {}) for name, (info, members) in sorted(found.items())]
 
     async def group(self, name: str) -> RegisteredGroup | None:
         """One group with its members and what they own; None when there is no such group."""
         registered = self.registry.groups
-        if paths.encode_name(name) not in await self.registry.ask(operations.list_children(paths.CONSUMERS)):
+        (node,) = await self.registry.ask(operations.ask([operations.get(paths.group(name))]))
+        if not isinstance(node, operations.Node):
             return None
         members = await self.registry.ask(registered.members(name))
-        return _group(name, members, await self.registry.ask(registered.owners(name)))
+        owners = await self.registry.ask(registered.owners(name))
+        return _group(name, decode_info(node.value), members, owners)
 
     def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
         """Show these as the group's members in the registry, when ZooKeeper permits; none: take them away."""
@@ -338,36 +392,41 @@ class Cluster:
         """ZooKeeper is back, perhaps with a new session: show what could not be shown, or is gone."""
         self._shown.reconnected()
 
-    async def _emptied(self, group: str) -> None:
-        """Nobody is left in a group: without positions it leaves nothing behind."""
-        await self.registry.ask(self.registry.groups.prune(group))
 
-
-def _overview() -> operations.Operation[dict[str, dict[str, Subscription]]]:
-    """The members of all groups, in three round trips however many there are."""
+def _overview() -> operations.Operation[dict[str, tuple[GroupInfo, dict[str, Subscription]]]]:
+    """All groups and their members, in three round trips however many there are."""
     names = yield from operations.list_children(paths.CONSUMERS)
     groups = [paths.decode_name(name) for name in names]
-    listed = yield from operations.ask([operations.children(paths.consumers(group)) for group in groups])
-    members = [
-        (group, paths.decode_name(name))
-        for group, found in zip(groups, listed, strict=True)
-        if not isinstance(found, operations.Refused)
-        for name in sorted(found)
-    ]
+    found = yield from operations.ask(
+        [
+            request
+            for group in groups
+            for request in (operations.get(paths.group(group)), operations.children(paths.consumers(group)))
+        ]
+    )
+    overview: dict[str, tuple[GroupInfo, dict[str, Subscription]]] = {}
+    members: list[tuple[str, str]] = []
+    for group, node, listed in zip(groups, found[::2], found[1::2], strict=True):
+        if isinstance(node, operations.Node):
+            overview[group] = decode_info(node.value), {}
+            if not isinstance(listed, operations.Refused):
+                members += [(group, paths.decode_name(name)) for name in sorted(listed)]
     nodes = yield from operations.ask([operations.get(paths.consumer(*member)) for member in members])
-    overview: dict[str, dict[str, Subscription]] = {group: {} for group in groups}
     for (group, member), node in zip(members, nodes, strict=True):
         if isinstance(node, operations.Node):
             try:
                 subscription = paths.decode_subscription(paths.consumer(group, member), node.value)
             except BadValue:
                 subscription = Subscription()
-            overview[group][member] = subscription
+            overview[group][1][member] = subscription
     return overview
 
 
 def _group(
-    name: str, members: Mapping[str, Subscription], owners: Mapping[TopicPartition, tuple[str, int]]
+    name: str,
+    info: GroupInfo,
+    members: Mapping[str, Subscription],
+    owners: Mapping[TopicPartition, tuple[str, int]],
 ) -> RegisteredGroup:
     owned: dict[str, list[Key]] = {}
     for part, (member, _) in sorted(owners.items()):
@@ -383,4 +442,4 @@ def _group(
         )
         for member, subscription in sorted(members.items())
     ]
-    return RegisteredGroup(name, native, tuple(rows))
+    return RegisteredGroup(name, native, tuple(rows), info.protocol_type)

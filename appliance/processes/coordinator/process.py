@@ -98,7 +98,8 @@ class Coordinator:
             f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
             describe=self._describe,
             on_state=self._zookeeper_changed,
-            on_connected=lambda: self._spawn(self._connected()),
+            on_connected=self._on_connected,
+            on_brokers=lambda: self._spawn(self._cluster.positions.review()),
             on_topic=lambda name, info: self._topics.told(name, info),
         )
         catalog = Catalog.load(data_dir)
@@ -115,6 +116,8 @@ class Coordinator:
         )
         elements_max = cold.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
         self._kafka = KafkaDoor(self._cluster, lambda: uuid4().hex, elements_max=elements_max)
+        self._cluster.positions.on_lost = self._kafka.lose
+        self._cluster.positions.has_members = self._kafka.has_members
         self._native = NativeDoor(self._cluster, self._kafka.groups)
         self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
 
@@ -197,7 +200,8 @@ class Coordinator:
         while True:
             await asyncio.sleep(self._config.disk.check_ms / 1000)
             self._cluster.forget_unlinked_files()
-            for duty in (self._topics.reconcile, lambda: self._sweep.run(self._config)):
+            duties = (self._topics.reconcile, lambda: self._sweep.run(self._config), self._cluster.positions.tidy)
+            for duty in duties:
                 try:
                     await duty()
                 except ApplianceError as error:
@@ -209,6 +213,10 @@ class Coordinator:
         """Tell the supervisor, which waits for it with READY: connected is not before we know which cluster this is."""
         if state != State.CONNECTED.value or self._cluster.cluster_id:
             self._send(["zookeeper", {"connect": connect, "state": state}])
+
+    def _on_connected(self) -> None:
+        self._cluster.positions.new_session()  # at once: nobody is answered for a group that may be another's
+        self._spawn(self._connected())
 
     async def _connected(self) -> None:
         known = self._cluster.cluster_id

@@ -21,7 +21,7 @@ from ...config import Config
 from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
 from ...zookeeper.operations import Operation
 from ...zookeeper.paths import BrokerInfo, TopicInfo
-from ...zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
+from ...zookeeper.registry import BrokerRegistry, GroupRegistry
 from ...zookeeper.session import Session, State
 
 QUESTION_MS_MAX: Final = 5_000
@@ -43,6 +43,7 @@ class Registry:
         describe: Callable[[], BrokerInfo | None],
         on_state: Callable[[str, str], None],
         on_connected: Callable[[], None],
+        on_brokers: Callable[[], None],
         on_topic: Callable[[str, TopicInfo | None], None],
     ) -> None:
         """
@@ -52,6 +53,7 @@ class Registry:
                 while it does not serve yet.
             on_state: (connect string, state) after every change of either.
             on_connected: the session works (again): things may have changed unseen.
+            on_brokers: a broker has come, gone or changed.
             on_topic: a topic was found, has changed, or (None) is not registered any more.
         """
         self.enabled = bool(config.zookeeper.connect or config.zookeeper.nodes)
@@ -59,13 +61,12 @@ class Registry:
         self.revision = 0  # grows with every change of a broker
         self.topics = BrokerRegistry()
         self.groups = GroupRegistry()
-        self.offsets = OffsetRegistry()
         self.connect_string = config.zookeeper.connect
         self.instance = instance
         self._broker_id = config.broker.id
         self._timeout_ms = config.zookeeper.session_timeout_ms
         self._describe, self._on_state, self._on_connected = describe, on_state, on_connected
-        self._on_topic = on_topic
+        self._on_topic, self._on_brokers = on_topic, on_brokers
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
         self._started = asyncio.Event()
@@ -82,6 +83,11 @@ class Registry:
     def session_id(self) -> int:
         """Of the session as it is now; 0 before the first one."""
         return 0 if self._session is None else self._session.session_id
+
+    @property
+    def leased(self) -> bool:
+        """Is it certain at this moment that nobody can have taken what the session's ephemeral nodes protect?"""
+        return self._session is not None and self._session.lease_left_ms > 0
 
     # ---- life
 
@@ -121,8 +127,8 @@ class Registry:
 
     # ---- questions
 
-    async def ask(self, operation: Operation[T]) -> T:
-        """Carry an operation out.
+    async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T:
+        """Carry an operation out, in a certain session if it makes sense in no other.
 
         Raises:
             InvalidRequest: this appliance runs without ZooKeeper.
@@ -153,7 +159,7 @@ class Registry:
                 answer.set_result(result)
 
         left_ms = QUESTION_MS_MAX - int((self._loop.time() - begun) * 1000)
-        self._session.submit(operation, done, timeout_ms=max(1, left_ms))
+        self._session.submit(operation, done, timeout_ms=max(1, left_ms), session_id=session_id)
         return await answer
 
     async def live_brokers(self) -> set[int]:
@@ -194,6 +200,7 @@ class Registry:
             self.brokers[broker_id] = info
         elif broker_id != self._broker_id and self.brokers.pop(broker_id, None) is not None:
             log.warning("broker %d is gone", broker_id)
+        self._on_brokers()
 
     def _announce(self) -> None:
         self._announcing = None

@@ -1,0 +1,497 @@
+"""The positions of groups, and this broker's claims on the groups that it coordinates.
+
+A group's claim (see :mod:`appliance.zookeeper.claims`) goes through these states::
+
+    state       event                                              next
+    UNCLAIMED   a member joins or a commit comes, with a lease     CLAIMING
+    CLAIMING    ZooKeeper has stored the claim                     HELD
+    CLAIMING    another has it; ZooKeeper is away; session over    UNCLAIMED   who waits is told, or tries again in time
+    HELD        write, join                                        HELD
+    HELD        a new session; a write refused for its claim       UNCLAIMED   ``on_lost``: the group is dissolved
+    HELD        another broker is to coordinate the group          UNCLAIMED   ``on_lost``; the claim is given back
+    HELD        nobody in it, and nothing asked for CLAIM_IDLE_S   UNCLAIMED   the claim is given back
+    HELD        nobody in it, and no positions                     UNCLAIMED   and nothing of the group stays
+
+While the session's lease is over, held claims are kept but nothing is done with them: if the same session comes back,
+nobody else can have had the group.
+
+Commits of a group queue here.  One write is under way at a time; when it is done all that has come since becomes the
+next.  Of several commits of one partition the newest in order of arrival is stored and the others succeed with it,
+so there may be any number.  A commit waits COMMIT_MS_MAX for ZooKeeper.  Then it fails, and is taken out of the queue:
+what was refused is never stored over something newer.  (A write that was sent already may still land, before all later
+ones.)
+
+Bounds: ``positions_max`` positions, as counted by the last look at all groups and corrected with every write; a new
+one beyond it is :class:`PositionsFull`.  A value of more than UNIT_BYTES counts as several.  CLAIMS_MAX claims: idle
+ones are given back first.  Commits waiting: as many as requests of workers may be unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from ...errors import ApplianceError, NotCoordinator, PositionsFull, RequestTimedOut, Unavailable, ZooKeeperAway
+from ...zookeeper import claims
+from ...zookeeper.claims import Claimant, GroupInfo, Held
+from ...zookeeper.operations import Node, Operation
+from ...zookeeper.paths import CommittedOffset, TopicPartition, encode_offset
+from ...zookeeper.registry import GroupRegistry, StoredOffset
+
+COMMIT_MS_MAX: Final = 10_000
+RETRY_S: Final = 0.1
+CLAIM_IDLE_S: Final = 600
+CLAIMS_MAX: Final = 20_000
+RELEASES_MAX: Final = 100
+"""Idle claims given back in one turn of maintenance."""
+UNIT_BYTES: Final = 512
+
+T = TypeVar("T")
+Changes = Mapping[TopicPartition, CommittedOffset | None]
+Refusals = dict[TopicPartition, ApplianceError]
+log = logging.getLogger(__name__)
+
+
+class Asker(Protocol):
+    """The part of the registry that is needed here."""
+
+    enabled: bool
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def leased(self) -> bool: ...
+
+    async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T: ...
+
+
+class State(enum.Enum):
+    UNCLAIMED = "unclaimed"
+    CLAIMING = "claiming"
+    HELD = "held"
+
+
+class _Commit:
+    """One request.  ``done``: the errors of the partitions that were refused."""
+
+    def __init__(self, changes: Changes, info: GroupInfo | None, done: asyncio.Future[Refusals]) -> None:
+        self.changes, self.info, self.done = changes, info, done
+
+    def settle(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
+        if not self.done.done():
+            self.done.set_result({part: errors[part] for part in self.changes if part in errors})
+
+    def fail(self, error: ApplianceError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Group:
+    """``lock`` is held by whoever speaks with ZooKeeper about the group; ``users`` hold it or wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.UNCLAIMED
+        self.held: Held | None = None
+        self.session_id = 0
+        self.lock = asyncio.Lock()
+        self.users = 0
+        self.queue: dict[TopicPartition, tuple[_Commit, CommittedOffset | None]] = {}
+        self.commits: dict[_Commit, None] = {}
+        self.pumping = False
+        self.used = 0.0
+
+    def add(self, commit: _Commit) -> None:
+        self.commits[commit] = None
+        for part, to in commit.changes.items():
+            self.queue[part] = (commit, to)
+
+    def withdraw(self, commit: _Commit) -> None:
+        if self.commits.pop(commit, self) is not self:
+            for part in commit.changes:
+                if part in self.queue and self.queue[part][0] is commit:
+                    del self.queue[part]
+
+    def take(self) -> tuple[dict[TopicPartition, tuple[_Commit, CommittedOffset | None]], list[_Commit]]:
+        taken = self.queue, list(self.commits)
+        self.queue, self.commits = {}, {}
+        return taken
+
+    def put_back(
+        self, queue: Mapping[TopicPartition, tuple[_Commit, CommittedOffset | None]], commits: Sequence[_Commit]
+    ) -> None:
+        """What could not be written, in front of what has come since; but not what has been given up."""
+        again = {part: (commit, to) for part, (commit, to) in queue.items() if not commit.done.done()}
+        self.queue = again | self.queue
+        self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits
+
+
+class Positions:
+    """See the module's docstring.
+
+    ``coordinates``: is the group this broker's, by the brokers that live?  ``has_members``: are there any at our Kafka
+    listener?  ``on_lost`` is told a group whose claim is over: it must dissolve it before anything else happens.
+    ``new_epoch``: a text that is never used again.
+    """
+
+    def __init__(
+        self,
+        registry: Asker,
+        claimant: Claimant,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        positions_max: int,
+        coordinates: Callable[[str], bool],
+        new_epoch: Callable[[], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.positions_max = positions_max
+        self.has_members: Callable[[str], bool] = lambda _: False
+        self.on_lost: Callable[[str], None] = lambda _: None
+        self._registry, self._claimant, self._spawn = registry, claimant, spawn
+        self._coordinates, self._new_epoch, self._clock_ms = coordinates, new_epoch, clock_ms
+        self._groups: dict[str, _Group] = {}
+        self._units: dict[str, int] = {}  # group -> what its positions count as
+        self._total = 0
+
+    # ---- what the listeners ask
+
+    @property
+    def leads(self) -> bool:
+        """May this broker coordinate anything now?  Without ZooKeeper by configuration there is nothing to lead."""
+        return self._registry.leased or not self._registry.enabled
+
+    def state(self, group: str) -> State:
+        entry = self._groups.get(group)
+        return State.UNCLAIMED if entry is None else entry.state
+
+    async def claim(self, group: str) -> None:
+        """Have the group's claim, for somebody who joins it.
+
+        Raises:
+            NotCoordinator, ZooKeeperAway: not now.
+            InvalidRequest: this appliance runs without ZooKeeper.
+        """
+        entry = self._groups.get(group)
+        if entry is None or not self._is_held(entry):
+            async with self._locked(group) as entry:
+                await self._hold(entry)
+        entry.used = asyncio.get_running_loop().time()
+
+    async def commit(self, group: str, changes: Changes, protocol_type: str = "") -> Refusals:
+        """Store positions, or (None) delete them; the result names those that were refused.
+
+        ``protocol_type``: of the group that the commit's member belongs to; "" for others.
+
+        Raises:
+            RequestTimedOut: ZooKeeper did not take them within COMMIT_MS_MAX.
+            NotCoordinator: another broker has the group.
+        """
+        entry = self._entry(group)
+        info = GroupInfo(protocol_type, self._clock_ms()) if protocol_type else None
+        commit = _Commit(changes, info, asyncio.get_running_loop().create_future())
+        entry.add(commit)
+        if not entry.pumping:
+            entry.pumping = True
+            self._spawn(self._pump(entry))
+        try:
+            async with asyncio.timeout(COMMIT_MS_MAX / 1000):
+                return await commit.done
+        except TimeoutError:
+            raise RequestTimedOut(f"ZooKeeper did not store positions within {COMMIT_MS_MAX} ms: try again") from None
+        finally:
+            entry.withdraw(commit)
+
+    async def read(self, group: str, parts: Sequence[TopicPartition] | None) -> Mapping[TopicPartition, StoredOffset]:
+        """Stored positions; commits that came before count."""
+        entry = self._groups.get(group)
+        if entry is not None and entry.commits:
+            await asyncio.wait([commit.done for commit in entry.commits], timeout=COMMIT_MS_MAX / 1000)
+        return await self._registry.ask(claims.read(group, parts))
+
+    async def remove(self, group: str) -> bool:
+        """Forget a group with all its positions; False when there is none.
+
+        Raises:
+            InvalidRequest: it has live members.
+        """
+        async with self._locked(group) as entry:
+            held = await self._hold(entry, make=False)
+            if held is None:
+                return False
+            await self._carry_out(entry, claims.remove(group, held))
+            self._unclaim(entry)
+            self._total -= self._units.pop(group, 0)
+            return True
+
+    # ---- what happens around them
+
+    async def left(self, group: str) -> None:
+        """Nobody is in the group any more: note when, or, if it has no positions, remove what is there of it."""
+        async with self._locked(group) as entry:
+            if self.has_members(group) or entry.commits:
+                return
+            if entry.held is None or not self._is_held(entry):
+                await self._registry.ask(GroupRegistry().prune(group))
+            elif entry.held.positions:
+                await self._note_active(entry, entry.held)
+            else:
+                await self._vacate(entry, entry.held)
+
+    async def note_active(self, group: str) -> None:
+        """The group has members at this moment, of whichever listener."""
+        async with self._locked(group) as entry:
+            held = await self._hold(entry, make=False)
+            if held is not None:
+                await self._note_active(entry, held)
+
+    async def expire(self, group: str, old: Mapping[TopicPartition, Node]) -> int:
+        """Delete positions that nobody has changed since they were seen; how many.  Of an empty group nothing stays."""
+        async with self._locked(group) as entry:
+            held = await self._hold(entry, make=False)
+            if held is None or self.has_members(group):
+                return 0
+            gone = await self._carry_out(entry, claims.expire(group, held, old))
+            self._count(group, held)
+            if not held.positions and not entry.commits:
+                await self._vacate(entry, held)
+            return gone
+
+    def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
+        """All groups were looked at: so large are their positions."""
+        self._units = {group: sum(map(_units, positions.values())) for group, positions in sizes.items()}
+        for name, entry in self._groups.items():
+            if entry.held is not None:
+                self._units[name] = _sum_units(entry.held, entry.held.positions)
+        self._total = sum(self._units.values())
+
+    def new_session(self) -> None:
+        """The session is a new one: claims of the old one are over, and with them their groups."""
+        for entry in list(self._groups.values()):
+            if entry.held is not None and entry.session_id != self._registry.session_id:
+                self._lose(entry)
+
+    async def review(self) -> None:
+        """The brokers that live have changed: give back the groups that another is to coordinate now."""
+        for entry in list(self._groups.values()):
+            if not self._coordinates(entry.name):
+                await self._give_up(entry)
+
+    async def tidy(self) -> None:
+        """From time to time: give claims back that nobody uses."""
+        idle = [entry for entry in self._groups.values() if self._idle(entry, CLAIM_IDLE_S)]
+        for entry in idle[:RELEASES_MAX]:
+            await self._release(entry)
+
+    # ---- claims
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, group: str) -> AsyncIterator[_Group]:
+        """A group, for one at a time; nothing is remembered of one that was only asked for."""
+        entry = self._entry(group)
+        entry.users += 1
+        try:
+            async with entry.lock:
+                yield entry
+        finally:
+            entry.users -= 1
+            self._drop_if_idle(entry)
+
+    async def _carry_out(self, entry: _Group, operation: Operation[T]) -> T:
+        """An operation that needs the claim, in its session."""
+        try:
+            return await self._registry.ask(operation, session_id=entry.session_id)
+        except NotCoordinator:  # deposed
+            self._lose(entry)
+            raise
+
+    def _drop_if_idle(self, entry: _Group) -> None:
+        if entry.held is None and not entry.users and not entry.commits:
+            self._groups.pop(entry.name, None)
+
+    async def _vacate(self, entry: _Group, held: Held) -> None:
+        self._unclaim(entry)
+        await self._registry.ask(claims.vacate(entry.name, held), session_id=entry.session_id)
+        self._total -= self._units.pop(entry.name, 0)
+
+    def _entry(self, group: str) -> _Group:
+        entry = self._groups.get(group)
+        if entry is None:
+            entry = self._groups[group] = _Group(group)
+        return entry
+
+    def _is_held(self, entry: _Group) -> bool:
+        return entry.held is not None and entry.session_id == self._registry.session_id and self._registry.leased
+
+    async def _hold(self, entry: _Group, make: bool = True) -> Held | None:
+        """The claim, taken if need be; None only for a group that is not there and not to be made.  Under the lock."""
+        if not self._coordinates(entry.name):
+            raise NotCoordinator(f"another broker coordinates group {entry.name!r}")
+        if entry.held is not None and entry.session_id != self._registry.session_id:
+            self._lose(entry)
+        if self._registry.enabled and not self._registry.leased:
+            raise ZooKeeperAway("the lease of the ZooKeeper session is over: try again")
+        if entry.held is not None:
+            return entry.held
+        await self._make_room()
+        session_id = self._registry.session_id
+        entry.state = State.CLAIMING
+        try:
+            taking = claims.take(entry.name, self._claimant, self._new_epoch(), make=make)
+            held = await self._registry.ask(taking, session_id=session_id)
+        finally:
+            entry.state = State.UNCLAIMED
+        if session_id != self._registry.session_id:
+            raise ZooKeeperAway("the ZooKeeper session was lost: try again")
+        if held is not None:
+            entry.held, entry.session_id, entry.state = held, session_id, State.HELD
+            entry.used = asyncio.get_running_loop().time()
+            self._count(entry.name, held)
+        return held
+
+    def _unclaim(self, entry: _Group) -> None:
+        entry.held, entry.state = None, State.UNCLAIMED
+
+    def _lose(self, entry: _Group) -> None:
+        """The claim is over: the group is dissolved in the same step.  What its members have committed, but nobody has
+        stored, is theirs to commit again when they have joined again.
+        """
+        log.warning("the claim on group %r is over", entry.name)
+        self._unclaim(entry)
+        self.on_lost(entry.name)
+        self._fail(entry, _dissolved(entry.name), members_only=True)
+
+    def _fail(self, entry: _Group, error: ApplianceError, members_only: bool = False) -> None:
+        for commit in list(entry.commits):
+            if commit.info is not None or not members_only:
+                entry.withdraw(commit)
+                commit.fail(error)
+
+    async def _give_up(self, entry: _Group) -> None:
+        """Another broker is to coordinate the group."""
+        self.on_lost(entry.name)
+        self._fail(entry, NotCoordinator(f"another broker coordinates group {entry.name!r}"))
+        await self._release(entry)
+
+    async def _release(self, entry: _Group) -> None:
+        async with self._locked(entry.name) as entry:
+            held = entry.held
+            if held is None or entry.commits or self.has_members(entry.name):
+                return
+            if not held.positions:
+                await self._vacate(entry, held)
+                return
+            self._unclaim(entry)
+            await self._registry.ask(claims.release(held), session_id=entry.session_id)
+
+    async def _make_room(self) -> None:
+        if sum(entry.held is not None for entry in self._groups.values()) < CLAIMS_MAX:
+            return
+        oldest = [entry for entry in self._groups.values() if self._idle(entry, 0)]
+        if not oldest:
+            raise ZooKeeperAway(f"this broker coordinates {CLAIMS_MAX} groups already: try again")
+        for entry in sorted(oldest, key=lambda entry: entry.used)[:RELEASES_MAX]:
+            await self._release(entry)
+
+    def _idle(self, entry: _Group, idle_s: float) -> bool:
+        rests = entry.held is not None and not entry.users and not self.has_members(entry.name)
+        return rests and asyncio.get_running_loop().time() - entry.used >= idle_s
+
+    # ---- writing
+
+    async def _pump(self, entry: _Group) -> None:
+        """Write what waits until nothing does."""
+        try:
+            while entry.commits:
+                try:
+                    async with self._locked(entry.name):
+                        await self._write(entry)
+                except NotCoordinator as error:
+                    self._fail(entry, error)
+                except Unavailable:
+                    await asyncio.sleep(RETRY_S)
+                except ApplianceError as error:
+                    self._fail(entry, error)
+        finally:
+            entry.pumping = False
+            self._drop_if_idle(entry)
+
+    async def _write(self, entry: _Group) -> None:
+        """Write all that waits at this moment."""
+        held = await self._hold(entry)
+        assert held is not None
+        queue, commits = entry.take()
+        errors = self._refuse_beyond_max(held, {part: to for part, (_, to) in queue.items()})
+        changes = {part: to for part, (_, to) in queue.items() if part not in errors}
+        info = next((commit.info for commit in reversed(commits) if commit.info is not None), None)
+        if info is not None and info.protocol_type == held.info.protocol_type:
+            info = None
+        before = _sum_units(held, changes)
+        try:
+            await self._carry_out(entry, claims.write(entry.name, held, changes, info))
+        except NotCoordinator:  # the members are out; what others have committed goes with the next claim
+            entry.put_back(queue, [commit for commit in commits if commit.info is None])
+            for commit in commits:
+                if commit.info is not None:
+                    commit.fail(_dissolved(entry.name))
+            return
+        except Unavailable:
+            entry.put_back(queue, commits)
+            raise
+        except ApplianceError as error:
+            for commit in commits:
+                commit.fail(error)
+            return
+        finally:
+            more = _sum_units(held, changes) - before
+            self._units[entry.name] = self._units.get(entry.name, 0) + more
+            self._total += more
+        if info is not None and entry.held is held:
+            entry.held = held._replace(info=info)
+        entry.used = asyncio.get_running_loop().time()
+        for commit in commits:
+            commit.settle(errors)
+
+    async def _note_active(self, entry: _Group, held: Held) -> None:
+        info = GroupInfo(held.info.protocol_type, self._clock_ms())
+        await self._carry_out(entry, claims.write(entry.name, held, {}, info))
+        entry.held = held._replace(info=info)
+
+    # ---- how many
+
+    def _count(self, group: str, held: Held) -> None:
+        units = _sum_units(held, held.positions)
+        self._total += units - self._units.get(group, 0)
+        self._units[group] = units
+
+    def _refuse_beyond_max(self, held: Held, changes: Changes) -> Refusals:
+        errors: Refusals = {}
+        room = self.positions_max - self._total
+        for part, to in changes.items():
+            before = _sum_units(held, [part])
+            more = (0 if to is None else _units(len(encode_offset(to)))) - before
+            if more > 0 and more > room:
+                errors[part] = PositionsFull(
+                    f"there is room for {self.positions_max} positions of all groups: delete groups that nobody uses,"
+                    " or raise offsets.positions_max"
+                )
+            else:
+                room -= more
+        return errors
+
+
+def _dissolved(group: str) -> NotCoordinator:
+    return NotCoordinator(f"group {group!r} was dissolved: join it again")
+
+
+def _units(size: int) -> int:
+    return 1 + size // UNIT_BYTES
+
+
+def _sum_units(held: Held, parts: Iterable[TopicPartition]) -> int:
+    return sum(_units(held.positions[part]) for part in parts if part in held.positions)

@@ -1,0 +1,290 @@
+"""Who coordinates a group, and the writes that nobody else can make: operations of the coordinator, without I/O.
+
+    path                                      kind        value
+    /consumers/<group>                        persistent  GroupInfo, JSON; empty while nothing is known
+    /consumers/<group>/claim-<epoch>          ephemeral   Claimant, JSON: who coordinates the group
+    /consumers/<group>/offsets/<topic>/<n>    persistent  a position
+
+A claim's epoch is a text that is never used again.  :func:`take` makes the node in one multi with a change of the
+group's own node, at the version at which nobody else's claim was there: of two who try at once, one fails.  A claim
+that an earlier life of the same data directory left behind is replaced.
+
+Every write of :func:`write`, :func:`expire` and :func:`remove` is a multi that begins with a check of the claim's node.
+It is carried out only while that claim lives, whenever and through whichever connection it arrives: a coordinator that
+was deposed, or lost its session, cannot write.  Requests of one session are carried out in the order in which they were
+sent, so a write that was given up comes before those that were sent later, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..errors import BadValue, InvalidRequest, NotCoordinator, UnknownGroup, ZooKeeperAway
+from ..names import is_topic
+from . import paths
+from .operations import (
+    ATTEMPTS_MAX,
+    REQUEST_BYTES_MAX,
+    Failed,
+    Node,
+    Operation,
+    Refused,
+    Request,
+    ask,
+    check,
+    children,
+    create,
+    delete,
+    exists,
+    get,
+    list_children,
+    multi,
+    set_value,
+    sync,
+)
+from .paths import CommittedOffset, TopicPartition
+from .registry import GroupRegistry, StoredOffset, read_offsets
+
+CLAIM: Final = "claim-"
+PARTS_MAX: Final = 400
+"""Positions in one multi."""
+PARTS_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
+PATH_BYTES_MAX: Final = 3_500
+"""Of a position: a group name of 255 characters takes up to twelve bytes for each when it is percent-encoded."""
+
+
+class GroupInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What outlives a group's members.  ``active_ms``: when it was last seen with members, ms since 1970; 0 = never."""
+
+    protocol_type: str = ""
+    active_ms: int = 0
+
+
+class Claimant(msgspec.Struct, frozen=True):
+    """``instance``: the data directory on whose behalf the claim is made, as in the broker's registration."""
+
+    broker: int
+    instance: str
+
+
+class Held(NamedTuple):
+    """A claim of ours: its node, what is known of the group, and its positions with the size of each value in bytes."""
+
+    path: str
+    info: GroupInfo
+    positions: dict[TopicPartition, int]
+
+
+class Seen(NamedTuple):
+    """A group as anybody sees it.  ``members``: are there any, of either door; ``positions``: value-less nodes."""
+
+    info: GroupInfo
+    members: bool
+    positions: dict[TopicPartition, Node]
+
+
+def decode_info(value: bytes) -> GroupInfo:
+    """A node that somebody else wrote tells nothing, and is replaced by the next coordinator."""
+    try:
+        return msgspec.json.decode(value, type=GroupInfo) if value else GroupInfo()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return GroupInfo()
+
+
+def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation[Held | None]:
+    """Claim a group.  One that does not exist is made, or (``make`` false) left alone: None.
+
+    Raises:
+        ZooKeeperAway: another coordinator has it, or it keeps changing.
+    """
+    path, own = paths.group(group), f"{paths.group(group)}/{CLAIM}{epoch}"
+    for _ in range(ATTEMPTS_MAX):
+        node, names = yield [get(path), children(path)]
+        if isinstance(node, Refused) or isinstance(names, Refused):
+            if not make:
+                return None
+            yield from ask([create(path)])
+            continue
+        others = [f"{path}/{name}" for name in names if name.startswith(CLAIM)]
+        if own in others:  # made already: the reply was lost
+            return Held(own, decode_info(node.value), (yield from _sizes(group)))
+        leftovers = yield from _our_leftovers(group, others, claimant)
+        parts = [set_value(path, node.value, node.version), *(delete(left, 0) for left in leftovers)]
+        (reply,) = yield [multi([*parts, create(own, msgspec.json.encode(claimant), ephemeral=True)])]
+        if not isinstance(reply, Failed):
+            return Held(own, decode_info(node.value), (yield from _sizes(group)))
+    raise ZooKeeperAway(f"the coordinator of group {group!r} keeps changing; try again")
+
+
+def _our_leftovers(group: str, others: list[str], claimant: Claimant) -> Operation[list[str]]:
+    leftovers = []
+    for path, node in zip(others, (yield from ask([get(path) for path in others])), strict=True):
+        if not isinstance(node, Node):
+            continue
+        try:
+            holder = msgspec.json.decode(node.value, type=Claimant)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise BadValue(f"ZooKeeper node {path} is no claim of a coordinator: delete it") from None
+        if holder != claimant:
+            raise ZooKeeperAway(f"broker {holder.broker} still coordinates group {group!r}; try again")
+        leftovers.append(path)
+    return leftovers
+
+
+def _sizes(group: str) -> Operation[dict[TopicPartition, int]]:
+    nodes = yield from positions(group)
+    return {part: node.size for part, node in nodes.items()}
+
+
+def positions(group: str) -> Operation[dict[TopicPartition, Node]]:
+    """All positions of a group, without their values."""
+    topics = [name for name in (yield from list_children(paths.offsets(group))) if is_topic(name)]
+    listed = yield from ask([children(paths.offsets(group, topic)) for topic in topics])
+    parts = [
+        TopicPartition(topic, int(name))
+        for topic, names in zip(topics, listed, strict=True)
+        if not isinstance(names, Refused)
+        for name in names
+        if name.isdecimal()
+    ]
+    nodes = yield from ask([exists(paths.offset(group, part)) for part in parts])
+    return {part: node for part, node in zip(parts, nodes, strict=True) if isinstance(node, Node)}
+
+
+def read(group: str, parts: Collection[TopicPartition] | None) -> Operation[dict[TopicPartition, StoredOffset]]:
+    """The stored positions of these partitions, or of all that the group has.
+
+    For whoever has no claim: what others have written by now is seen, whichever node of the ensemble is asked.
+    """
+    yield [sync()]
+    return (yield from read_offsets(group, parts))
+
+
+def write(
+    group: str,
+    held: Held,
+    changes: Mapping[TopicPartition, CommittedOffset | None],
+    info: GroupInfo | None = None,
+) -> Operation[None]:
+    """Store positions, or (None) delete them, and what is new of the group.  ``held.positions`` follows.
+
+    Raises:
+        NotCoordinator: the claim is gone; of a large write, earlier parts may have been carried out.
+    """
+    if info is not None:
+        (reply,) = yield [multi([check(held.path, -1), set_value(paths.group(group), msgspec.json.encode(info), -1)])]
+        if isinstance(reply, Failed):
+            raise _lost(group)
+    values = {part: None if to is None else paths.encode_offset(to) for part, to in sorted(changes.items())}
+    for some in _chunks(values):
+        for _ in range(ATTEMPTS_MAX):
+            (reply,) = yield [multi([check(held.path, -1), *_requests(group, held, some)])]
+            if not isinstance(reply, Failed):
+                break
+            if reply.place == 0:
+                raise _lost(group)
+            yield from _look_again(group, held, some)
+        else:
+            raise ZooKeeperAway(f"positions of group {group!r} keep changing; try again")
+        for part, value in some.items():
+            if value is None:
+                held.positions.pop(part, None)
+            else:
+                held.positions[part] = len(value)
+
+
+def _lost(group: str) -> NotCoordinator:
+    return NotCoordinator(f"this broker does not coordinate group {group!r} any more; try again")
+
+
+def _requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
+    for part, value in values.items():
+        path, there = paths.offset(group, part), part in held.positions
+        if value is not None:
+            yield set_value(path, value, -1) if there else create(path, value)
+        elif there:
+            yield delete(path)
+
+
+def _look_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
+    """Which of these positions are there, after a write that took another for granted; what lies above is made."""
+    topics = {part.topic for part, value in values.items() if value is not None}
+    yield from ask([create(paths.offsets(group, topic)) for topic in sorted(topics)])
+    nodes = yield from ask([exists(paths.offset(group, part)) for part in values])
+    for part, node in zip(values, nodes, strict=True):
+        if isinstance(node, Node):
+            held.positions.setdefault(part, node.size)
+        else:
+            held.positions.pop(part, None)
+
+
+def _chunks(values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
+    some: dict[TopicPartition, bytes | None] = {}
+    left = PARTS_BYTES_MAX
+    for part, value in values.items():
+        left -= PATH_BYTES_MAX + len(value or b"")
+        if some and (left < 0 or len(some) == PARTS_MAX):
+            yield some
+            some, left = {}, PARTS_BYTES_MAX
+        some[part] = value
+    if some:
+        yield some
+
+
+def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operation[int]:
+    """Delete positions that have not changed since they were seen; how many.
+
+    Raises:
+        NotCoordinator: the claim is gone.
+    """
+    gone = 0
+    for part, node in sorted(old.items()):
+        (reply,) = yield [multi([check(held.path, -1), delete(paths.offset(group, part), node.version)])]
+        if isinstance(reply, Failed) and reply.place == 0:
+            raise _lost(group)
+        if not isinstance(reply, Failed):
+            held.positions.pop(part, None)
+            gone += 1
+    return gone
+
+
+def release(held: Held) -> Operation[None]:
+    """Give the claim back; what was written with it stays."""
+    yield [delete(held.path)]
+
+
+def vacate(group: str, held: Held) -> Operation[None]:
+    """Give the claim back, and remove what is empty of the group: without positions and members nothing stays."""
+    yield from release(held)
+    yield from GroupRegistry().prune(group)
+
+
+def remove(group: str, held: Held) -> Operation[None]:
+    """Forget a group with all its positions, and give the claim back.
+
+    Raises:
+        InvalidRequest: it has live members; stop them first.
+        NotCoordinator: the claim is gone.
+    """
+    members = yield from list_children(paths.consumers(group))
+    if members:
+        raise InvalidRequest(f"group {group!r} has {len(members)} live members; stop them first")
+    held.positions.update((yield from _sizes(group)))
+    yield from write(group, held, dict.fromkeys(held.positions))
+    yield from vacate(group, held)
+
+
+def look(group: str) -> Operation[Seen]:
+    """A group as it is now.
+
+    Raises:
+        UnknownGroup: there is none.
+    """
+    node, members = yield [get(paths.group(group)), children(paths.consumers(group))]
+    if isinstance(node, Refused):
+        raise UnknownGroup(f"there is no group {group!r}")
+    found = yield from positions(group)
+    return Seen(decode_info(node.value), not isinstance(members, Refused) and bool(members), found)
