@@ -162,6 +162,15 @@ class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
     ] = 0
 
 
+class Liveness(Struct, frozen=True):
+    timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1000, le=3_600_000, description="a process of the appliance that hangs this long is killed and restarted"
+        ),
+    ] = 10_000
+
+
 class Stop(Struct, frozen=True):
     timeout_ms: Annotated[int, Meta(ge=100, description="an ordered stop takes at most this long")] = 20_000
 
@@ -295,6 +304,7 @@ class Config(Struct, frozen=True):
     topics: Topics = Topics()
     producers: Producers = Producers()
     offsets: Offsets = Offsets()
+    liveness: Liveness = Liveness()
     stop: Stop = Stop()
     log: Log = Log()
 

@@ -38,6 +38,7 @@ from ...catalog import Catalog
 from ...config import Config, parse_addresses
 from ...errors import ApplianceError, ProtocolFault
 from ...groups.api import KafkaDoor
+from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import cold
 from ...zookeeper.paths import BrokerInfo
@@ -68,17 +69,28 @@ def clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def run(config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
+def run(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart | None = None) -> None:
     """The coordinator process, until the supervisor says stop or is gone.
 
     Raises:
         StorageFault: the catalog cannot be read.
     """
-    asyncio.run(_serve(config, data_dir, instance, channel))
+    asyncio.run(_serve(config, data_dir, instance, channel, heart or alone()))
 
 
-async def _serve(config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
-    await Coordinator(config, data_dir, instance, channel).serve()
+async def _serve(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart) -> None:
+    beating = asyncio.create_task(_beat(heart))
+    try:
+        await Coordinator(config, data_dir, instance, channel).serve()
+    finally:
+        beating.cancel()
+
+
+async def _beat(heart: Heart) -> None:
+    """Show that the loop turns."""
+    while True:
+        heart.beat()
+        await asyncio.sleep(heart.beat_ms / 1000)
 
 
 class Coordinator:

@@ -34,6 +34,7 @@ from ...errors import ApplianceError, ProtocolFault, StorageFault, UnknownPartit
 from ...log import FileCache, LogReader
 from ...shared import memory
 from ...shared.doorbell import Doorbell
+from ...shared.heartbeats import Heart, alone
 from ...shared.table import OFFLINE, SegmentTable
 from ...wire.doors import codec_of
 from ...wire.requests import (
@@ -89,6 +90,7 @@ class Post(NamedTuple):
     arena_name: str
     listeners: list[tuple[str, socket.socket]]
     doorbell: Doorbell
+    heart: Heart = alone()
 
 
 class Partition:
@@ -180,7 +182,9 @@ class NetworkWorker:
     def _timeout_s(self) -> float:
         if self._ready:
             return 0
-        next_ms = self._sweep_ms + SWEEP_MS if self._connections or len(self._files) else self._now_ms + 3_600_000
+        next_ms = self._now_ms + self._post.heart.beat_ms
+        if self._connections or len(self._files):
+            next_ms = min(next_ms, self._sweep_ms + SWEEP_MS)
         deadline_ms = self._long_poll.next_deadline_ms()
         if deadline_ms is not None:
             next_ms = min(next_ms, deadline_ms)
@@ -193,6 +197,7 @@ class NetworkWorker:
     def turn(self, timeout_s: float) -> None:
         """Wait for something to happen, act on it, send what is ready."""
         events = self._epoll.poll(timeout_s)
+        self._post.heart.beat()
         self._now_ms = now_ms()
         if self._paused_ms and self._now_ms >= self._paused_ms:
             self._paused_ms = 0

@@ -60,6 +60,7 @@ from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, Sto
 from ...log import identity
 from ...shared import memory
 from ...shared.doorbell import Doorbell
+from ...shared.heartbeats import Heart, Heartbeats
 from ...shared.table import OFFLINE, TABLE_BYTES, WORKERS_MAX, SegmentTable
 from .. import network, writer
 from ..child import settle
@@ -69,6 +70,7 @@ from . import opener, removal
 from .actions import REFUSALS, UNDER_WAY, Action, Actions, reason_of, surviving
 from .children import Child, Restarts, fork
 from .listeners import doors, listen
+from .liveness import Liveness, state_of
 from .nodes import Nodes
 from .opener import Job
 from .state_file import StateFile
@@ -85,6 +87,8 @@ STATE_MS: Final = 200
 ZOOKEEPER_WAIT_MS: Final = 8_000
 """READY waits so long for ZooKeeper, so that topics can be created right after it; the doors are open before."""
 CREATE_ATTEMPTS_MAX: Final = 3
+PROCESSES_MAX: Final = 1 << 17
+"""Children at a time: a writer for each of the 100,000 partitions that topics.partitions_max allows, and the others."""
 CLEAN_AGAIN_MS: Final = 60_000
 """So long after deleted files could not be removed they are tried again."""
 EVENT_REFUSED_S: Final = 0.1
@@ -152,6 +156,8 @@ class Supervisor:
         self._writers: dict[Key, Child] = {}
         self._coordinator: Child | None = None
         self._restarts = Restarts()
+        self._heartbeats = Heartbeats(PROCESSES_MAX, config.liveness.timeout_ms)
+        self._liveness = Liveness(self._heartbeats, config.liveness.timeout_ms, now_ms, state_of)
         self._actions = Actions(self._note_change)
         define = self._actions.define
         self._place_tables = define("place partitions in /dev/shm", lambda _: self._place_all())
@@ -165,6 +171,7 @@ class Supervisor:
         self._connect_writer = define("connect workers and writers", lambda pair: self._join_writer(*pair))
         self._connect_coordinator = define("connect workers and the coordinator", self._join_coordinator)
         self._save_state = define("write state.json", lambda _: self._write_state())
+        self._check_hearts = define("kill processes that hang", lambda _: self._kill_hanging())
         self._give_up_waiting = define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
         self._settings: dict[Key, dict[str, str]] = {}
         self._tables: dict[Key, str] = {}
@@ -224,6 +231,7 @@ class Supervisor:
             self._start_worker.want(index)
         self._start_coordinator.want()
         self._start_cleaner.want()
+        self._check_hearts.want(delay_ms=self._liveness.check_ms)
         self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
         while not self._signals & {signal.SIGTERM, signal.SIGINT}:
             self._turn()
@@ -338,8 +346,18 @@ class Supervisor:
 
     # ---- children
 
-    def _fork(self, role: str, key: Any, target: Callable[[Channel], int], keep: set[str]) -> Child:
+    def _fork(self, role: str, key: Any, target: Callable[[Channel, Heart], int], keep: set[str]) -> Child:
         """Fork a child that keeps, of what only some need, ``keep`` (of "listeners", "lock")."""
+        heart = self._heartbeats.take()
+        try:
+            child = self._fork_watched(role, key, lambda channel: target(channel, heart), keep)
+        except REFUSALS:
+            self._heartbeats.give_back(heart)
+            raise
+        self._liveness.watch(child, heart)
+        return child
+
+    def _fork_watched(self, role: str, key: Any, target: Callable[[Channel], int], keep: set[str]) -> Child:
         close: list[Callable[[], Any]] = [self._epoll.close, self._wakeup.close, self._wakeup_reader.close]
         close += [self._nodes.close_in_child, self._notifier.close]
         close += [child.channel.close for child in self._children.values()]
@@ -359,6 +377,25 @@ class Supervisor:
         self._note_change()
         return child
 
+    def _fork_for_work(self, role: str, key: Any, target: Callable[[Channel], int]) -> Child:
+        """Fork a child that does one long work and ends."""
+
+        def work(channel: Channel, heart: Heart) -> int:
+            with heart.working():
+                return target(channel)
+
+        return self._fork(role, key, work, {"lock"} if role != "cleaner" else set())
+
+    def _kill_hanging(self) -> None:
+        """Kill what has not moved for ``liveness.timeout_ms``; as after any other death another one is started."""
+        self._check_hearts.want(delay_ms=self._liveness.check_ms)
+        for child in self._liveness.overdue():
+            logger.error(
+                "%s %s (pid %d) has not moved for %d ms (liveness.timeout_ms): killed",
+                *(child.role, child.key, child.pid, self._config.liveness.timeout_ms),
+            )
+            child.kill()
+
     def _fork_worker(self, index: int) -> None:
         """A worker with an arena of its own: writers may still read the one of the worker before."""
         if index not in self._unused_arenas:
@@ -366,7 +403,11 @@ class Supervisor:
         arena = self._arenas[index]
         post = network.Post(self._config, self._data_dir, index, arena, self._listeners, self._doorbells[index])
         pid = self._pid
-        worker = self._fork("network", index, lambda channel: network.run(post, channel, pid), {"listeners"})
+
+        def target(channel: Channel, heart: Heart) -> int:
+            return network.run(post._replace(heart=heart), channel, pid)
+
+        worker = self._fork("network", index, target, {"listeners"})
         self._unused_arenas.discard(index)
         self._workers[index] = worker
         for key, table_name in self._tables.items():
@@ -393,7 +434,11 @@ class Supervisor:
             self._config, self._data_dir, *key, self._settings[key], self._tables[key], self._doorbells
         )
         pid = self._pid
-        child = self._fork("writer", key, lambda channel: writer.run(assignment, channel, pid), {"lock"})
+
+        def target(channel: Channel, heart: Heart) -> int:
+            return writer.run(assignment._replace(heart=heart), channel, pid)
+
+        child = self._fork("writer", key, target, {"lock"})
         self._writers[key] = child
         for index in self._workers:
             self._connect_writer.want((key, index))
@@ -412,11 +457,12 @@ class Supervisor:
             theirs.close()
 
     def _fork_coordinator(self) -> None:
-        def target(channel: Channel) -> int:
+        def target(channel: Channel, heart: Heart) -> int:
             settle("coordinator", self._pid)
-            from .. import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
+            with heart.working():
+                from .. import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
 
-            coordinator.run(self._config, self._data_dir, self._instance, channel)
+            coordinator.run(self._config, self._data_dir, self._instance, channel, heart)
             return 0
 
         self._coordinator = self._fork("coordinator", 0, target, set())
@@ -444,6 +490,7 @@ class Supervisor:
             if self._children.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
         status = child.reap()
+        self._liveness.forget(child)
         child.channel.close()
         self._note_change()
         expected = child.stopping or (child.role in ("opener", "remover", "cleaner") and status == 0)
@@ -621,7 +668,7 @@ class Supervisor:
         present = [key for key in keys if key in self._tables]
         jobs = [Job(*key, self._topic_ids[key], self._settings[key], self._tables[key]) for key in present]
         config, data_dir, pid = self._config, self._data_dir, self._pid
-        self._fork("opener", keys, lambda channel: opener.run(config, data_dir, jobs, channel, pid), {"lock"})
+        self._fork_for_work("opener", keys, lambda channel: opener.run(config, data_dir, jobs, channel, pid))
         for key in set(keys) - self._tables.keys():  # deleted while the machine refused the opener
             self._opening.pop(key, None)
         self._remove_when_ready()
@@ -726,8 +773,8 @@ class Supervisor:
 
     def _fork_remover(self, ids: tuple[tuple[Key, str], ...]) -> None:
         data_dir, pid = self._data_dir, self._pid
-        target = lambda channel: removal.remove(data_dir, dict(ids), channel, pid)  # noqa: E731
-        self._fork("remover", tuple(key for key, _ in ids), target, {"lock"})
+        keys = tuple(key for key, _ in ids)
+        self._fork_for_work("remover", keys, lambda channel: removal.remove(data_dir, dict(ids), channel, pid))
 
     def _removed(self, rows: list[list[Any]]) -> None:
         for topic, partition, error, reason in rows:
@@ -753,7 +800,7 @@ class Supervisor:
         directories = identity.deleted(self._data_dir)
         if directories:
             pid = self._pid
-            self._cleaner = self._fork("cleaner", 0, lambda _: removal.clean(directories, pid), set())
+            self._cleaner = self._fork_for_work("cleaner", 0, lambda _: removal.clean(directories, pid))
 
     def _advance_orders(self, key: Key, error: str, reason: str) -> None:
         for order in list(self._orders.values()):

@@ -48,6 +48,7 @@ from ...log import FlushTicket, Log
 from ...records.batch import BatchInfo, check, place, stamp
 from ...shared import memory
 from ...shared.doorbell import Doorbell, fence
+from ...shared.heartbeats import Heart, alone
 from ...shared.table import (
     COUNT_DUPLICATES,
     COUNT_FLUSHES,
@@ -73,6 +74,8 @@ logger = logging.getLogger(__name__)
 
 FLUSH_DELAY_MS: Final = 20
 """Maximum delay of a flush that no one waits for.  Waiting lets one flush cover more batches."""
+RETIRE_MS_MAX: Final = 2_000
+"""How long a writer that retires waits for the workers to let go."""
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
 
@@ -87,6 +90,7 @@ class Assignment(NamedTuple):
     settings: dict[str, str]
     table_name: str
     doorbells: Sequence[Doorbell]
+    heart: Heart = alone()
 
     @property
     def path(self) -> Path:
@@ -123,19 +127,18 @@ def run(assignment: Assignment, control: Channel, supervisor_pid: int) -> int:
     writer = Writer(assignment, control)
     try:
         try:
-            writer.open()
+            with assignment.heart.working():
+                writer.open()
         except (ApplianceError, OSError) as error:
             if not is_lack(error):
                 raise
-            control.send(["lacking", str(error)])  # the supervisor tries again
+            writer.wait_for_room(error)
             return Unavailable.exit_status
         writer.serve()
-        writer.close()
+        with assignment.heart.working():
+            writer.close()
     except StorageFault as error:
         writer.go_offline(error)
-        return error.exit_status
-    except DiskFull as error:  # opening the log needs room: the supervisor starts the next one, later and later
-        writer.wait_for_room(error)
         return error.exit_status
     return 0
 
@@ -151,7 +154,8 @@ class Writer:
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._fault: Exception | None = None
-        self._retiring = False
+        self._retire_ms: int | None = None  # since when it has been told to
+        self._quiet_since_ms = now_ms()
         self._alarm = Doorbell()
         key = (assignment.topic, assignment.partition)
         self._handoffs = Handoffs(
@@ -203,10 +207,10 @@ class Writer:
         self._table.set_state(OFFLINE)
         self._control.send(["offline", str(error)])
 
-    def wait_for_room(self, error: DiskFull) -> None:
-        """Say why this partition takes nothing yet."""
-        logger.warning("%s-%d: %s", self._assignment.topic, self._assignment.partition, error)
+    def wait_for_room(self, error: ApplianceError | OSError) -> None:
+        """Say why this partition takes nothing yet; the supervisor starts another writer, later and later."""
         self._table.set_state(DISK_FULL)
+        self._control.send(["lacking", str(error)])
 
     # ---- the loop: wait, take, write, answer
 
@@ -216,14 +220,24 @@ class Writer:
         Raises:
             StorageFault: a write or a flush failed in a way that cannot be tried again.
         """
-        while not self._control.closed and not (self._retiring and not self._links):
+        while not self._control.closed and not self._may_end:
             self.turn(self._timeout_s())
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether all workers have let go of a retiring writer, or have had RETIRE_MS_MAX to do so.
+
+        A worker that hangs must not keep others from the partition.  It finds its channel closed, as if the writer
+        had been killed: what it has asked for since is refused with a retriable error.
+        """
+        return self._retire_ms is not None and (not self._links or now_ms() - self._retire_ms >= RETIRE_MS_MAX)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for something to happen, take it, write, flush, answer.  Raises StorageFault, as :meth:`serve`."""
         handoffs = self._handoffs
         idle = not self._unflushed_since_ms and not handoffs
         events = self._epoll.poll(timeout_s)
+        self._assignment.heart.beat()
         arrived: list[tuple[Source, Bundle]] = []
         for fd, event in events:
             if fd in handoffs:
@@ -241,7 +255,10 @@ class Writer:
         self._flush_if_due()
         if handoffs:
             handoffs.check(now_ms())
-        elif idle and not events:
+        if events or not idle or handoffs:
+            self._quiet_since_ms = now_ms()
+        elif now_ms() - self._quiet_since_ms >= self._assignment.config.writer.idle_ms:
+            self._quiet_since_ms = now_ms()
             self._control.send(["idle"])
 
     def _timeout_s(self) -> float:
@@ -249,9 +266,11 @@ class Writer:
             delay_ms = self._settings.flush_ms
             if self._unflushed_records >= self._settings.flush_messages:
                 delay_ms = min(delay_ms, FLUSH_DELAY_MS)
-            return max(0, self._unflushed_since_ms + delay_ms - now_ms()) / 1000
-        idle_ms = self._assignment.config.writer.idle_ms
-        return (min(idle_ms, CHECK_MS) if self._handoffs else idle_ms) / 1000
+            return max(0, min(self._unflushed_since_ms + delay_ms - now_ms(), self._assignment.heart.beat_ms)) / 1000
+        wait_ms = min(self._assignment.config.writer.idle_ms, self._assignment.heart.beat_ms)
+        if self._retire_ms is not None:
+            wait_ms = min(wait_ms, RETIRE_MS_MAX)
+        return (min(wait_ms, CHECK_MS) if self._handoffs else wait_ms) / 1000
 
     def _take(self, fd: int, event: int) -> Iterable[tuple[Source, Bundle]]:
         """The bundles that a worker has sent."""
@@ -270,7 +289,7 @@ class Writer:
                 self._flush_now = True
             case ["handoff", *terms] | ["refused", "handoff", *terms]:
                 self._handoffs.accept(link, terms, fds, now_ms())
-                if self._retiring:
+                if self._retire_ms is not None:
                     self._handoffs.recall()
             case ["recall"]:
                 self._handoffs.recall(link)
@@ -301,7 +320,7 @@ class Writer:
                 case ["cut", offset]:
                     self._cut(offset)
                 case ["retire"]:
-                    self._retiring = True
+                    self._retire_ms = now_ms()
                     self._handoffs.recall()
 
     def _join(self, fd: int, arena_name: str) -> None:
