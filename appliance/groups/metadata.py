@@ -29,13 +29,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from uuid import UUID
 
 from appliance.catalog import Topic
 from appliance.names import INTERNAL_TOPICS
 from appliance.wire.kafka.apis import APIS, METADATA
+from appliance.wire.kafka.reply import Reply
 
 from .cluster import NO_LEADER, Broker
 from .codes import Code
@@ -56,38 +56,6 @@ Row = tuple[str | UUID | None, Topic | int]
 """What a topic was asked for by (kafka-python reads an id of zero as None), and it, or the error in its place."""
 
 _Places = dict[tuple[int, ...], tuple[int, bytes]]
-
-
-@dataclass(slots=True)
-class _Primitives:
-    """Counts, strings and tags as one generation of the protocol writes them."""
-
-    flexible: bool
-
-    def count(self, count: int) -> bytes:
-        return _varint(count + 1) if self.flexible else _I32.pack(count)
-
-    def string(self, text: str | None) -> bytes:
-        if text is None:
-            return b"\0" if self.flexible else b"\xff\xff"
-        encoded = text.encode()
-        return (_varint(len(encoded) + 1) if self.flexible else _I16.pack(len(encoded))) + encoded
-
-    def numbers(self, numbers: Sequence[int]) -> bytes:
-        return self.count(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
-
-    @property
-    def tags(self) -> bytes:
-        return b"\0" if self.flexible else b""
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _bits(operations: frozenset[int] | None) -> bytes:
@@ -125,11 +93,8 @@ class MetadataEncoder:
     ) -> bytes:
         """The reply frame, size included; ``topics`` from :meth:`topics` or :meth:`all_topics`."""
         assert 0 <= version <= VERSION_MAX
-        p = _Primitives(version >= FLEXIBLE_FROM)
-        parts = [_I32.pack(correlation_id), p.tags]
-        if version >= 3:
-            parts.append(_I32.pack(0))
-        parts.append(p.count(len(brokers)))
+        p = Reply(version >= FLEXIBLE_FROM)
+        parts = [_I32.pack(0) if version >= 3 else b"", p.count(len(brokers))]
         for broker in brokers:
             parts += [_I32.pack(broker.id), p.string(broker.host), _I32.pack(broker.port)]
             parts += [p.string(None) if version >= 1 else b"", p.tags]
@@ -141,12 +106,11 @@ class MetadataEncoder:
         if 8 <= version <= 10:
             parts.append(_bits(CLUSTER_OPERATIONS if cluster_operations else None))
         parts.append(p.tags)
-        body = b"".join(parts)
-        return _I32.pack(len(body)) + body
+        return p.frame(correlation_id, parts)
 
     def topics(self, version: int, rows: Sequence[Row], operations: bool = False) -> bytes:
         """The array of topics as it stands in a reply."""
-        p = _Primitives(version >= FLEXIBLE_FROM)
+        p = Reply(version >= FLEXIBLE_FROM)
         tail = p.tags
         if version >= 8:
             tail = _bits(TOPIC_OPERATIONS if operations else None) + tail
@@ -183,7 +147,7 @@ class MetadataEncoder:
         return kept[1]
 
     @staticmethod
-    def _place(version: int, p: _Primitives, place: tuple[int, ...]) -> tuple[int, bytes]:
+    def _place(version: int, p: Reply, place: tuple[int, ...]) -> tuple[int, bytes]:
         """Error and all behind the number of a partition with this leader and these brokers."""
         leader, *brokers = place
         alive = leader != NO_LEADER

@@ -9,20 +9,32 @@ As in Kafka, a setting that is not set can be taken back, whatever its name: too
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
 from appliance.catalog import Topic
-from appliance.config import TOPIC_KEYS, TopicSettings
+from appliance.config import KEYS, TopicSettings
 from appliance.errors import ApplianceError, InvalidRequest, InvalidSetting, UnknownPartition, UnsupportedVersion
 from appliance.kafka_settings import ACCEPTED, Kind
 from appliance.names import check_topic
 
-from .broker_settings import BROKER_NAMES, broker_settings, kind_of
+from .broker_settings import broker_settings
 from .call import Answer, Call, Handler
 from .cluster import Cluster
 from .codes import Code
+from .settings_reply import (
+    Described,
+    Options,
+    Setting,
+    Source,
+    Synonym,
+    encode_described,
+    encode_settings,
+    encode_topic,
+    topic_settings,
+)
 
 
 class Resource(IntEnum):
@@ -33,23 +45,15 @@ class Resource(IntEnum):
     GROUP = 32
 
 
-class Source(IntEnum):
-    """Where a value comes from."""
-
-    TOPIC = 1
-    STATIC_BROKER = 4
-    DEFAULT = 5
-    BROKER_LOGGER = 6
-
-
 SET, DELETE, APPEND, SUBTRACT = range(4)
 """Operations of IncrementalAlterConfigs."""
+AT_ONCE: Final = 64
+"""Resources of one request that are described before others get a turn."""
 ROOT_LOGGER: Final = "root"
 CLIENT_METRICS_ONLY: Final = 0
 """The version of ListConfigResources that lists client metrics alone, of which there are none."""
 
 Row = dict[str, Any]
-_Synonym = tuple[str, str | None, Source]
 
 
 class SettingsApi:
@@ -68,31 +72,40 @@ class SettingsApi:
     # -- showing --------------------------------------------------------------------------------------
 
     async def _describe(self, call: Call) -> Answer:
+        request = call.request
+        options = Options(call.version, bool(request.include_synonyms), bool(request.include_documentation))
+        resources = {(each.resource_type, each.resource_name): each for each in request.resources}
         results = []
-        for resource in call.request.resources:
-            row = _answer(resource) | {"configs": []}
+        for place, ((kind, name), resource) in enumerate(resources.items()):
+            if place % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
             try:
-                wanted = resource.configuration_keys
-                rows = self._rows(resource, call)
-                row["configs"] = [_shown(each, call.request) for each in rows if not wanted or each["name"] in wanted]
+                keys = frozenset(resource.configuration_keys or ())
+                settings = self._settings(kind, name, keys, options, call.listener)
+                results.append(Described(kind, name, Code.NONE, "", settings))
             except ApplianceError as error:
-                row |= {"error_code": error.code, "error_message": str(error)}
-            results.append(row)
-        return {"results": results}
+                results.append(Described(kind, name, error.code, str(error), b""))
+        return encode_described(call.correlation_id, call.version, results)
 
-    def _rows(self, resource: Any, call: Call) -> Iterable[Row]:
-        kind, name = resource.resource_type, resource.resource_name
+    def _settings(self, kind: int, name: str, keys: frozenset[str], options: Options, listener: str) -> bytes:
+        """The encoded settings of a resource, those named ``keys`` or all."""
         if kind == Resource.TOPIC:
-            return topic_rows(self._topic(name), self._cluster.default_settings())
-        if kind == Resource.BROKER:
+            own, base = tuple(sorted(self._topic(name).settings.items())), self._cluster.default_settings()
+            if not keys:
+                return encode_topic(own, base, options)
+            settings = topic_settings(own, base)
+        elif kind == Resource.BROKER:
             self._check_broker(name, or_all=True)
-            return self._broker_rows(call.listener) if name else []  # "": defaults of all brokers, of which none is set
-        if kind == Resource.BROKER_LOGGER:
+            settings = self._broker_settings(listener) if name else []  # "": what is set for all brokers, which is none
+        elif kind == Resource.BROKER_LOGGER:
             self._check_broker(name)
-            return [_row(ROOT_LOGGER, self._cluster.config.log.level.upper(), Source.BROKER_LOGGER, None, "", True)]
-        if kind in (Resource.CLIENT_METRICS, Resource.GROUP):
-            return []
-        raise InvalidRequest(f"resource type {kind}: nothing of that type has settings")
+            level = Synonym(ROOT_LOGGER, self._cluster.config.log.level.upper(), Source.BROKER_LOGGER)
+            settings = [Setting(ROOT_LOGGER, None, KEYS["log.level"].about, True, (level,))]
+        elif kind in (Resource.CLIENT_METRICS, Resource.GROUP):
+            settings = []
+        else:
+            raise InvalidRequest(f"resource type {kind}: nothing of that type has settings")
+        return encode_settings([each for each in settings if not keys or each.name in keys], options)
 
     def _topic(self, name: str) -> Topic:
         topic = self._cluster.topics().get(name)
@@ -106,18 +119,18 @@ class SettingsApi:
         if name != here and not (or_all and not name):
             raise InvalidRequest(f"this is broker {here}, and broker {name!r} has to be asked itself")
 
-    def _broker_rows(self, listener: str) -> list[Row]:
+    def _broker_settings(self, listener: str) -> list[Setting]:
         cluster = self._cluster
         advertised = cluster.config.kafka.advertised or listener
-        rows = []
+        shown = []
         for setting in broker_settings(cluster.config, cluster.data_dir, cluster.listening, advertised):
             name, kind, value, default, about = setting
             source = Source.DEFAULT if value == default else Source.STATIC_BROKER
-            synonyms = [(name, value, source)]
-            if source is Source.STATIC_BROKER and default is not None:
-                synonyms.append((name, default, Source.DEFAULT))
-            rows.append(_row(name, value, source, kind, about, True, synonyms))
-        return sorted(rows, key=lambda row: str(row["name"]))
+            synonyms: tuple[Synonym, ...] = (Synonym(name, value, source),)
+            if value != default and default is not None:
+                synonyms = (*synonyms, Synonym(name, default, Source.DEFAULT))
+            shown.append(Setting(name, kind, about, True, synonyms))
+        return sorted(shown)
 
     async def _list(self, call: Call) -> Answer:
         """What has settings that can be described; version 0 asks for client metrics."""
@@ -176,61 +189,6 @@ class SettingsApi:
             raise InvalidRequest(f"resource type {resource.resource_type}: nothing of that type has settings")
         if replace or any(config.config_operation != DELETE for config in resource.configs):
             raise InvalidRequest("only a topic's settings can be changed; the broker's are in its configuration file")
-
-
-def topic_rows(topic: Topic, base: TopicSettings) -> list[Row]:
-    """All settings of a topic as Kafka shows them, by name: those that hold here, and those that are so anyway."""
-    configured, built_in = base.as_kafka(), TopicSettings().as_kafka()
-    rows = []
-    for name, key in TOPIC_KEYS.items():
-        synonyms: list[_Synonym] = [(BROKER_NAMES.get(name, name), built_in[name], Source.DEFAULT)]
-        if configured[name] != built_in[name]:
-            synonyms.insert(0, (BROKER_NAMES.get(name, name), configured[name], Source.STATIC_BROKER))
-        rows.append(_topic_row(topic, name, kind_of(key), key.about, synonyms))
-    for name, accepted in ACCEPTED.items():
-        if accepted.current or name in topic.settings:
-            synonyms = [(accepted.broker_name or name, accepted.default, Source.DEFAULT)]
-            rows.append(_topic_row(topic, name, accepted.kind, accepted.about, synonyms))
-    return sorted(rows, key=lambda row: str(row["name"]))
-
-
-def _topic_row(topic: Topic, name: str, kind: Kind, about: str, synonyms: list[_Synonym]) -> Row:
-    """``synonyms``: the broker-wide values, the one that holds first."""
-    own = topic.settings.get(name)
-    if own is not None:
-        synonyms = [(name, own, Source.TOPIC), *synonyms]
-    _, value, source = synonyms[0]
-    return _row(name, value, source, kind, about, False, synonyms)
-
-
-def _row(
-    name: str,
-    value: str | None,
-    source: Source,
-    kind: Kind | None,
-    about: str,
-    read_only: bool,
-    synonyms: Sequence[_Synonym] = (),
-) -> Row:
-    return {
-        "name": name,
-        "value": value,
-        "read_only": read_only,
-        "config_source": source,
-        "is_sensitive": False,
-        "config_type": kind or 0,
-        "documentation": about,
-        "synonyms": [dict(zip(("name", "value", "source"), synonym, strict=True)) for synonym in synonyms],
-    }
-
-
-def _shown(row: Row, request: Any) -> Row:
-    """Synonyms and documentation only where they are asked for."""
-    synonyms = row["synonyms"] if request.include_synonyms else []
-    return row | {
-        "synonyms": synonyms,
-        "documentation": row["documentation"] if request.include_documentation else None,
-    }
 
 
 def _answer(resource: Any) -> Row:

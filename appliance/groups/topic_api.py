@@ -26,15 +26,14 @@ from .call import Answer, Call, Handler
 from .cluster import Cluster
 from .codes import Code
 from .metadata import NO_ID, topic_id
-from .settings_api import topic_rows
+from .settings_reply import Created, encode_created, encode_new_topic
 
 Name = TypeVar("Name", str, "str | UUID")
+Row = TypeVar("Row")
 CONCURRENT_MAX: Final = 32
 AS_CONFIGURED: Final = -1
 TO_THE_END: Final = -1
 REPLICATION_FACTOR: Final = 1
-CONFIG_FIELDS: Final = ("name", "value", "read_only", "config_source", "is_sensitive")
-"""What the answer to CreateTopics says of each setting of the topic."""
 
 
 class _Refused(ApplianceError):
@@ -68,17 +67,17 @@ class TopicApi:
         counts = Counter(wanted.name for wanted in call.request.topics)
         topics = {wanted.name: wanted for wanted in call.request.topics}
 
-        async def create(name: str) -> dict[str, Any]:
+        async def create(name: str) -> Created:
             try:
                 if counts[name] > 1:
                     raise InvalidRequest(f"topic {name!r} is asked for {counts[name]} times in one request")
                 return await self._create_one(topics[name], call.request.validate_only)
             except ApplianceError as error:
-                return {"name": name, "error_code": _code_of(error), "error_message": str(error)}
+                return Created(name, _code_of(error), str(error))
 
-        return {"topics": await _side_by_side(create, list(topics))}
+        return encode_created(call.correlation_id, call.version, await _side_by_side(create, list(topics)))
 
-    async def _create_one(self, wanted: Any, validate_only: bool) -> dict[str, Any]:
+    async def _create_one(self, wanted: Any, validate_only: bool) -> Created:
         cluster = self._cluster
         count = None if wanted.num_partitions == AS_CONFIGURED else wanted.num_partitions
         if wanted.assignments:
@@ -98,13 +97,14 @@ class TopicApi:
             await cluster.create_topic(wanted.name, count, settings)
             topic = self._topic(wanted.name)
             partitions, made_id = len(topic.partitions), topic_id(topic)
-        return {
-            "name": wanted.name,
-            "topic_id": made_id,
-            "num_partitions": partitions,
-            "replication_factor": REPLICATION_FACTOR,
-            "configs": [{field: row[field] for field in CONFIG_FIELDS} for row in topic_rows(topic, base)],
-        }
+        own = tuple(sorted(topic.settings.items()))
+        return Created(
+            wanted.name,
+            partitions=partitions,
+            replicas=REPLICATION_FACTOR,
+            id=made_id,
+            settings=encode_new_topic(own, base),
+        )
 
     def _check_assignments(self, wanted: Any) -> int:
         """A manual assignment is fine as long as it says what we do: partitions from 0 on, each on this
@@ -218,9 +218,9 @@ class TopicApi:
         return await self._cluster.delete_records(name, partition, max(offset, extent.start))
 
 
-async def _side_by_side(work: Callable[[Name], Awaitable[dict[str, Any]]], names: list[Name]) -> list[dict[str, Any]]:
+async def _side_by_side(work: Callable[[Name], Awaitable[Row]], names: list[Name]) -> list[Row]:
     """The rows of all names, in their order; CONCURRENT_MAX are under way at a time."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for start in range(0, len(names), CONCURRENT_MAX):
         rows += await asyncio.gather(*map(work, names[start : start + CONCURRENT_MAX]))
     return rows

@@ -27,6 +27,7 @@ from ...errors import ProtocolFault, UnsupportedVersion
 from ...names import CLIENT_ID_CHARACTERS_MAX
 from ..bounds import PARTS_MAX_MIN
 from .apis import APIS, HOT
+from .reply import MESSAGE_CHARACTERS_MAX
 from .walk import Plan, Walk, plan_of
 
 ELEMENTS_PER_PARTITION: Final = 4
@@ -144,6 +145,8 @@ def _values(definition: Any, version: int, values: Mapping[str, Any]) -> dict[st
     out: dict[str, Any] = {}
     for name, default, inner in fields:
         value = values.get(name, default)
+        if name == "error_message" and value:
+            value = value[:MESSAGE_CHARACTERS_MAX]
         if inner is not None and value is not None:
             if inner.is_struct_array():
                 value = [tuple(_values(inner.array_of, version, item).values()) for item in value]

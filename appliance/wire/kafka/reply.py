@@ -1,0 +1,49 @@
+"""Counts, strings and tags of replies that are encoded by hand, in either generation of the protocol."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .primitives import I16, I32, varint
+
+MESSAGE_CHARACTERS_MAX: Final = 1_000
+"""Of an error message; it may quote what a client has sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a version writes what all replies are made of: ``flexible`` ones have compact lengths and tags."""
+
+    flexible: bool
+
+    def count(self, count: int | None) -> bytes:
+        """The length of an array, None for null."""
+        if self.flexible:
+            return varint(0 if count is None else count + 1)
+        return I32.pack(-1 if count is None else count)
+
+    def string(self, text: str | None) -> bytes:
+        if text is None:
+            return b"\0" if self.flexible else b"\xff\xff"
+        encoded = text.encode()
+        return (varint(len(encoded) + 1) if self.flexible else I16.pack(len(encoded))) + encoded
+
+    def message(self, text: str | None) -> bytes:
+        """An error message, cut to MESSAGE_CHARACTERS_MAX; "" is null: there is no error."""
+        return self.string(text[:MESSAGE_CHARACTERS_MAX] if text else None)
+
+    def numbers(self, numbers: Sequence[int]) -> bytes:
+        return self.count(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
+
+    @property
+    def tags(self) -> bytes:
+        """No tagged fields."""
+        return b"\0" if self.flexible else b""
+
+    def frame(self, correlation_id: int, parts: Sequence[bytes]) -> bytes:
+        """The reply, size and header included."""
+        body = b"".join((I32.pack(correlation_id), self.tags, *parts))
+        return I32.pack(len(body)) + body
