@@ -35,6 +35,8 @@
     ├── ConfigFault            a person must change a file or an argument: say which and how
     │   ├── UnknownKey
     │   ├── BadValue
+    │   ├── NoDirectory
+    │   ├── AddressInUse
     │   └── AlreadyRunning
     └── ClientBroken           a client ended in its middle, its ``__cause__`` says by what: make another one
         └── CallbackFailed     a callback of the application's did: the client goes on
@@ -232,6 +234,18 @@ class UnknownKey(ConfigFault): ...
 
 
 class BadValue(ConfigFault): ...
+
+
+class NoDirectory(ConfigFault):
+    """What was named is not there, or is not what it should be."""
+
+    exit_status = 66
+
+
+class AddressInUse(ConfigFault):
+    """Somebody else listens there: wait until it ends, or choose another address."""
+
+    exit_status = 75
 
 
 class AlreadyRunning(ConfigFault):

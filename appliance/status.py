@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalog import Catalog
-from .errors import BadValue, WriterGone
+from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .shared import memory
 from .shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
@@ -38,10 +38,10 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
     """What the supervisor of this directory last wrote about itself; None when nothing serves it.
 
     Raises:
-        BadValue: there is no such directory.
+        NoDirectory: there is no such directory.
     """
     if not data_dir.is_dir():
-        raise BadValue(f"{data_dir}: no such directory; `appliance start --data {data_dir}` would make it")
+        raise NoDirectory(f"{data_dir}: no such directory; `appliance start --data {data_dir}` would make it")
     pid = holder(data_dir)
     if not pid:
         return None
@@ -77,7 +77,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     """The status of an appliance, from inside or outside of its processes.
 
     Raises:
-        BadValue: there is no such directory.
+        NoDirectory: there is no such directory.
     """
     state = read_state(data_dir)
     served = state is not None

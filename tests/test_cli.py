@@ -112,7 +112,7 @@ def test_config_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "words, status, says",
     [
-        (["status", "--data", "/nonexistent"], 78, "no such directory"),
+        (["status", "--data", "/nonexistent"], 66, "no such directory"),
         (["topics", "list", "--connect", "127.0.0.1:1"], 75, "appliance start"),
         (["topics", "list", "--connect", "nonsense"], 2, "host:port"),
         (["topics", "list", "--connect", "a:1", "--data", "/tmp"], 2, "give one of them"),

@@ -60,6 +60,23 @@ def test_what_is_refused(grouped: Server, topic: str) -> None:
         assert says in said.err, said
 
 
+def test_resetting_says_what_it_did_and_makes_no_group_by_a_typo(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, *at)
+    succeeding("produce", topic, *at, stdin=b"a\nb\nc\n")
+    reset = ("groups", "reset-offsets", topic, "--topic", topic, "--partition", "0", "--to")
+    said = run(*reset, "earliest", *at)
+    assert said.status == 66 and "--new" in said.err
+    assert topic not in {row["group"] for row in succeeding("groups", "list", "--json", *at).json}
+    assert succeeding(*reset, "earliest", "--new", *at).err == ""
+    end = succeeding("topics", "describe", topic, "--json", *at).json["partitions"][0]["end"]
+    said = succeeding(*reset, "999999", "--json", *at)
+    assert said.json == [{"topic": topic, "partition": 0, "offset": end}]
+    assert f"offset 999999 is outside of 0 to {end}" in said.err
+    described = succeeding("groups", "describe", topic, *at).out
+    assert described.startswith(f"{topic}: empty, no members\n")
+
+
 def test_without_zookeeper_groups_are_not_possible_for_now(appliance: Server, topic: str) -> None:
     at = ("--data", str(appliance.data_dir))
     succeeding("topics", "create", topic, *at)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appliance.catalog import Catalog, Topic
-from appliance.errors import BadValue
+from appliance.errors import NoDirectory
 from appliance.status import collect, holder, read_state
 
 from .command_line import run, succeeding
@@ -79,7 +79,7 @@ def test_a_log_that_was_not_closed(tmp_path: Path) -> None:
 
 
 def test_nothing_there() -> None:
-    with pytest.raises(BadValue, match="would make it"):
+    with pytest.raises(NoDirectory, match="would make it"):
         collect(Path("/nonexistent"))
 
 

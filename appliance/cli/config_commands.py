@@ -35,7 +35,7 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
 
 
 @app.command()
-def check(config: ConfigFile = None, settings: Overrides = None) -> None:
+def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json = False) -> None:
     """Say whether the configuration is right; exit status 78 and every fault on a line of its own if not.
 
     [b]Example[/b]
@@ -44,7 +44,10 @@ def check(config: ConfigFile = None, settings: Overrides = None) -> None:
     """
     chosen = load(config, settings or [])
     changed = sum(chosen.value(name) != key.default for name, key in KEYS.items())
-    output.say(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
+    if as_json:
+        output.print_json({"config": str(config or ""), "right": True, "keys": len(KEYS), "changed": changed})
+    else:
+        output.say(f"{config or 'configuration'}: right, {changed} of {len(KEYS)} keys differ from their defaults")
 
 
 def _row(key: Key, chosen: Config) -> dict[str, object]:

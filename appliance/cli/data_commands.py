@@ -42,7 +42,7 @@ CLOSE_S = 5.0
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Files; standard input if none.")
+        list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none.")
     ] = None,
     key_separator: Annotated[
         str | None,

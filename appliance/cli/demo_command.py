@@ -12,7 +12,8 @@ from .target import Json
 
 def demo(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Text files; the logs in /var/log if none.")
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", readable=False, help="Text files; the logs in /var/log if none."),
     ] = None,
     lines: Annotated[
         int, typer.Option("--lines", min=1, help="Ship files that have fewer lines several times over.")

@@ -7,13 +7,16 @@ and in README.  Each error class carries its own (``errors.py``).
 from __future__ import annotations
 
 from ..errors import (
+    AddressInUse,
     AlreadyRunning,
     ApplianceError,
     BrokerAway,
+    ClientBroken,
     ConfigFault,
     CorruptLog,
     DiskFull,
     InvalidTopic,
+    NoDirectory,
     NotLeader,
     OffsetOutOfRange,
     StorageFault,
@@ -31,10 +34,10 @@ EXIT_STATUSES = {
     66: "no such topic, partition, group or file",
     70: "a bug, or a callback that failed",
     74: "a log on the disk is damaged",
-    75: "not now, try again: not running, already running, disk full, ZooKeeper away",
+    75: "not now, try again: not running, already running, address taken, disk full, ZooKeeper away",
     76: "the other side does not speak this protocol",
     77: "not permitted",
-    78: "wrong configuration",
+    78: "wrong configuration, or one that cannot be read",
     129: "its terminal was closed",
     130: "interrupted",
     141: "the other end of its pipe was closed",
@@ -56,6 +59,9 @@ REMEDIES: dict[type[ApplianceError], str] = {
     CorruptLog: f"look with {_VERIFY}; `appliance log repair` cuts it there and keeps a copy",
     StorageFault: f"look with {_VERIFY}; the partition stays offline until it is repaired",
     AlreadyRunning: "",  # its message says it
+    AddressInUse: "",
+    NoDirectory: "name the directory that `appliance start --data DIR` was given",
+    ClientBroken: "this is a bug, or a callback of the program's: the cause stands in the log above",
     ConfigFault: "`appliance config show` documents every key",
 }
 

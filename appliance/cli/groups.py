@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, UnknownGroup
+from ..wire.requests import EARLIEST, LATEST
 from . import output
-from .positions import parse_position, resolve
+from .positions import Place, parse_position, resolve
 from .target import Connect, Data, Json, cluster
+
+if TYPE_CHECKING:
+    from ..client.cluster import Cluster
 
 app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers and move their offsets.")
 
@@ -43,7 +47,7 @@ def describe(group: Group, data: Data = None, connect: Connect = None, as_json: 
     if as_json:
         output.print_json(found)
         return
-    output.say(f"{group}: {found['state']}, {found['protocol']} protocol, {len(found['members'])} members")
+    output.say(f"{group}: {_standing(found)}")
     members = [
         {**member, "partitions": [f"{topic}-{number}" for topic, number in member["partitions"]]}
         for member in found["members"]
@@ -57,6 +61,13 @@ def describe(group: Group, data: Data = None, connect: Connect = None, as_json: 
     )
 
 
+def _standing(found: dict[str, Any]) -> str:
+    count = len(found["members"])
+    if not count:
+        return f"{found['state']}, no members"
+    return f"{found['state']}, {found['protocol']} protocol, {count} member{'s' if count != 1 else ''}"
+
+
 @app.command(name="reset-offsets")
 def reset_offsets(
     group: Group,
@@ -66,11 +77,12 @@ def reset_offsets(
         list[int] | None,
         typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given."),
     ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Also for a group that there is not yet.")] = False,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Move a group that is not running to other offsets.
+    """Move a group that is not running to other offsets; those outside of a partition become its first or last.
 
     [b]Examples[/b]
 
@@ -80,12 +92,30 @@ def reset_offsets(
     """
     position = parse_position(to, datetime.now().astimezone())
     with cluster(data, connect) as asked:
-        running = [row for row in asked.admin("groups", {}) if row["group"] == group and row["members"]]
-        if running:
-            raise InvalidRequest(f"group {group!r} has {running[0]['members']} members running: stop them first")
+        known = [row for row in asked.admin("groups", {}) if row["group"] == group]
+        if known and known[0]["members"]:
+            raise InvalidRequest(f"group {group!r} has {known[0]['members']} members running: stop them first")
         asked.refresh([topic])
         chosen = partitions or list(range(len(asked.topic(topic).leaders)))
         offsets = resolve(asked, position, [(topic, number) for number in chosen])
+        if not known and not new:
+            raise UnknownGroup(f"there is no group {group!r}: `appliance groups list` shows them; --new makes it")
+        offsets = _inside(asked, offsets)
         asked.admin("commit", {"group": group, "offsets": [[*place, offset] for place, offset in offsets.items()]})
     rows = [{"topic": name, "partition": number, "offset": offset} for (name, number), offset in offsets.items()]
     output.print_rows(rows, ["topic", "partition", "offset"], as_json=as_json)
+
+
+def _inside(asked: Cluster, offsets: dict[Place, int]) -> dict[Place, int]:
+    """The offsets, each moved into its partition, which is said."""
+    starts = asked.offsets(dict.fromkeys(offsets, EARLIEST))
+    ends = asked.offsets(dict.fromkeys(offsets, LATEST))
+    found = {}
+    for place, wanted in offsets.items():
+        offset = found[place] = min(max(wanted, starts[place]), ends[place])
+        if offset != wanted:
+            name = f"{place[0]}-{place[1]}"
+            output.remark(
+                f"{name}: offset {wanted} is outside of {starts[place]} to {ends[place]}; the group begins at {offset}"
+            )
+    return found

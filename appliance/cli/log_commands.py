@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import AlreadyRunning
+from ..errors import AlreadyRunning, NoDirectory
 from . import output
 from .faults import STORAGE
 from .target import Data, Json, data_dir
@@ -44,13 +44,20 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
 
     Raises:
         FileNotFoundError: one of them is not there.
+        NoDirectory: one of them is no partition's, or the data directory is none.
     """
     from ..log.identity import DELETED_SUFFIX
+    from ..log.tools import is_partition
+    from ..status import LOCK_FILE
 
     root = data_dir(data)
     if not names:
         if root is None:
             raise typer.BadParameter("name partitions, or a data directory with --data")
+        if not root.is_dir():
+            raise FileNotFoundError(2, "No such file or directory", str(root))
+        if not (root / LOCK_FILE).exists():
+            raise NoDirectory(f"{root}: no appliance has been started here")
         found_here = (path.parent.name for path in root.glob("*/*.log") if path.stem.isdecimal())
         names = sorted(name for name in found_here if not name.endswith(DELETED_SUFFIX))
         return [root / name for name in dict.fromkeys(names)]
@@ -59,6 +66,8 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
         path = root / name if root is not None and "/" not in name else Path(name)
         if not path.is_dir():
             raise FileNotFoundError(2, "No such file or directory", str(path))
+        if not is_partition(path):
+            raise NoDirectory(f"{path}: no partition's directory: it has neither segments nor a recovery point")
         found.append(path)
     return found
 

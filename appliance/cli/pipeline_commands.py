@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Turn topics into tables, with Spark.")
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to read, how to parse it, where to write.")]
+Config = Annotated[
+    Path, typer.Argument(metavar="CONFIG.toml", readable=False, help="What to read, how to parse it, where to write.")
+]
 
 
 @app.command()
@@ -102,7 +104,10 @@ def status(config: Config, data: Data = None, connect: Connect = None, as_json: 
 def report(
     config: Config,
     directory: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where to; by default the pipeline's state directory.")
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", readable=False, help="Where to; by default the pipeline's state directory."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

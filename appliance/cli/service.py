@@ -24,7 +24,9 @@ def _complete_key(incomplete: str) -> list[str]:
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE.toml", help="Configuration; `appliance config show` prints one."),
+    typer.Option(
+        "--config", metavar="FILE.toml", readable=False, help="Configuration; `appliance config show` prints one."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -38,7 +40,9 @@ Overrides = Annotated[
 
 
 def start(
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Where logs are kept; made if need be.")],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", readable=False, help="Where logs are kept; made if need be.")
+    ],
     config: ConfigFile = None,
     settings: Overrides = None,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config import KEYS, parse_addresses
-from ..errors import BrokerAway
+from ..errors import BrokerAway, ProtocolFault
 
 if TYPE_CHECKING:
     from ..client.cluster import Cluster
@@ -25,6 +25,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
+        readable=False,
         help="Data directory of an appliance on this host [dim](or APPLIANCE_DATA)[/dim].",
     ),
 ]
@@ -87,12 +88,25 @@ def address(data: Path | None, connect: str | None) -> str:
 
 @contextlib.contextmanager
 def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
-    """A connection to ask with; closed at the end."""
-    from ..client.cluster import Cluster
+    """A connection to ask with; closed at the end.
 
-    asked = Cluster(address(data, connect), client_name="appliance-cli")
+    Raises:
+        ProtocolFault: it is a Kafka broker that listens there, or the Kafka listener of an appliance.
+    """
+    from ..client.cluster import Cluster
+    from ..client.connection import speaks_kafka
+
+    door = address(data, connect)
+    asked = Cluster(door, client_name="appliance-cli")
     try:
         yield asked
+    except BrokerAway:
+        for host, port in parse_addresses(door):
+            if speaks_kafka((host, port)):
+                raise ProtocolFault(
+                    f"{host}:{port} speaks Kafka's protocol: name the address of native.listen, or the data directory"
+                ) from None
+        raise
     finally:
         asked.close()
 

@@ -97,6 +97,7 @@ def alter(
     ] = None,
     data: Data = None,
     connect: Connect = None,
+    as_json: Json = False,
 ) -> None:
     """Change settings of a topic, or give it more partitions.
 
@@ -115,8 +116,11 @@ def alter(
     if partitions is not None:
         arguments["partitions"] = partitions
     with cluster(data, connect) as asked:
-        asked.admin("alter_topic", arguments)
-    output.say(f"altered {name}")
+        altered = asked.admin("alter_topic", arguments)
+    if as_json:
+        output.print_json(altered)
+    else:
+        output.say(f"altered {name}")
 
 
 @app.command()
@@ -124,6 +128,7 @@ def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")],
     data: Data = None,
     connect: Connect = None,
+    as_json: Json = False,
 ) -> None:
     """Delete topics and all that is in them, at once.
 
@@ -134,7 +139,10 @@ def delete(
     with cluster(data, connect) as asked:
         for name in names:
             asked.admin("delete_topic", {"name": name})
-            output.say(f"deleted {name}")
+            if not as_json:
+                output.say(f"deleted {name}")
+    if as_json:
+        output.print_json([{"name": name} for name in names])
 
 
 def _summary(topic: dict[str, Any]) -> dict[str, Any]:

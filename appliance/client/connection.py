@@ -40,6 +40,9 @@ PIECES_MAX: Final = 512
 REPLY_BYTES_MAX: Final = 512 * 1024 * 1024
 """A peer that announces a larger reply is not one of ours."""
 
+_KAFKA_VERSIONS: Final = bytes.fromhex("0000000a 0012 0000 6b61666b ffff")
+"""ApiVersions, version 0: size, key, version, correlation id, no client id."""
+
 Address = tuple[str, int]
 
 
@@ -282,6 +285,17 @@ class Connection:
 
     def _away(self, reason: OSError | str) -> BrokerAway:
         return BrokerAway(f"no connection to the appliance at {self}: {reason}")
+
+
+def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
+    """Whether it is Kafka's protocol that is spoken there: asks for its versions, as every client of Kafka does."""
+    try:
+        with socket.create_connection(address, timeout_s) as sock:
+            sock.sendall(_KAFKA_VERSIONS)
+            reply = sock.recv(SIZE_BYTES + 4, socket.MSG_WAITALL)
+    except OSError:
+        return False
+    return reply[SIZE_BYTES:] == _KAFKA_VERSIONS[8:12]
 
 
 def _start_connect(address: Address) -> tuple[socket.socket, bool]:

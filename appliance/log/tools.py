@@ -38,7 +38,18 @@ from . import files
 from .files import File, System, index_path, log_path
 from .index import ENTRY_BYTES, Builder, ends
 from .reader import FileCache, LogReader
-from .recovery import BORN_MS, MARKER_NAME, Marker, Point, Recovered, RecoveryPoint, boot_id, read_index, recover
+from .recovery import (
+    BORN_MS,
+    MARKER_NAME,
+    POINT_NAME,
+    Marker,
+    Point,
+    Recovered,
+    RecoveryPoint,
+    boot_id,
+    read_index,
+    recover,
+)
 from .segment import SIZE_MAX, Segment, find_valid, read_into, scan
 
 CORRUPT: Final = "corrupt"
@@ -130,6 +141,12 @@ def _batch_at(directory: Path, base: int, end: int, offset: int) -> int:
     except CorruptLog:
         return 0
     return found.position if found is not None else 0
+
+
+def is_partition(directory: Path) -> bool:
+    """Whether a log is kept there, or was."""
+    names = {path.name for path in directory.iterdir()}
+    return bool(names & {POINT_NAME, MARKER_NAME}) or any(Path(name).suffix == files.LOG_SUFFIX for name in names)
 
 
 # ---- verify

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import Final
 
 from ...config import Config, address_text, parse_addresses
-from ...errors import BadValue
+from ...errors import AddressInUse, BadValue
 from .systemd import inherited_listeners
 
 BACKLOG: Final = 1024
@@ -17,6 +18,7 @@ def listen(config: Config) -> list[tuple[str, socket.socket]]:
     """(door, socket) pairs; what systemd passes under a door's name takes the place of its ``listen``.
 
     Raises:
+        AddressInUse: another process listens there.
         BadValue: an address cannot be listened on; names the key.
     """
     inherited = inherited_listeners(os.environ)
@@ -41,7 +43,8 @@ def _bind(door: str, host: str, port: int) -> socket.socket:
         sock.bind(address[4])
         sock.listen(BACKLOG)
     except OSError as error:
-        raise BadValue(
+        kind = AddressInUse if error.errno == errno.EADDRINUSE else BadValue
+        raise kind(
             f"{door}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
         ) from None
     return sock
