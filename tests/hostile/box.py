@@ -1,0 +1,150 @@
+"""An appliance under attack beside honest clients, and what became of all three."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.native_peer import Peer
+from tests.server import Server, wait_for
+
+from .attack import Attacker, Target
+from .kafka_frames import NAMES, kafka_frame
+from .native_frames import HELLO, native_frame
+
+STAYING = ("supervisor", "network", "coordinator", "zookeeper")
+"""Roles whose processes never end by themselves; writers retire."""
+MEASURED = ("supervisor", "network", "coordinator")
+"""Those whose memory is compared; a JVM's is its heap's."""
+SETTINGS: dict[str, Any] = {
+    "zookeeper.nodes": 1,
+    "network.workers": 2,
+    "topics.partitions_max": 60,
+    "topics.auto_create": True,
+    "topics.segment.bytes": "1MiB",
+    "writer.idle_ms": 1_000,
+    "disk.free_bytes_min": 0,
+    "disk.bytes_max": "256MiB",
+}
+SETTLE_S_MAX = 60
+
+
+class Outcome(NamedTuple):
+    """``memory`` per process: bytes before and after; ``honest``: as ``honest`` prints it."""
+
+    sent: int
+    seconds: float
+    replied_bytes: int
+    pids_before: dict[str, list[int]]
+    pids_after: dict[str, list[int]]
+    restarts: int
+    memory: dict[int, tuple[int, int]]
+    honest: dict[str, Any]
+    tracebacks: list[str]
+
+    def grown(self, part: float, free_bytes: int) -> dict[int, tuple[int, int]]:
+        """Processes that hold more than before by this part of it and ``free_bytes``."""
+        return {
+            pid: (before, after)
+            for pid, (before, after) in self.memory.items()
+            if after > (1 + part) * before + free_bytes
+        }
+
+
+class Box:
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self._server = Server(data_dir, **(SETTINGS | settings))
+
+    def attack(self, requests: int, seed: int, attackers: int = 2, warm_up: int = 1_000) -> Outcome:
+        """Attack until ``requests`` have been sent, after some that fill caches and pools."""
+        with self._server as server:
+            wait_for(lambda: server.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+            topic = f"honest-{os.getpid()}"
+            with Peer(server.native) as peer:
+                for name in (topic, *NAMES[:4]):
+                    peer.create(name)
+            self._send(server, warm_up, seed + 1_000, attackers)
+            before, pids = self._settled(server), self._pids(server)
+            with honest(server, topic) as figures:
+                started = time.monotonic()
+                sent, replied_bytes = self._send(server, requests, seed, attackers)
+                seconds = time.monotonic() - started
+            after = self._settled(server, before)
+            return Outcome(
+                sent, seconds, replied_bytes, pids, self._pids(server),
+                sum(row["restarts"] for row in server.state["processes"]),
+                {pid: (before[pid], after[pid]) for pid in before.keys() & after.keys()},
+                figures, self.tracebacks(),
+            )  # fmt: skip
+
+    def tracebacks(self) -> list[str]:
+        """The ends of those in the log: a bug, whether or not a process died of it."""
+        lines = self._server.log().splitlines()
+        return ["\n".join(lines[at : at + 40]) for at, line in enumerate(lines) if "Traceback" in line]
+
+    def _send(self, server: Server, requests: int, seed: int, attackers: int) -> tuple[int, int]:
+        """From processes of their own, so that they do not wait for each other."""
+        addresses = server.native, server.kafka
+        jobs = [(*addresses, requests // attackers, seed + number) for number in range(attackers)]
+        with get_context("spawn").Pool(attackers) as pool:
+            done = pool.starmap(send, jobs)
+        return sum(sent for sent, _ in done), sum(replied for _, replied in done)
+
+    @staticmethod
+    def _pids(server: Server) -> dict[str, list[int]]:
+        return {role: sorted(server.pids(role)) for role in STAYING}
+
+    def _settled(self, server: Server, before: dict[int, int] | None = None) -> dict[int, int]:
+        """Memory of each process, once it is back to what it was ``before``, or does not fall any more."""
+        deadline = time.monotonic() + SETTLE_S_MAX
+        last: dict[int, int] = {}
+        while True:
+            now = {pid: private_bytes(pid) for role in MEASURED for pid in server.pids(role)}
+            back = before is not None and all(now.get(pid, 0) <= 1.1 * was for pid, was in before.items())
+            still = before is None and all(now[pid] >= 0.98 * last.get(pid, 0) for pid in now) and bool(last)
+            if back or still or time.monotonic() > deadline:
+                return now
+            last = now
+            wait_for(lambda: True, "")
+            with Peer(server.native) as peer:
+                peer.admin("status")
+
+
+def send(native: str, kafka: str, requests: int, seed: int) -> tuple[int, int]:
+    targets = [Target("kafka", kafka, kafka_frame), Target("native", native, native_frame, HELLO)]
+    attacker = Attacker([targets[0], *targets], seed)
+    attacker.run(requests)
+    return attacker.sent, attacker.replied_bytes
+
+
+@contextmanager
+def honest(server: Server, topic: str) -> Iterator[dict[str, Any]]:
+    """Honest clients while the block runs; the figures are there after it."""
+    command = [sys.executable, "-m", "tests.hostile.honest", server.native, server.kafka, topic]
+    figures: dict[str, Any] = {}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.stdout.readline() == "begun\n"
+            yield figures
+            process.stdin.write("\n")
+            process.stdin.flush()
+            figures |= json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def private_bytes(pid: int) -> int:
+    """What a process holds for itself alone."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Private_Dirty"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("a process without memory")
