@@ -114,6 +114,14 @@ class Network(Struct, frozen=True):
             description="buffers per worker of connections that writers serve; 0 = workers serve all",
         ),
     ] = 32 * MIB
+    look_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=64 * KIB,
+            le=GIB,
+            description="log that a worker looks into for offsets by time before others have their turn: 20 ms",
+        ),
+    ] = MIB
     frame_ms_max: Annotated[
         int, Meta(ge=100, description="a frame that is not complete after this time closes its connection")
     ] = 30_000

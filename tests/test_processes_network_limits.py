@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.records.encode import encode_values
+from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native
 
 from .native_peer import Peer
@@ -141,3 +142,19 @@ def test_a_reader_that_drains_slowly_but_steadily_is_not_idle(make_appliance: Ca
             data = peer.sock.recv(1 << 18)
             assert data, f"cut off with {left} bytes to come"
             left -= len(data)
+
+
+def test_a_long_question_about_offsets_lets_others_have_their_turn(make_appliance: Callable[..., Server]) -> None:
+    """Thousands of look-ups in one frame take as many turns, and each of these serves everybody."""
+    server = make_appliance(**{"network.workers": 1, "network.look_bytes_max": 1 << 16})
+    batch = encode_batch([(None, bytes(100), (), 5_000 + number) for number in range(1_000)], codec="zstd")
+    with Peer(server.native) as asker, Peer(server.native) as other:
+        other.create("t")
+        base = other.produce("t", batch, acks=-1)[1]
+        other.end("t")
+        asker.send([native.OFFSETS, 4, [["t", 0, 5_000 + number % 1_000, -1] for number in range(8_000)]])
+        for _ in range(5):
+            other.end("t")
+        assert not select.select([asker.sock], [], [], 0)[0], "they did not wait for the whole of it"
+        rows = asker.receive()[0][2]
+    assert rows == [[0, base + number % 1_000, 5_000 + number % 1_000, number % 1_000] for number in range(8_000)]

@@ -11,7 +11,9 @@ about the end of a log of which more is written than shown: what acks=1 has ackn
 
 Bounds: connections per worker (fewer where the system grants fewer descriptors), unanswered requests and unsent bytes
 per connection, bytes received (``inbox``), ``REQUESTS_PER_TURN`` of one connection before others have their turn.
-Reaching one of the last four stops reading from the connection; TCP tells the client.
+Reaching one of the last four stops reading from the connection; TCP tells the client.  Of all requests for offsets
+together a turn looks into ``network.look_bytes_max`` of logs, and beyond that into one batch at most (16 MiB once
+unpacked, 50,000 records): some 50 ms in all.  The rest waits for the next turn.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import os
 import resource
 import select
 import socket
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -135,6 +137,9 @@ class NetworkWorker:
         self._starved: OrderedDict[Connection, None] = OrderedDict()
         """Connections that found no room for what they send, those that wait longest first."""
         self._starved_ms = 0
+        self._lookups: deque[tuple[Pending, plan.Lookup]] = deque()
+        self._look_bytes = self._limits.look_bytes_max
+        """What is left for this turn to look into."""
         self._ready: dict[Connection, None] = {}
         """Connections with requests that can start in the next turn."""
         self._away_count = self._away_bytes = 0
@@ -177,10 +182,10 @@ class NetworkWorker:
             partition.link.recall()
         self._finish_turn()
         while (self._connections or self._away_count) and not self._control.closed:
-            self.turn(0.1)
+            self.turn(0 if self._lookups else 0.1)
 
     def _timeout_s(self) -> float:
-        if self._ready:
+        if self._ready or self._lookups:
             return 0
         next_ms = self._now_ms + self._post.heart.beat_ms
         if self._connections or len(self._files):
@@ -202,6 +207,8 @@ class NetworkWorker:
         if self._paused_ms and self._now_ms >= self._paused_ms:
             self._paused_ms = 0
             self._watch_listeners(True)
+        self._look_bytes = self._limits.look_bytes_max
+        self._look_up()
         if self._ready:
             self._obey()
             self._touched.update(self._ready)
@@ -753,11 +760,23 @@ class NetworkWorker:
         return False
 
     def _reply_offsets(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
-        connection = pending.connection
-        results = [plan.offsets(part, partition) for part, partition in zip(request.parts, partitions, strict=True)]
-        connection.delayed = None
-        connection.answer(pending, [connection.codec.encode_offsets(request, results)])
-        self._touched[connection] = None
+        pending.connection.delayed = None
+        self._lookups.append((pending, plan.Lookup(request, partitions)))
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Answer requests about offsets, a slice of each in turn, as far as this turn may look into logs."""
+        while self._lookups and self._look_bytes > 0:
+            pending, lookup = self._lookups.popleft()
+            connection = pending.connection
+            if connection.closed:
+                continue
+            self._look_bytes -= lookup.look(self._look_bytes)
+            if not lookup.done:
+                self._lookups.append((pending, lookup))
+                continue
+            connection.answer(pending, [connection.codec.encode_offsets(lookup.request, lookup.results)])
+            self._touched[connection] = None
 
     def _look_again(self) -> None:
         """A writer has rung: answer the requests whose END has come."""
