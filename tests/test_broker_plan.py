@@ -6,13 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from appliance.broker.plan import PART_BYTES, Lookup
+from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, Lookup, fetch
 from appliance.config import TopicSettings
 from appliance.errors import UnknownPartition
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
 from appliance.shared.table import ONLINE, View
-from appliance.wire.requests import EARLIEST, LATEST, MAX_TIMESTAMP, Offsets, OffsetsPart, OffsetsResult
+from appliance.wire.requests import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    Fetch,
+    FetchPart,
+    Offsets,
+    OffsetsPart,
+    OffsetsResult,
+)
 
 from .log_batches import filled
 from .test_log_reader import times_batch
@@ -70,6 +79,15 @@ def test_a_slice_goes_beyond_its_bound_by_one_batch_at_most(held: Held) -> None:
     assert len(slices) > 50 and max(slices) <= (1 << 20) + UNPACKED_BYTES_MAX
     unknown = Offsets(None, [OffsetsPart("t", 1, LATEST, -1)] * 10_000)
     assert len(answered(Lookup(unknown, [None] * 10_000), 1 << 20)) == 10_000 * PART_BYTES // (1 << 20) + 1
+
+
+def test_a_fetch_gives_something_to_so_many_parts(held: Held) -> None:
+    """The rest is answered as if there was no more room: no error, nothing to read, the end it can be read to."""
+    parts = [FetchPart("t", 0, 0, 1)] * (2 * PARTS_GIVEN_MAX)
+    results, size = fetch(Fetch(None, 0, 1, 1 << 40, parts), [held] * len(parts))
+    assert [result.size > 0 for result in results] == [True] * PARTS_GIVEN_MAX + [False] * PARTS_GIVEN_MAX
+    assert {(result.error, result.end) for result in results} == {(0, held.table.end)}
+    assert size == sum(result.size for result in results)
 
 
 def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None:

@@ -14,7 +14,7 @@ def main() -> None:
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with tempfile.TemporaryDirectory(prefix="hostile-") as directory:
         box = Box(Path(directory) / "data")
-        show(box.attack(requests, seed, warm_up=max(1_000, requests // 20)))
+        show(box.attack(requests, seed, warm_up=max(1_000, requests // 10)))
 
 
 def show(outcome: Outcome) -> None:
@@ -22,7 +22,8 @@ def show(outcome: Outcome) -> None:
     same = outcome.pids_before == outcome.pids_after
     print(f"processes: {'the same' if same else 'NOT the same'}, {outcome.restarts} restarts,", end=" ")
     print(f"{len(outcome.tracebacks)} tracebacks")
-    for pid, (before, after) in outcome.memory.items():
+    for pid, before in outcome.before.items():
+        after = outcome.after.get(pid, 0)
         print(f"memory of {pid}: {before >> 10} -> {after >> 10} KiB ({after / before - 1:+.0%})")
     for name, worst_ms in sorted(outcome.honest["worst_ms"].items()):
         print(f"{name}: {outcome.honest['done'][name]} times, longest {worst_ms:.0f} ms")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -34,11 +35,14 @@ SETTINGS: dict[str, Any] = {
     "disk.free_bytes_min": 0,
     "disk.bytes_max": "256MiB",
 }
-SETTLE_S_MAX = 60
+SETTLE_S_MAX = 30
+GROWTH_MAX = 0.2
+FIRST_USE_BYTES = 4 << 20
+"""Of what is imported and built when it is needed first, which a short warm-up does not reach."""
 
 
 class Outcome(NamedTuple):
-    """``memory`` per process: bytes before and after; ``honest``: as ``honest`` prints it."""
+    """``before`` and ``after``: bytes of memory per process; ``honest``: as :mod:`.honest` prints it."""
 
     sent: int
     seconds: float
@@ -46,17 +50,10 @@ class Outcome(NamedTuple):
     pids_before: dict[str, list[int]]
     pids_after: dict[str, list[int]]
     restarts: int
-    memory: dict[int, tuple[int, int]]
+    before: dict[int, int]
+    after: dict[int, int]
     honest: dict[str, Any]
     tracebacks: list[str]
-
-    def grown(self, part: float, free_bytes: int) -> dict[int, tuple[int, int]]:
-        """Processes that hold more than before by this part of it and ``free_bytes``."""
-        return {
-            pid: (before, after)
-            for pid, (before, after) in self.memory.items()
-            if after > (1 + part) * before + free_bytes
-        }
 
 
 class Box:
@@ -81,8 +78,7 @@ class Box:
             return Outcome(
                 sent, seconds, replied_bytes, pids, self._pids(server),
                 sum(row["restarts"] for row in server.state["processes"]),
-                {pid: (before[pid], after[pid]) for pid in before.keys() & after.keys()},
-                figures, self.tracebacks(),
+                before, after, figures, self.tracebacks(),
             )  # fmt: skip
 
     def tracebacks(self) -> list[str]:
@@ -103,19 +99,23 @@ class Box:
         return {role: sorted(server.pids(role)) for role in STAYING}
 
     def _settled(self, server: Server, before: dict[int, int] | None = None) -> dict[int, int]:
-        """Memory of each process, once it is back to what it was ``before``, or does not fall any more."""
+        """Memory of each process, once none has grown since ``before`` or SETTLE_S_MAX have passed."""
         deadline = time.monotonic() + SETTLE_S_MAX
-        last: dict[int, int] = {}
-        while True:
-            now = {pid: private_bytes(pid) for role in MEASURED for pid in server.pids(role)}
-            back = before is not None and all(now.get(pid, 0) <= 1.1 * was for pid, was in before.items())
-            still = before is None and all(now[pid] >= 0.98 * last.get(pid, 0) for pid in now) and bool(last)
-            if back or still or time.monotonic() > deadline:
-                return now
-            last = now
-            wait_for(lambda: True, "")
-            with Peer(server.native) as peer:
-                peer.admin("status")
+
+        def measured() -> dict[int, int]:
+            return {pid: private_bytes(pid) for role in MEASURED for pid in server.pids(role)}
+
+        now = measured()
+        while before is not None and grown(before, now) and time.monotonic() < deadline:
+            select.select([], [], [], 0.5)
+            now = measured()
+        return now
+
+
+def grown(before: dict[int, int], after: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """Processes that hold more than before by GROWTH_MAX and FIRST_USE_BYTES: bytes before and after."""
+    pairs = {pid: (was, after.get(pid, 0)) for pid, was in before.items()}
+    return {pid: (was, now) for pid, (was, now) in pairs.items() if now > (1 + GROWTH_MAX) * was + FIRST_USE_BYTES}
 
 
 def send(native: str, kafka: str, requests: int, seed: int) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class Honest:
             message = consumer.poll(0.2)
             if message is None or message.error():
                 continue
-            self.measured("group", int(message.value()))
+            self.measured("group", int(message.value() or b"0"))
             count += 1
             if count % 50 == 0:
                 started_ns = time.monotonic_ns()

@@ -76,6 +76,12 @@ class Writer:
 
     def _field(self, field: Any) -> None:
         rng = self._rng
+        if field.is_struct():
+            present = rng.choice((1, 1, 255, 0))
+            self.out.append(present)
+            if present != 255:
+                self.struct(field)
+            return
         null = 0.9 if field.name == "transactional_id" else 0.1
         if field.nullable_for_version_q(self._version) and rng.random() < null:
             self._length(-1, 4 if field.is_array() else 2 if field.type_str == "string" else 4)
