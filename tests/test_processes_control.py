@@ -161,15 +161,3 @@ def test_a_peer_that_does_not_take_its_messages_is_given_up(monkeypatch: pytest.
     left.send(["dropped"])
     left.close()
     right.close()
-
-
-def test_a_hint_never_waits() -> None:
-    left, right = Channel.pair()
-    for _ in range(100_000):
-        left.hint(())
-    assert not left.pending and not left.closed
-    assert len(right.receive()) > 10
-    left.hint(())
-    assert right.receive() == [([], [])]
-    left.close()
-    right.close()

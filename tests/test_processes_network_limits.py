@@ -85,6 +85,26 @@ def test_a_writer_that_stands_still_stops_nobody_but_its_own(make_appliance: Cal
         assert sorted(one.receive()[0][1] for one in stuck) == [0] * len(stuck)
 
 
+def test_questions_about_a_log_whose_writer_stands_still_are_bounded(make_appliance: Callable[..., Server]) -> None:
+    """Each asks for a flush that nobody makes; the worker goes on, and the questions are answered after a while."""
+    server = make_appliance(**{"network.workers": 1})
+    with many(server, 2) as (peer, other):
+        peer.create("t", flush_messages=1_000, flush_ms=60_000)
+        assert peer.produce("t", BATCH)[0] == 0
+        (pid,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
+        (worker,) = server.pids("network")
+        server.kill(pid, signal.SIGSTOP)
+        try:
+            parts = [["t", 0, -1, -1]] * 1_000
+            for _ in range(300):
+                peer.send([native.OFFSETS, 1, parts])
+            peer.receive()
+            assert other.admin("topics") is not None
+        finally:
+            server.kill(pid, signal.SIGCONT)
+        assert server.pids("network") == [worker]
+
+
 def test_out_of_descriptors_new_clients_are_refused_and_the_others_served(
     make_appliance: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

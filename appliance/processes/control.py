@@ -81,11 +81,6 @@ class Channel:
         if self._queue or not self._sent(packed, fds, may_raise=bool(fds)):
             self._enqueue(packed, fds)
 
-    def hint(self, message: Sequence[Any]) -> None:
-        """Send a message that may be lost: not at all when the peer is behind with reading."""
-        if not self.closed and not self._queue:
-            self._sent(_pack(message), ())
-
     def flush(self) -> None:
         """Send queued messages until the kernel takes no more."""
         while self._queue:

@@ -107,6 +107,7 @@ class WriterLink:
         self._bytes = 0
         self._in_flight: dict[int, Bundle] = {}
         self._token = 0
+        self._flush_asked = (0, False)
 
     @property
     def is_full(self) -> bool:
@@ -155,10 +156,14 @@ class WriterLink:
             self.channel.send(message)
         self.waiting.clear()
 
-    def ask_for_flush(self, now: bool) -> None:
-        """Somebody has come for what is written already: no flush need be late for more; ``now``: flush at once."""
-        if self.channel is not None:
-            self.channel.hint(("flush",) if now else ())
+    def ask_for_flush(self, written: int, now: bool) -> None:
+        """Somebody has come for what is written: no flush need be late for more; ``now``: flush at once.
+
+        Asked once for the same ``written``: a writer that stands still is not told the same again and again.
+        """
+        if self.channel is not None and (written, now) > self._flush_asked:
+            self._flush_asked = written, now
+            self.channel.send(("flush",) if now else ())
 
     @property
     def may_hand_over(self) -> bool:
@@ -216,6 +221,7 @@ class WriterLink:
         self.channel = None
         self.retiring = False
         self.asked = False
+        self._flush_asked = (0, False)
         return lost
 
     def take_expired(self, now_ms: int) -> list[Bundle]:

@@ -1007,5 +1007,5 @@ def _unshown(request: Fetch, partitions: Sequence[Partition | None]) -> list[Par
 def _ask_for_flush(partitions: Sequence[Partition | None], now: bool) -> None:
     """Somebody has come for messages that are written but not shown yet: see :meth:`WriterLink.ask_for_flush`."""
     for partition in partitions:
-        if partition is not None and partition.table.written > partition.table.end:
-            partition.link.ask_for_flush(now)
+        if partition is not None and (written := partition.table.written) > partition.table.end:
+            partition.link.ask_for_flush(written, now)
