@@ -67,7 +67,14 @@ class ZooKeeper(Struct, frozen=True):
     nodes: Annotated[
         Literal[0, 1, 3], Meta(description="nodes of the local ensemble; 0 = no ZooKeeper, so no groups")
     ] = 3
-    heap_mb: Annotated[int, Meta(ge=16, le=4096, description="Java heap of each local node, in MiB")] = 48
+    heap_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65_536,
+            description="Java heap of each local node, in MiB; 0 = 32 and 1 more per 1024 of offsets.positions_max",
+        ),
+    ] = 0
     session_timeout_ms: Annotated[
         int, Meta(ge=1000, le=600_000, description="a broker or consumer that is silent this long is gone")
     ] = 6000
@@ -151,6 +158,11 @@ class Producers(Struct, frozen=True):
 _OFFSET_NAMES = {"retention_ms": "retention.ms"}
 FULL_GROUPS = 10
 """Groups that may have a position in every partition, where ``offsets.positions_max`` is not given."""
+HEAP_MB_MIN = 32
+"""What a node of the ensemble needs for itself, the registrations and the members that are shown."""
+POSITION_BYTES = KIB
+"""What a position takes of a node's heap, rounded up: about 400 bytes, and path and value of up to 512.  Heaps of 16
+and 28 MiB were full with 20,000 and 48,000 positions of 50 bytes: 450 bytes each, beside 7 MiB."""
 
 
 class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
@@ -320,6 +332,11 @@ class Config(Struct, frozen=True):
     def positions_max(self) -> int:
         """Positions that all groups together may have."""
         return self.offsets.positions_max or FULL_GROUPS * self.topics.partitions_max
+
+    @property
+    def heap_mb(self) -> int:
+        """The Java heap of each local node in MiB: as configured, or so that ``positions_max`` positions fit."""
+        return self.zookeeper.heap_mb or HEAP_MB_MIN + -(-self.positions_max * POSITION_BYTES // MIB)
 
     def value(self, name: str) -> Scalar:
         """The value of the key with this dotted name."""
@@ -518,5 +535,7 @@ def _check_together(config: Config) -> None:
         )
     if count > topics.partitions_max:
         raise BadValue(f"topics.partitions = {count}: must be at most topics.partitions_max ({topics.partitions_max})")
+    if 0 < config.zookeeper.heap_mb < 16:
+        raise BadValue(f"zookeeper.heap_mb = {config.zookeeper.heap_mb}: must be 0, or at least 16")
     if not config.native.listen:
         raise BadValue('native.listen = "": must have an address, the command line uses this door')

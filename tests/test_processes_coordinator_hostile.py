@@ -49,6 +49,8 @@ def honest(rig: Rig) -> None:
 
 def hostile_values(definition: Any, version: int, name: str, number: int, blob: bytes) -> dict[str, Any]:
     def value(field: Any) -> Any:
+        if field.is_struct():
+            return None
         if field.is_struct_array():
             return [hostile_values(field.array_of, version, name, number, blob)] * 2
         if field.is_array():
@@ -67,6 +69,8 @@ def hostile_values(definition: Any, version: int, name: str, number: int, blob: 
             return None
         if kind == "uuid":
             return UUID(int=abs(number))
+        if kind == "float64":
+            return float(number)
         bits = int(kind.removeprefix("u").removeprefix("int")) - 1
         return max(0 if kind.startswith("u") else -(2**bits), min(number, 2**bits - 1))
 

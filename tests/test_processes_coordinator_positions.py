@@ -16,6 +16,7 @@ from appliance.zookeeper import claims
 from appliance.zookeeper.claims import Claimant, GroupInfo
 from appliance.zookeeper.operations import Operation, ask, create, delete
 from appliance.zookeeper.paths import CommittedOffset, TopicPartition, group, offset
+from appliance.zookeeper.registry import GroupRegistry
 
 from .zookeeper_fixture import Tree
 
@@ -30,6 +31,7 @@ class SlowZooKeeper:
 
     def __init__(self, tree: Tree, session_id: int) -> None:
         self.tree, self.session_id = tree, session_id
+        self.groups = GroupRegistry()
         self.leased, self.away = True, False
         self.held_up: asyncio.Event | None = None
         self.running = self.running_max = self.writes = 0
@@ -144,6 +146,7 @@ def test_a_commit_waits_for_zookeeper_and_what_was_refused_is_never_stored_after
         broker.zookeeper.away = True
         with pytest.raises(RequestTimedOut):
             await broker.commit(4)
+        await asyncio.sleep(0.01)  # what was on its way at that moment would have landed
         broker.zookeeper.away = False
         await asyncio.sleep(0.05)
         assert await broker.stored() == {PART: 3}, "nobody was told that it is stored"

@@ -77,6 +77,10 @@ class Held(NamedTuple):
     info: GroupInfo
     positions: dict[TopicPartition, int]
 
+    @property
+    def group_path(self) -> str:
+        return self.path.rpartition("/")[0]
+
 
 class Seen(NamedTuple):
     """A group as anybody sees it.  ``members``: are there any, of either door; ``positions``: value-less nodes."""

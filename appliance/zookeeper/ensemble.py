@@ -47,7 +47,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..config import ZooKeeper
+from ..config import HEAP_MB_MIN, ZooKeeper
 from ..errors import ConfigFault, OutOfResources
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Ensemble:
         _write(node / "zoo.cfg", self._zoo_cfg(i))
         for name, text in LOGGING_FILES.items():
             _write(node / name, text.format(file=node / "zookeeper.log", bytes=LOG_BYTES_MAX, files=LOG_FILES_MAX))
-        argv = [str(java), f"-Xmx{self._config.heap_mb}m", *JVM_FLAGS]
+        argv = [str(java), f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
         argv += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
         argv += ["-cp", f"{node}:{classpath}", MAIN_CLASS, str(node / "zoo.cfg")]
         # Options meant for other Java programs would change heap and agents of this one.

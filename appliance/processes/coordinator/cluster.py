@@ -103,7 +103,7 @@ class Cluster:
             Claimant(config.broker.id, registry.instance),
             spawn,
             positions_max=config.positions_max,
-            coordinates=self._coordinates,
+            coordinates=self.coordinates,
             new_epoch=lambda: uuid4().hex,
             clock_ms=clock_ms,
         )
@@ -314,7 +314,7 @@ class Cluster:
         candidates = {*others, self.broker_id} - ({self.broker_id} if closed else set())
         return coordinator_of(group, [Broker(broker_id, "", 0) for broker_id in sorted(candidates)]).id
 
-    def _coordinates(self, group: str) -> bool:
+    def coordinates(self, group: str) -> bool:
         return self.coordinator(group) == self.broker_id
 
     async def elsewhere(self, group: str, verb: str, arguments: Mapping[str, object], forwarded: bool) -> bool:

@@ -22,8 +22,8 @@ what was refused is never stored over something newer.  (A write that was sent a
 ones.)
 
 Bounds: ``positions_max`` positions, as counted by the last look at all groups and corrected with every write; a new
-one beyond it is :class:`PositionsFull`.  A value of more than UNIT_BYTES counts as several.  CLAIMS_MAX claims: idle
-ones are given back first.  Commits waiting: as many as requests of workers may be unanswered.
+one beyond it is :class:`PositionsFull`.  One whose path and value are longer than UNIT_BYTES counts as several.
+CLAIMS_MAX claims: idle ones are given back first.  Commits waiting: as many as requests of workers may be unanswered.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from typing import Any, Final, Protocol, TypeVar
 
 from ...errors import ApplianceError, NotCoordinator, PositionsFull, RequestTimedOut, Unavailable, ZooKeeperAway
-from ...zookeeper import claims
+from ...zookeeper import claims, paths
 from ...zookeeper.claims import Claimant, GroupInfo, Held
 from ...zookeeper.operations import Node, Operation
-from ...zookeeper.paths import CommittedOffset, TopicPartition, encode_offset
+from ...zookeeper.paths import CommittedOffset, TopicPartition
 from ...zookeeper.registry import GroupRegistry, StoredOffset
 
 COMMIT_MS_MAX: Final = 10_000
@@ -49,6 +49,8 @@ CLAIMS_MAX: Final = 20_000
 RELEASES_MAX: Final = 100
 """Idle claims given back in one turn of maintenance."""
 UNIT_BYTES: Final = 512
+PATH_REST_BYTES: Final = 16
+"""Of a position's path: what is neither the group's path nor the topic."""
 
 T = TypeVar("T")
 Changes = Mapping[TopicPartition, CommittedOffset | None]
@@ -60,6 +62,7 @@ class Asker(Protocol):
     """The part of the registry that is needed here."""
 
     enabled: bool
+    groups: GroupRegistry
 
     @property
     def session_id(self) -> int: ...
@@ -237,7 +240,7 @@ class Positions:
             if self.has_members(group) or entry.commits:
                 return
             if entry.held is None or not self._is_held(entry):
-                await self._registry.ask(GroupRegistry().prune(group))
+                await self._registry.ask(self._registry.groups.prune(group))
             elif entry.held.positions:
                 await self._note_active(entry, entry.held)
             else:
@@ -264,7 +267,10 @@ class Positions:
 
     def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
         """All groups were looked at: so large are their positions."""
-        self._units = {group: sum(map(_units, positions.values())) for group, positions in sizes.items()}
+        self._units = {
+            group: sum(_units(paths.group(group), part, size) for part, size in positions.items())
+            for group, positions in sizes.items()
+        }
         for name, entry in self._groups.items():
             if entry.held is not None:
                 self._units[name] = _sum_units(entry.held, entry.held.positions)
@@ -474,7 +480,7 @@ class Positions:
         room = self.positions_max - self._total
         for part, to in changes.items():
             before = _sum_units(held, [part])
-            more = (0 if to is None else _units(len(encode_offset(to)))) - before
+            more = (0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))) - before
             if more > 0 and more > room:
                 errors[part] = PositionsFull(
                     f"there is room for {self.positions_max} positions of all groups: delete groups that nobody uses,"
@@ -489,9 +495,10 @@ def _dissolved(group: str) -> NotCoordinator:
     return NotCoordinator(f"group {group!r} was dissolved: join it again")
 
 
-def _units(size: int) -> int:
-    return 1 + size // UNIT_BYTES
+def _units(group_path: str, part: TopicPartition, size: int) -> int:
+    """What a position counts as: its path is kept in ZooKeeper's memory as well as its value."""
+    return 1 + (len(group_path) + len(part.topic) + PATH_REST_BYTES + size) // UNIT_BYTES
 
 
 def _sum_units(held: Held, parts: Iterable[TopicPartition]) -> int:
-    return sum(_units(held.positions[part]) for part in parts if part in held.positions)
+    return sum(_units(held.group_path, part, held.positions[part]) for part in parts if part in held.positions)

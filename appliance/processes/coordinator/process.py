@@ -46,6 +46,7 @@ from ...zookeeper.session import State
 from ..control import Channel
 from .admin import NativeDoor
 from .cluster import Cluster
+from .expiry import Expiry
 from .partitions import Partitions
 from .producer_ids import ProducerIds
 from .registry import Registry
@@ -131,6 +132,8 @@ class Coordinator:
         self._cluster.positions.on_lost = self._kafka.lose
         self._cluster.positions.has_members = self._kafka.has_members
         self._native = NativeDoor(self._cluster, self._kafka.groups)
+        positions = self._cluster.positions
+        self._expiry = Expiry(self._registry, positions, self._cluster.coordinates, clock_ms)
         self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
 
     async def serve(self) -> None:
@@ -212,12 +215,20 @@ class Coordinator:
         while True:
             await asyncio.sleep(self._config.disk.check_ms / 1000)
             self._cluster.forget_unlinked_files()
-            duties = (self._topics.reconcile, lambda: self._sweep.run(self._config), self._cluster.positions.tidy)
+            duties = (
+                self._topics.reconcile,
+                lambda: self._sweep.run(self._config),
+                self._cluster.positions.tidy,
+                self._expire,
+            )
             for duty in duties:
                 try:
                     await duty()
                 except ApplianceError as error:
                     log.error("%s", error)
+
+    async def _expire(self) -> None:
+        await self._expiry.run(self._config.offsets.retention_ms, int(self._loop.time() * 1000))
 
     # ---- ZooKeeper
 
@@ -238,6 +249,7 @@ class Coordinator:
             if not known:
                 self._send(["zookeeper", {"connect": self._registry.connect_string, "state": self._registry.state}])
         await self._cluster.reconnected()
+        await self._expire()
 
     def _describe(self) -> BrokerInfo | None:
         """What this broker is registered as; None before it serves."""

@@ -190,7 +190,8 @@ class Supervisor:
         self._worker_stats: dict[int, dict[str, int]] = {}
         self._zookeeper: dict[str, str] = {"connect": "", "state": "off"}
         self._zookeeper_awaited = True
-        self._nodes = Nodes(config.zookeeper, data_dir, self._epoll, self._actions, self._use_zookeeper)
+        ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
+        self._nodes = Nodes(ensemble, data_dir, self._epoll, self._actions, self._use_zookeeper)
         self._state = "starting"
         self._state_file = StateFile(data_dir / "state.json")
         self._state_ms = 0

@@ -1,0 +1,94 @@
+"""Positions end: those of groups that have been empty for ``offsets.retention.ms`` are deleted.
+
+Every CHECK_MS all groups in ZooKeeper are looked at, one after the other.  That counts their positions (see
+``offsets.positions_max``), and for the groups that this broker coordinates:
+
+* A group with members, of either listener, is noted as active: its time counts from then.  A note is made again
+  when it is older than an eighth of the retention, so a group whose last member vanished unseen loses at most that.
+* A position of a group without members goes when both the group was last active, and the position last committed,
+  longer ago than the retention.  So the time of a group counts from when it became empty, and that of a consumer that
+  commits without ever joining from each commit, as in Kafka.  A position that is committed meanwhile stays.
+* What nobody has anything in (left by a crash, or by hand) goes.
+
+The clock is the wall clock, as ZooKeeper stamps nodes with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from ...errors import ApplianceError, Unavailable, UnknownGroup
+from ...zookeeper import claims
+from ...zookeeper.claims import Seen
+from ...zookeeper.paths import TopicPartition
+from .positions import Asker, Positions
+
+CHECK_MS: Final = 600_000
+NOTES_PER_RETENTION: Final = 8
+
+log = logging.getLogger(__name__)
+
+
+class Expiry:
+    """``coordinates``: is the group this broker's?"""
+
+    def __init__(
+        self,
+        registry: Asker,
+        positions: Positions,
+        coordinates: Callable[[str], bool],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._registry, self._positions = registry, positions
+        self._coordinates, self._clock_ms = coordinates, clock_ms
+        self._due_ms = 0
+
+    async def run(self, retention_ms: int, now_ms: int) -> None:
+        """Look at all groups, if that is due at ``now_ms`` of a clock that never goes back.
+
+        Raises:
+            ZooKeeperAway: the rest is looked at next time.
+        """
+        if now_ms < self._due_ms or not self._registry.leased:
+            return
+        self._due_ms = now_ms + CHECK_MS
+        try:
+            await self.look(retention_ms)
+        except ApplianceError:
+            self._due_ms = now_ms
+            raise
+
+    async def look(self, retention_ms: int) -> None:
+        """One look at all groups; one that cannot be seen to is named in the log, and the others are seen to."""
+        sizes: dict[str, dict[TopicPartition, int]] = {}
+        for group in await self._registry.ask(self._registry.groups.groups()):
+            try:
+                seen = await self._registry.ask(claims.look(group))
+            except UnknownGroup:
+                continue
+            sizes[group] = {part: node.size for part, node in seen.positions.items()}
+            if self._coordinates(group):
+                try:
+                    await self._see_to(group, seen, retention_ms)
+                except Unavailable:
+                    raise
+                except ApplianceError as error:
+                    log.error("group %r: %s", group, error)
+        self._positions.counted(sizes)
+
+    async def _see_to(self, group: str, seen: Seen, retention_ms: int) -> None:
+        now_ms = self._clock_ms()
+        if seen.members or self._positions.has_members(group):
+            if seen.positions and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
+                await self._positions.note_active(group)
+            return
+        if not seen.positions:
+            await self._positions.left(group)
+            return
+        since_ms = {part: max(seen.info.active_ms, node.modified_ms) for part, node in seen.positions.items()}
+        old = {part: seen.positions[part] for part, ms in since_ms.items() if now_ms - ms >= retention_ms}
+        if old:
+            gone = await self._positions.expire(group, old)
+            log.info("group %r: %d positions were deleted: unused for %d ms", group, gone, retention_ms)
