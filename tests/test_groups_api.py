@@ -7,11 +7,12 @@ import random
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from appliance.errors import DiskFull, ProtocolFault
-from appliance.groups.api import AT_ONCE_BYTES_MAX
+from appliance.groups.api import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX
 from appliance.groups.cluster import Extent
 from appliance.groups.codes import Code
 from appliance.wire.kafka import cold
@@ -109,6 +110,32 @@ def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: 
 
     run(scenario())
     assert order == ["b", "a large", "a", "a"] and sorted(threads) == [False, False, True, True]
+
+
+def test_large_answers_are_encoded_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a small question may be large: where all partitions are, say."""
+    free = threading.Event()
+
+    def encode(answer: dict[str, Any], *reply_to: int) -> bytes:
+        if threading.current_thread() is not threading.main_thread():
+            assert free.wait(10)
+        return encode_frame(answer, *reply_to)
+
+    encode_frame = cold.encode
+    monkeypatch.setattr(cold, "encode", encode)
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.add("t", AT_ONCE_ROWS_MAX + 1)
+        client = Client(cluster)
+        large = asyncio.create_task(client.ask("DescribeLogDirs", topics=None))
+        small = await client.ask("DescribeLogDirs", topics=[{"topic": "t", "partitions": [0]}])
+        assert len(small.results[0].topics[0].partitions) == 1 and not large.done()
+        free.set()
+        assert len((await large).results[0].topics[0].partitions) == AT_ONCE_ROWS_MAX + 1
+        client.door.close()
+
+    run(scenario())
 
 
 def test_a_picture_that_is_missing_is_an_error_code() -> None:

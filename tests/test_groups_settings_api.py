@@ -200,6 +200,14 @@ def test_one_bad_resource_does_not_spoil_the_others() -> None:
     assert (cluster.all["t"].settings, cluster.all["u"].settings) == ({"retention.ms": "5"}, {"retention.ms": "9"})
 
 
+@pytest.mark.parametrize("api", ["AlterConfigs", "IncrementalAlterConfigs"])
+def test_a_resource_that_is_given_twice_is_refused_and_answered_once(api: str) -> None:
+    cluster = cluster_with(retention_ms="5")
+    reply = run(Client(cluster).ask(api, resources=change(("retention.ms", "9")) * 3))
+    assert [(row.resource_name, row.error_code) for row in reply.responses] == [("t", Code.INVALID_REQUEST)]
+    assert cluster.all["t"].settings == {"retention.ms": "5"}
+
+
 @pytest.mark.parametrize("kind, name", [(TOPIC, "t"), (BROKER, "1"), (BROKER, ""), (GROUP, "g")])
 def test_taking_back_what_is_not_set_changes_nothing(kind: int, name: str) -> None:
     """As in Kafka, whatever its name: tools take back what they might have set."""

@@ -31,17 +31,19 @@ from .topic_api import TopicApi
 
 AT_ONCE_BYTES_MAX: Final = 16 * 1024
 """Frames up to here are decoded within 20 ms, whatever is in them; larger ones may take half a second."""
+AT_ONCE_ROWS_MAX: Final = 1_000
+"""Answers of so many rows, in all their arrays together, are encoded within 20 ms; larger ones may take a second."""
 
 
-class _Decoder:
-    """Decodes frames, large ones in a thread so that others are answered meanwhile.
+class _Codec:
+    """Decodes requests and encodes answers, large ones in a thread so that others are answered meanwhile.
 
-    There is one thread, so one large frame is decoded at a time, and frames of one peer come out in their order.
+    There is one thread, so it does one at a time, and frames of one peer come out in their order.
     """
 
     def __init__(self, elements_max: int) -> None:
         self._elements_max = elements_max
-        self._thread = ThreadPoolExecutor(1, "decoder")
+        self._thread = ThreadPoolExecutor(1, "codec")
         self._peers: Counter[str] = Counter()
         """How many frames of a peer the thread has."""
 
@@ -58,8 +60,24 @@ class _Decoder:
             if not self._peers[peer]:
                 del self._peers[peer]
 
+    async def encode(self, answer: Mapping[str, Any], reply_to: tuple[int, int, int]) -> bytes:
+        """See :func:`appliance.wire.kafka.cold.encode`."""
+        if _rows(answer) <= AT_ONCE_ROWS_MAX:
+            return cold.encode(answer, *reply_to)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, cold.encode, answer, *reply_to)
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _rows(answer: Mapping[str, Any]) -> int:
+    """How many elements the arrays of an answer have, at all depths."""
+    count = 0
+    for value in answer.values():
+        if isinstance(value, list):
+            count += len(value)
+            count += sum(_rows(element) for element in value if isinstance(element, dict))
+    return count
 
 
 class KafkaDoor:
@@ -75,7 +93,7 @@ class KafkaDoor:
         limits: Limits | None = None,
         elements_max: int = cold.ELEMENTS_MAX,
     ) -> None:
-        self._decoder = _Decoder(elements_max)
+        self._codec = _Codec(elements_max)
         self._groups = GroupApi(cluster, limits or Limits(), new_id)
         apis = (self._groups, ClusterApi(cluster), TopicApi(cluster), SettingsApi(cluster), AbsentApi(cluster))
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
@@ -91,7 +109,7 @@ class KafkaDoor:
             ProtocolFault: close the connection.
         """
         try:
-            header, request = await self._decoder.decode(frame, peer)
+            header, request = await self._codec.decode(frame, peer)
         except ClientFault as error:
             return cold.encode_refusal(frame, error.code)
         call = Call(request, header.api_version, header.correlation_id, header.client_id, listener, peer)
@@ -101,7 +119,7 @@ class KafkaDoor:
             return cold.encode_refusal(frame, error.code)
         if isinstance(answer, bytes):
             return answer
-        return cold.encode(answer, *header.reply_to)
+        return await self._codec.encode(answer, header.reply_to)
 
     def groups(self) -> Mapping[str, Group]:
         """The groups that have members at this door; to look at, not to change."""
@@ -117,4 +135,4 @@ class KafkaDoor:
 
     def close(self) -> None:
         self._groups.close()
-        self._decoder.close()
+        self._codec.close()

@@ -10,6 +10,7 @@ As in Kafka, a setting that is not set can be taken back, whatever its name: too
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
@@ -150,10 +151,23 @@ class SettingsApi:
 
     async def _replace(self, call: Call) -> Answer:
         """AlterConfigs: what is not given goes back to its default."""
-        return {"responses": [await self._change(each, call, replace=True) for each in call.request.resources]}
+        return await self._change_all(call, replace=True)
 
     async def _alter(self, call: Call) -> Answer:
-        return {"responses": [await self._change(each, call, replace=False) for each in call.request.resources]}
+        return await self._change_all(call, replace=False)
+
+    async def _change_all(self, call: Call, *, replace: bool) -> Answer:
+        """Each resource by itself; one that is given twice is refused, and answered once."""
+        resources = {(each.resource_type, each.resource_name): each for each in call.request.resources}
+        counts = Counter((each.resource_type, each.resource_name) for each in call.request.resources)
+        rows = []
+        for key, resource in resources.items():
+            if counts[key] > 1:
+                fault = {"error_code": Code.INVALID_REQUEST, "error_message": "each resource can be changed once"}
+                rows.append(_answer(resource) | fault)
+            else:
+                rows.append(await self._change(resource, call, replace=replace))
+        return {"responses": rows}
 
     async def _change(self, resource: Any, call: Call, *, replace: bool) -> Row:
         row = _answer(resource)
