@@ -22,6 +22,7 @@ from appliance.catalog import Catalog
 from appliance.config import Config
 from appliance.processes import coordinator
 from appliance.processes.control import Channel
+from appliance.processes.snapshot import SNAPSHOT, Snapshot
 from appliance.shared import memory
 from appliance.shared.table import ONLINE, TABLE_BYTES, SegmentTable
 from appliance.wire import native
@@ -47,6 +48,7 @@ class Rig:
         self._names: dict[tuple[str, int], str] = {}
         self._correlation = 0
         self.replies: dict[int, bytes | None] = {}
+        self.snapshot = Snapshot()
 
     # ---- starting and stopping
 
@@ -79,7 +81,7 @@ class Rig:
         child_end.close()
         self.stream = stream
         self.stream.setblocking(False)
-        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26, strict_map_key=False)
         for (topic, partition), name in self._names.items():
             self.channel.send(["table", topic, partition, name])
         self.channel.send(["worker", 0], [child_stream.fileno()])
@@ -164,7 +166,10 @@ class Rig:
             assert data, "the coordinator is gone"
             self._unpacker.feed(data)
             for token, reply in self._unpacker:
-                self.replies[token] = reply
+                if token == SNAPSHOT:
+                    self.snapshot.take(reply)
+                else:
+                    self.replies[token] = reply
 
     def until(self, condition: Any, timeout_s: float = WAIT_S) -> None:
         """Pump until ``condition()`` holds."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from appliance.catalog import Topic
+from appliance.catalog import Topic, new_id
 from appliance.config import Config, TopicSettings
 from appliance.errors import (
     ApplianceError,
@@ -63,7 +63,7 @@ class FakeCluster:
 
     def add(self, name: str, partitions: int = 1, **settings: str) -> None:
         own = {key.replace("_", "."): value for key, value in settings.items()}
-        self.all[name] = Topic(name, {number: [1] for number in range(partitions)}, own)
+        self.all[name] = Topic(name, {number: [1] for number in range(partitions)}, own, new_id())
         for number in range(partitions):
             self.extents[name, number] = Extent(100, 1_000)
         self.revision += 1

@@ -17,8 +17,8 @@ from .kafka_messages import decode_response, kio_response_again
 BROKERS = [Broker(0, "h" * 130, 9092), Broker(1, "::1", 65_535)]
 TOPICS = [
     Topic("n" * 249, {n: [n % 2, 0] for n in range(130)}, id=UUID(int=5).hex),
-    Topic("größer", id="not a UUID"),
-    Topic("c", {0: [7]}),
+    Topic("größer", id=UUID(int=6).hex),
+    Topic("c", {0: [7]}, id=UUID(int=7).hex),
 ]
 
 

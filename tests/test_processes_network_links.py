@@ -40,7 +40,7 @@ class Coordinators:
     """One after the other at the far end of a worker's link; each is read by the test."""
 
     def __init__(self) -> None:
-        self.link = links.CoordinatorLink()
+        self.link = links.CoordinatorLink(lambda message: None)
 
     def start(self) -> list[Any]:
         ours, self.socket = socket.socketpair()

@@ -76,14 +76,41 @@ class RegisteredGroup(NamedTuple):
     protocol_type: str = ""
 
 
-class Cluster(Protocol):
-    # -- the appliance and its peers ------------------------------------------------------------------
+class Directory(Protocol):
+    """Which brokers and topics there are: what metadata is answered from."""
 
     @property
     def broker_id(self) -> int: ...
 
     @property
     def cluster_id(self) -> str: ...
+
+    @property
+    def zookeeper(self) -> str:
+        """Where members of native groups meet; "" without an ensemble."""
+
+    @property
+    def revision(self) -> int:
+        """Another number after every change of ``topics()`` and of a leader: what is encoded may be kept by it."""
+
+    def brokers(self, listener: str, door: str = "kafka") -> Sequence[Broker]:
+        """Live brokers with this door, by id; this one always among them.
+
+        ``listener`` is our address that the client connected to: a client that came through one network is
+        not sent to an address of another, unless the configuration says what to tell.
+        """
+
+    def topics(self) -> Mapping[str, Topic]: ...
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        """The live broker that serves a partition, NO_LEADER while none can."""
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        """What holds for a topic: its own settings over the defaults."""
+
+
+class Cluster(Directory, Protocol):
+    # -- the appliance and its peers ------------------------------------------------------------------
 
     @property
     def config(self) -> Config:
@@ -97,13 +124,6 @@ class Cluster(Protocol):
     def data_dir(self) -> str:
         """Absolute path, the one log directory that DescribeLogDirs shows."""
 
-    def brokers(self, listener: str) -> Sequence[Broker]:
-        """Live appliances by ascending id, this one always among them.
-
-        ``listener`` is the "host:port" of ours that the client connected to, so that a client which came
-        through one network is not sent to an address of another.
-        """
-
     def disk_space(self) -> tuple[int, int]:
         """Bytes in all and bytes usable of the file system under ``data_dir``."""
 
@@ -111,19 +131,6 @@ class Cluster(Protocol):
         """A producer id that this cluster has never given out."""
 
     # -- topics ---------------------------------------------------------------------------------------
-
-    @property
-    def revision(self) -> int:
-        """Grows with every change of ``topics()`` and of a leader: encoded metadata may be cached by it."""
-
-    def topics(self) -> Mapping[str, Topic]:
-        """All topics of the cluster.  The caller does not change it and does not keep it."""
-
-    def leader(self, topic: Topic, partition: int) -> int:
-        """The live broker that serves a partition, NO_LEADER while none can."""
-
-    def settings(self, topic: Topic) -> TopicSettings:
-        """What holds for a topic: its own settings over the defaults."""
 
     def default_settings(self) -> TopicSettings: ...
 

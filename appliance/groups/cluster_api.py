@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
+from uuid import UUID
 
 from appliance.catalog import Topic
 from appliance.errors import (
@@ -28,8 +29,9 @@ from appliance.names import GROUP_CHARACTERS_MAX, INTERNAL_TOPICS, is_reserved, 
 from .call import Answer, Call, Handler
 from .cluster import NO_LEADER, Broker, Cluster
 from .codes import Code
+from .directory import MetadataAnswers, why_missing
 from .group_api import coordinator_of
-from .metadata import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, MetadataEncoder, Row, topic_id
+from .metadata import CLUSTER_OPERATIONS, NO_ID, TOPIC_OPERATIONS, topic_id
 
 CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
@@ -48,7 +50,7 @@ NO_TRANSACTIONS: Final = "transactions are not supported here: unset transaction
 class ClusterApi:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._encoder = MetadataEncoder(cluster.leader)
+        self._answers = MetadataAnswers(cluster)
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -65,39 +67,22 @@ class ClusterApi:
     # -- metadata -------------------------------------------------------------------------------------
 
     async def _metadata(self, call: Call) -> Answer:
-        cluster, request = self._cluster, call.request
-        operations = bool(request.include_topic_authorized_operations)
-        if request.topics is None or (call.version == 0 and not request.topics):
-            topics = self._encoder.all_topics(call.version, cluster.revision, self._sorted_topics, operations)
-        else:
-            may_create = call.version < 4 or request.allow_auto_topic_creation
-            rows = await self._find_topics(request.topics, may_create and cluster.auto_create)
-            topics = self._encoder.topics(call.version, rows, operations)
-        return self._encoder.frame(
+        request = call.request
+        wanted: list[str | UUID] | None = None
+        errors: dict[str, int] = {}
+        if request.topics is not None and (call.version > 0 or request.topics):
+            wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
+            if self._cluster.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
+                errors = await self._create_missing([name for name in dict.fromkeys(wanted) if isinstance(name, str)])
+        return self._answers.kafka(
             call.correlation_id,
             call.version,
-            cluster.brokers(call.listener),
-            cluster.cluster_id,
-            cluster.broker_id,
-            topics,
-            bool(request.include_cluster_authorized_operations),
+            call.listener,
+            wanted,
+            errors,
+            topic_operations=bool(request.include_topic_authorized_operations),
+            cluster_operations=bool(request.include_cluster_authorized_operations),
         )
-
-    async def _find_topics(self, wanted: Any, may_create: bool) -> list[Row]:
-        """Each topic that is asked for, by name or (version 12) by id, or an error in its place."""
-        names = list(dict.fromkeys(topic.name for topic in wanted if topic.name is not None))
-        ids = list(dict.fromkeys(topic.topic_id for topic in wanted if topic.name is None))
-        errors = await self._create_missing(names) if may_create else {}
-        known = self._cluster.topics()
-        rows: list[Row] = [(name, known.get(name) or errors.get(name) or _missing(name)) for name in names]
-        by_id = {topic_id(topic): topic for topic in known.values()} if ids else {}
-        for wanted_id in ids:
-            topic = by_id.get(wanted_id)
-            rows.append((topic.name, topic) if topic is not None else (wanted_id, Code.UNKNOWN_TOPIC_ID))
-        return rows
-
-    def _sorted_topics(self) -> list[Topic]:
-        return [topic for _, topic in sorted(self._cluster.topics().items())]
 
     async def _create_missing(self, names: list[str]) -> dict[str, int]:
         """Codes of the topics that could not be made."""
@@ -130,7 +115,11 @@ class ClusterApi:
         for name in names:
             topic = known.get(name)
             if topic is None:
-                row = {"name": name, "error_code": _missing(name), "topic_authorized_operations": TOPIC_OPERATION_BITS}
+                row = {
+                    "name": name,
+                    "error_code": why_missing(name),
+                    "topic_authorized_operations": TOPIC_OPERATION_BITS,
+                }
                 topics.append(row)
                 continue
             numbers = [number for number in sorted(topic.partitions) if name != first or number >= first_partition]
@@ -286,8 +275,3 @@ class ClusterApi:
             return none | {"error_code": Code.COORDINATOR_LOAD_IN_PROGRESS}
         except ApplianceError as error:
             return none | {"error_code": error.code}
-
-
-def _missing(name: str) -> Code:
-    """Why there is no topic of this name."""
-    return Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION

@@ -28,8 +28,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from hashlib import blake2b
 from uuid import UUID
 
 from appliance.catalog import Topic
@@ -63,15 +61,8 @@ def _bits(operations: frozenset[int] | None) -> bytes:
 
 
 def topic_id(topic: Topic) -> UUID:
-    """The id that clients know a topic by: its catalog id, or one made of the name if it has none."""
-    return UUID(bytes=_id_bytes(topic))
-
-
-def _id_bytes(topic: Topic) -> bytes:
-    if len(topic.id) == 32:
-        with suppress(ValueError):
-            return bytes.fromhex(topic.id)
-    return blake2b(f"{topic.name} {topic.id}".encode(), digest_size=16).digest()
+    """The id that clients know a topic by."""
+    return UUID(topic.id)
 
 
 class MetadataEncoder:
@@ -122,7 +113,7 @@ class MetadataEncoder:
             parts += [_I16.pack(error), p.string(name if isinstance(name, str) else nameless)]
             if version >= 10:
                 unknown = name.bytes if isinstance(name, UUID) else NO_ID.bytes
-                parts.append(unknown if isinstance(topic, int) else _id_bytes(topic))
+                parts.append(unknown if isinstance(topic, int) else bytes.fromhex(topic.id))
             if version >= 1:
                 parts.append(b"\1" if name in INTERNAL_TOPICS else b"\0")
             parts.append(p.count(len(placed)))

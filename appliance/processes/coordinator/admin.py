@@ -48,9 +48,9 @@ from ...errors import (
     ApplianceError,
     InvalidRequest,
     UnknownGroup,
-    UnknownPartition,
 )
 from ...groups.cluster import Commit, RegisteredGroup
+from ...groups.directory import MetadataAnswers
 from ...groups.state import Group, State
 from ...names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN
 from ...wire import native
@@ -131,6 +131,7 @@ class NativeDoor:
 
     def __init__(self, cluster: Cluster, kafka_groups: Callable[[], Mapping[str, Group]]) -> None:
         self._cluster = cluster
+        self._metadata = MetadataAnswers(cluster)
         self._kafka_groups = kafka_groups
         self._verbs = {
             "create_topic": _Verb(CreateTopic, self._create_topic),
@@ -155,34 +156,9 @@ class NativeDoor:
         """
         request = native.decode_forwarded(memoryview(frame))
         if isinstance(request, native.MetadataRequest):
-            return native.encode_frame([request.correlation, 0, self._metadata(request.topics, listener)])
+            return native.encode_frame([request.correlation, 0, self._metadata.native(request.topics, listener)])
         code, message, result = await self._admin(request.verb, request.arguments)
         return native.encode_frame([request.correlation, code, message, result])
-
-    # ---- metadata
-
-    def _metadata(self, names: Names | None, listener: str) -> dict[str, Any]:
-        cluster = self._cluster
-        wanted = sorted(cluster.topics()) if names is None else dict.fromkeys(names)
-        return {
-            "cluster": cluster.cluster_id,
-            "broker": cluster.broker_id,
-            "zookeeper": cluster.registry.connect_string,
-            "brokers": [list(broker) for broker in cluster.brokers(listener, "native")],
-            "topics": [self._topic_metadata(name) for name in wanted],
-        }
-
-    def _topic_metadata(self, name: str) -> dict[str, Any]:
-        cluster = self._cluster
-        topic = cluster.topics().get(name)
-        if topic is None:
-            return {"name": name, "error": UnknownPartition.code, "settings": {}, "partitions": []}
-        return {
-            "name": name,
-            "error": 0,
-            "settings": cluster.settings(topic).as_kafka(),
-            "partitions": [[number, cluster.leader(topic, number)] for number in sorted(topic.partitions)],
-        }
 
     # ---- admin
 

@@ -15,11 +15,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from ...catalog import Topic
-from ...config import Config, TopicSettings, parse_addresses
+from ...config import Config, TopicSettings
 from ...errors import (
     ApplianceError,
     BadValue,
@@ -39,6 +39,7 @@ from ...wire.requests import EARLIEST, LATEST, OffsetsPart
 from ...zookeeper import operations, paths
 from ...zookeeper.claims import Claimant, GroupInfo, decode_info
 from ...zookeeper.paths import CommittedOffset, Subscription, TopicPartition
+from .. import snapshot
 from .partitions import Key, Partitions
 from .peers import ask_admin, ask_offsets
 from .positions import Positions
@@ -135,19 +136,35 @@ class Cluster:
     def data_dir(self) -> str:
         return str(self._data_dir)
 
-    def brokers(self, listener: str, door: str = "kafka") -> list[Broker]:
-        """Live brokers with this door, by id; this one always among them.
+    @property
+    def zookeeper(self) -> str:
+        return self.registry.connect_string
 
-        ``listener`` is our address that the client connected to: a client that came through one network is
-        not sent to an address of another, unless the configuration says what to tell.
-        """
+    def brokers(self, listener: str, door: str = "kafka") -> list[Broker]:
         own = getattr(self._config, door).advertised or listener
-        addresses = {self.broker_id: own}
-        for broker_id, info in self.registry.brokers.items():
-            address = getattr(info, door)
-            if broker_id != self.broker_id and address:
-                addresses[broker_id] = address
-        return [Broker(broker_id, *parse_addresses(addresses[broker_id])[0]) for broker_id in sorted(addresses)]
+        return snapshot.brokers(self.broker_id, own, self._peers(), door)
+
+    def _peers(self) -> dict[int, dict[str, str]]:
+        found = self.registry.brokers.items()
+        return {peer: {"native": info.native, "kafka": info.kafka} for peer, info in found if peer != self.broker_id}
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Another value whenever the facts or the topics may have changed; cheap to compare."""
+        return self.revision, self.zookeeper, self.cluster_id, self.topic_operations.catalog.topics
+
+    @property
+    def facts(self) -> snapshot.Facts:
+        """What network workers are told, besides the topics."""
+        return snapshot.Facts(
+            self.cluster_id,
+            self.broker_id,
+            self.auto_create,
+            self.zookeeper,
+            {door: getattr(self._config, door).advertised for door in ("native", "kafka")},
+            self._peers(),
+            self.default_settings(),
+        )
 
     def forget_unlinked_files(self) -> None:
         """Close segments that retention has unlinked since they were looked at."""

@@ -12,7 +12,7 @@ Around the loop:
 * one stream per network worker.  The worker sends ``[token, door, listener, peer, frame]``, the answer is
   ``[token, reply frame]`` or ``[token, nil]`` (close that connection); ``[token]`` alone says that the
   connection is gone.  A worker that does not take its answers, or has REQUESTS_MAX unanswered, is not read
-  any more.
+  any more.  Between the answers it is told what it answers Metadata from (``processes.snapshot``).
 
 Killed, it is forked again: topics come back from the catalog and ZooKeeper, producer ids start a new
 generation.
@@ -26,7 +26,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -34,7 +34,7 @@ from uuid import uuid4
 import msgpack
 import msgspec
 
-from ...catalog import Catalog
+from ...catalog import Catalog, Topic
 from ...config import Config, parse_addresses
 from ...errors import ApplianceError, ProtocolFault
 from ...groups.api import KafkaDoor
@@ -44,6 +44,7 @@ from ...wire.kafka import cold
 from ...zookeeper.paths import BrokerInfo
 from ...zookeeper.session import State
 from ..control import Channel
+from ..snapshot import SNAPSHOT, Facts, Publisher
 from .admin import NativeDoor
 from .cluster import Cluster
 from .expiry import Expiry
@@ -112,7 +113,7 @@ class Coordinator:
             describe=self._describe,
             on_state=self._zookeeper_changed,
             on_connected=self._on_connected,
-            on_brokers=lambda: self._spawn(self._cluster.positions.review()),
+            on_brokers=self._brokers_changed,
             on_topic=lambda name, info: self._topics.told(name, info),
         )
         catalog = Catalog.load(data_dir)
@@ -135,6 +136,8 @@ class Coordinator:
         positions = self._cluster.positions
         self._expiry = Expiry(self._registry, positions, self._cluster.coordinates, clock_ms)
         self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
+        self._topics.on_change = self._publish_soon
+        self._publishing = False
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
@@ -209,6 +212,7 @@ class Coordinator:
         self._cluster.reload(config)
         self._topics.reload(config)
         self._registry.announce()
+        self._publish_soon()
 
     async def _maintain(self) -> None:
         """From time to time: do what was left undone, and remove what is too old."""
@@ -236,10 +240,15 @@ class Coordinator:
         """Tell the supervisor, which waits for it with READY: connected is not before we know which cluster this is."""
         if state != State.CONNECTED.value or self._cluster.cluster_id:
             self._send(["zookeeper", {"connect": connect, "state": state}])
+        self._publish_soon()
 
     def _on_connected(self) -> None:
         self._cluster.positions.new_session()  # at once: nobody is answered for a group that may be another's
         self._spawn(self._connected())
+
+    def _brokers_changed(self) -> None:
+        self._publish_soon()
+        self._spawn(self._cluster.positions.review())
 
     async def _connected(self) -> None:
         known = self._cluster.cluster_id
@@ -294,12 +303,29 @@ class Coordinator:
 
     async def _attach_worker(self, index: int, fd: int) -> None:
         """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
-        stream = WorkerStream(self._answer, Limits.of(self._config).forwarded_bytes_max)
+        stream = WorkerStream(self._answer, self._publish, Limits.of(self._config).forwarded_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:
             old.close()
         self._workers[index] = stream
+        self._publish()
+
+    def _publish_soon(self) -> None:
+        """Something has changed that no request has asked for, or that has not been answered yet."""
+        if not self._publishing:
+            self._publishing = True
+            self._loop.call_soon(self._publish)
+
+    def _publish(self, due: WorkerStream | None = None) -> None:
+        """Bring the snapshots of the workers up to date; of those that do not take what they are sent, only ``due``."""
+        self._publishing = False
+        state, topics = self._cluster.state, self._topics.catalog.topics
+        behind = [one for one in self._workers.values() if one.told != state and (one is due or not one.congested)]
+        if behind:
+            facts = self._cluster.facts
+            for stream in behind:
+                stream.publish(state, facts, topics)
 
     async def _answer(self, door: str, listener: str, peer: str, frame: bytes) -> bytes | None:
         try:
@@ -314,13 +340,17 @@ class Coordinator:
 class WorkerStream(asyncio.Protocol):
     """The stream of one network worker: requests in, answers out, bounded both ways."""
 
-    def __init__(self, answer: Answer, frame_bytes_max: int) -> None:
+    def __init__(self, answer: Answer, publish: Callable[[WorkerStream], None], frame_bytes_max: int) -> None:
+        """``publish``: called before each answer, so that the worker learns of what the answer tells before it."""
+        self.told: tuple[Any, ...] = ()  # the state that the worker's snapshot is of
+        self.congested = False
         self._answer = answer
+        self._publish = publish
+        self._publisher = Publisher()
         self._tasks: set[asyncio.Task[bytes | None]] = set()
         self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
         self._transport: asyncio.Transport | None = None
         self._unanswered = 0
-        self._congested = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -334,16 +364,24 @@ class WorkerStream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def publish(self, state: tuple[Any, ...], facts: Facts, topics: Mapping[str, Topic]) -> None:
+        """Tell the worker what has changed since it was told last."""
+        self.told = state
+        if self._transport is not None:
+            for message in self._publisher.changes(facts, topics):
+                self._transport.write(msgpack.packb([SNAPSHOT, message]))
+
     def data_received(self, data: bytes) -> None:
         self._unpacker.feed(data)
         self._take()
 
     def pause_writing(self) -> None:
-        self._congested = True
+        self.congested = True
         self._throttle()
 
     def resume_writing(self) -> None:
-        self._congested = False
+        self.congested = False
+        self._publish(self)
         self._take()
 
     def _take(self) -> None:
@@ -361,7 +399,7 @@ class WorkerStream(asyncio.Protocol):
 
     @property
     def _full(self) -> bool:
-        return self._congested or self._unanswered >= REQUESTS_MAX
+        return self.congested or self._unanswered >= REQUESTS_MAX
 
     def _throttle(self) -> None:
         if self._transport is None:
@@ -385,6 +423,7 @@ class WorkerStream(asyncio.Protocol):
         if error is not None:
             log.error("%s door: a request of %s cannot be answered", door, peer, exc_info=error)
         reply = None if task.cancelled() or error is not None else task.result()
+        self._publish(self)
         if self._transport is not None:
             self._transport.write(msgpack.packb([token, reply]))
         was_full = self._full

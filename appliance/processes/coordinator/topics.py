@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 class Topics:
-    """``revision`` grows with every change of what :attr:`catalog` says."""
+    """``revision`` grows with every change of what :attr:`catalog` says; ``on_change`` is called then."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Topics:
     ) -> None:
         self.catalog = catalog
         self.revision = 0
+        self.on_change: Callable[[], None] = lambda: None
         self._clock_ms = clock_ms
         self._compared = False  # what is registered was compared with the catalog once
         self._stale = registry.enabled  # and is to be compared again
@@ -84,6 +85,10 @@ class Topics:
         self._config = config
         self._broker_id = config.broker.id
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def _changed(self) -> None:
+        self.revision += 1
+        self.on_change()
 
     @property
     def defaults(self) -> TopicSettings:
@@ -169,7 +174,7 @@ class Topics:
                     await self._registry.ask(self._registry.topics.create_topic(name, _info(topic)))
                 await self._open(topic)
                 self.catalog.change(put=topic, done=removal)
-            self.revision += 1
+            self._changed()
             self._registry.announce()
             return topic
 
@@ -237,7 +242,7 @@ class Topics:
             elsewhere = [p for p in removal.partitions if self._broker_id not in topic.partitions[p]]
             note = Removal(old.name, old.id, elsewhere, whole=False) if elsewhere else None
             self.catalog.change(put=topic, done=removal, note=note)
-            self.revision += 1
+            self._changed()
             self._set(old, topic)
         await self._adopt(topic)
         return topic
@@ -268,13 +273,13 @@ class Topics:
             await self._registry.ask(self._registry.topics.topics([topic.name]))
         removal = Removal(topic.name, topic.id, [partition for _, partition in self.hosted(topic)])
         self.catalog.change(drop=topic.name, note=removal)
-        self.revision += 1
+        self._changed()
         return removal
 
     def reload(self, config: Config) -> None:
         """Take new defaults; writers learn what now holds for their topic."""
         self._config = config
-        self.revision += 1
+        self._changed()
         for topic in list(self.catalog.topics.values()):
             self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
 
@@ -289,6 +294,7 @@ class Topics:
             log.error("%s has no partition of broker %d: was broker.id changed?", self.catalog.path, self._broker_id)
         if not self.catalog.cluster:
             self.catalog.cluster = uuid4().hex
+            self._changed()
             try:
                 self.catalog.store()
             except ApplianceError as error:  # a full disk keeps nobody from reading
@@ -343,6 +349,7 @@ class Topics:
             if self.catalog.cluster and self.catalog.topics:
                 log.warning("this data directory was in cluster %s, now in %s", self.catalog.cluster, cluster)
             self.catalog.cluster = cluster
+            self._changed()
             self.catalog.store()
         self._stale, self._compared = False, True
         found = await registry.ask(registry.topics.topics())
@@ -405,7 +412,7 @@ class Topics:
         if topic == old and all(key in self._partitions for key in self.hosted(topic)):
             return
         self.catalog.change(put=topic)
-        self.revision += 1
+        self._changed()
         if old is not None:
             self._set(old, topic)
         await self._open(topic)

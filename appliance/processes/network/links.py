@@ -16,6 +16,7 @@ that are handed over by ``handoff.CONNECTIONS_MAX``, frames by ``IN_FLIGHT_BYTES
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from ...wire.requests import Codec
 from .. import handoff
 from ..answers import Answer
 from ..control import Channel
+from ..snapshot import SNAPSHOT
 from .connection import Connection, Pending
 
 WRITER_WAIT_MS_MIN: Final = 1_000
@@ -36,6 +38,9 @@ BUNDLE_REQUESTS_MAX: Final = 2_048
 """Requests in one bundle: described with two numbers of 5 bytes each and answered with three of up to 9."""
 BUNDLE_POSITIONS_MAX: Final = 2 * BUNDLE_REQUESTS_MAX
 REPLY_BYTES_MAX: Final = 256 << 20
+READ_BYTES: Final = 1 << 20
+READS_MAX: Final = 16
+"""What is taken of the coordinator's stream at once: more than lies in a socket."""
 IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
 GIVEN_MAX: Final = 2
@@ -239,6 +244,10 @@ class WriterLink:
         return bundles
 
 
+def _unpacker() -> msgpack.Unpacker:
+    return msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX, strict_map_key=False)
+
+
 class _Forwarded:
     """A frame that waits for its answer, packed; ``given``: how many coordinators have been given it so far."""
 
@@ -251,14 +260,17 @@ class _Forwarded:
 class CoordinatorLink:
     """The stream to the coordinator: ``[token, door, listener, peer, frame]`` there, ``[token, reply]`` back.
 
+    What comes back beside the replies is for the worker's snapshot (:mod:`appliance.processes.snapshot`): ``told``.
+
     A dead coordinator is an EOF (:meth:`receive` returns None).  A frame counts as given as soon as there is a
     coordinator to send it to, whether the socket has taken it yet or not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[list[Any]], None]) -> None:
         self.sock: socket.socket | None = None
+        self._told = told
         self._out = bytearray()
-        self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
+        self._unpacker = _unpacker()
         self._in_flight: dict[int, _Forwarded] = {}
         self._in_flight_bytes = 0
         self._token = 0
@@ -274,7 +286,7 @@ class CoordinatorLink:
         """
         sock.setblocking(False)
         self.sock = sock
-        self._unpacker = msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX)
+        self._unpacker = _unpacker()
         given_up = [token for token, frame in self._in_flight.items() if frame.given >= GIVEN_MAX]
         outlived = [self._drop(token) for token in given_up]
         self._out.clear()
@@ -329,23 +341,35 @@ class CoordinatorLink:
         except OSError:
             self._out.clear()
 
+    def _read(self) -> bytes | None:
+        """What has come, b"" at the end of the stream, None when nothing has."""
+        assert self.sock is not None
+        try:
+            return self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
     def receive(self) -> list[tuple[Pending, bytes | None]] | None:
         """Replies that have arrived (None in place of one: hang up); None when the coordinator is gone."""
         assert self.sock is not None
-        try:
-            data = self.sock.recv(1 << 20)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
+        data = self._read()
+        if data == b"":
             self.sock.close()
             self.sock = None
             self._out.clear()
             return None
-        self._unpacker.feed(data)
+        for reads in range(READS_MAX):
+            if not data:  # nothing more; an end of the stream shows again at the next call
+                break
+            self._unpacker.feed(data)
+            more = len(data) == READ_BYTES and reads + 1 < READS_MAX
+            data = self._read() if more else None
         replies = []
         for token, reply in self._unpacker:
-            if token in self._in_flight:
+            if token == SNAPSHOT:
+                self._told(reply)
+            elif token in self._in_flight:
                 replies.append((self._drop(token), reply))
         return replies

@@ -38,6 +38,7 @@ from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import OFFLINE, SegmentTable
+from ...wire.bounds import Limits
 from ...wire.doors import codec_of
 from ...wire.requests import (
     EARLIEST,
@@ -57,6 +58,7 @@ from ..child import settle
 from ..clock import now_ms
 from ..control import Channel
 from .connection import Connection, Pending
+from .directory import LocalDirectory
 from .inbox import Buffers, Inbox
 from .links import Away, Bundle, CoordinatorLink, Target, WriterLink
 from .longpoll import LongPoll, Parked, Place, Want, wants_of_fetch
@@ -126,7 +128,8 @@ class NetworkWorker:
         self._buffers = Buffers(self._memory, len(self._memory))
         self._files = FileCache(OPEN_FILES_MAX)
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._coordinator = CoordinatorLink()
+        self._directory = LocalDirectory(Limits.of(post.config).parts_max)
+        self._coordinator = CoordinatorLink(self._directory.snapshot.take)
         self._coordinator_waits = False
         self._connections: dict[int, Connection] = {}
         self._links: dict[int, Partition] = {}
@@ -499,10 +502,23 @@ class NetworkWorker:
                 connection.hang_up = connection.hang_up or request.close
             case Cold():
                 connection.expect(pending)
-                self._coordinator.ask(pending, frame)
-                self._watch_coordinator()
+                reply = self._answer_here(connection, frame)
+                if reply is not None:
+                    connection.answer(pending, [reply])
+                else:
+                    self._coordinator.ask(pending, frame)
+                    self._watch_coordinator()
         self._touched[connection] = None
         return True
+
+    def _answer_here(self, connection: Connection, frame: memoryview) -> bytes | None:
+        """The answer to a question about brokers and topics, from all that the coordinator has told of them by now."""
+        question = self._directory.asked(connection.door, frame)
+        if question is None:
+            return None
+        if self._coordinator.sock is not None:
+            self._take_replies(0)
+        return self._directory.answer(question, connection.listener)
 
     # ---- produce
 

@@ -1,0 +1,65 @@
+"""What a network worker answers from its snapshot of brokers and topics (:mod:`appliance.processes.snapshot`).
+
+Metadata of both listeners, and FindCoordinator where this broker is the only one.  So neither a producer nor a consumer
+that has its partitions assigned needs the coordinator, which may hang or be replaced meanwhile.  Everything else is
+None, and goes to the coordinator: topics that are to be made, groups of several brokers, whatever is malformed, and all
+before the first snapshot has come.
+"""
+
+from __future__ import annotations
+
+from ...errors import ProtocolFault
+from ...groups.directory import MetadataAnswers
+from ...names import is_reserved, is_topic
+from ...wire import native
+from ...wire.kafka import metadata as kafka
+from ..snapshot import Snapshot
+
+Question = native.MetadataRequest | kafka.MetadataQuestion | kafka.CoordinatorQuestion
+
+
+class LocalDirectory:
+    def __init__(self, parts_max: int) -> None:
+        self.snapshot = Snapshot()
+        self._parts_max = parts_max
+        self._answers = MetadataAnswers(self.snapshot)
+
+    def asked(self, door: str, frame: memoryview) -> Question | None:
+        """The question in a frame, if it is one that may be answered here."""
+        if not self.snapshot.complete:
+            return None
+        if door == "kafka":
+            return kafka.decode(frame, self._parts_max)
+        try:
+            request = native.decode_forwarded(frame)
+        except ProtocolFault:
+            return None
+        return request if isinstance(request, native.MetadataRequest) else None
+
+    def answer(self, question: Question, listener: str) -> bytes | None:
+        """The reply frame; None: it is the coordinator's to answer."""
+        match question:
+            case native.MetadataRequest():
+                reply = self._answers.native(question.topics, listener)
+                return native.encode_frame([question.correlation, 0, reply])
+            case kafka.MetadataQuestion():
+                return self._metadata(question, listener)
+            case kafka.CoordinatorQuestion():
+                brokers = self.snapshot.brokers(listener)
+                return kafka.encode_coordinator(question, *brokers[0]) if len(brokers) == 1 else None
+
+    def _metadata(self, question: kafka.MetadataQuestion, listener: str) -> bytes | None:
+        known = self.snapshot.topics()
+        if question.may_create and self.snapshot.auto_create:
+            names = (topic for topic in question.topics or () if isinstance(topic, str))
+            if any(name not in known and is_topic(name) and not is_reserved(name) for name in names):
+                return None
+        return self._answers.kafka(
+            question.correlation_id,
+            question.version,
+            listener,
+            question.topics,
+            {},
+            topic_operations=question.topic_operations,
+            cluster_operations=question.cluster_operations,
+        )

@@ -1,0 +1,154 @@
+"""The snapshot of brokers and topics that network workers answer from, so that the coordinator is not asked.
+
+The coordinator tells each worker what has changed, on the stream that also brings its answers::
+
+    [0, ["begin"]]                              what follows, up to "end", replaces everything
+    [0, ["facts", {...}]]                       :class:`Facts`, all of them
+    [0, ["topics", [[name, id, [[partition, [broker ...]] ...], {setting: value}] ...]]]     new, or changed
+    [0, ["gone", [name ...]]]                   deleted
+    [0, ["end"]]
+
+(Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
+
+How stale can an answer be?  The coordinator writes a change to every worker's stream before it answers any request
+after it (:meth:`Publisher.changes`, called before each answer), and a worker reads its stream before it answers from
+the snapshot.  So a client that has the answer to CreateTopics, DeleteTopics and the like sees the change on every
+connection, whichever worker has it.  Two exceptions, both harmless, since what has moved is refused with a retriable
+error and then asked about again: a worker that does not take its answers is told when it does (its snapshot is behind
+by what lies in its own socket), and while a dead coordinator's successor starts, the last snapshot stands, which is
+what that coordinator had made known.  A change that no request made (another broker's) comes as soon as it is known.
+
+A snapshot that is being replaced is used until the new one is whole.  Memory: that of the catalog, once or, while it
+is replaced, twice per worker; the coordinator keeps references only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from ..catalog import Topic
+from ..config import TopicSettings, parse_addresses
+from ..groups.cluster import NO_LEADER, Broker
+
+SNAPSHOT: Final = 0
+"""In place of an answer's token."""
+TOPICS_PER_MESSAGE: Final = 500
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """All that is not a topic.
+
+    ``advertised``: by door, what to tell clients instead of the address that they came to; ``peers``: the other live
+    brokers, with the address of each door that they have open; ``defaults``: what holds where a topic does not set it.
+    """
+
+    cluster_id: str
+    broker_id: int
+    auto_create: bool
+    zookeeper: str
+    advertised: dict[str, str]
+    peers: dict[int, dict[str, str]]
+    defaults: TopicSettings
+
+
+def brokers(broker_id: int, own: str, peers: Mapping[int, Mapping[str, str]], door: str) -> list[Broker]:
+    """Live brokers with this door, by id; this one, which is at ``own``, always among them."""
+    known = {peer: doors[door] for peer, doors in peers.items() if doors.get(door)} | {broker_id: own}
+    return [Broker(number, *parse_addresses(known[number])[0]) for number in sorted(known)]
+
+
+class Publisher:
+    """What one worker has been told; :meth:`changes` are the messages that bring it up to date."""
+
+    def __init__(self) -> None:
+        self._facts: Facts | None = None
+        self._seen: Mapping[str, Topic] | None = None
+        self._topics: dict[str, Topic] = {}
+
+    def changes(self, facts: Facts, topics: Mapping[str, Topic]) -> Iterator[list[Any]]:
+        """``topics`` and each topic in it are other objects when they have changed, and are never changed."""
+        first = self._facts is None
+        if first:
+            yield ["begin"]
+        if facts != self._facts:
+            yield ["facts", msgspec.to_builtins(facts, str_keys=False)]
+        if topics is not self._seen:
+            gone = [name for name in self._topics if name not in topics]
+            new = (topic for name, topic in topics.items() if self._topics.get(name) is not topic)
+            while some := list(islice(new, TOPICS_PER_MESSAGE)):
+                yield ["topics", [_row(topic) for topic in some]]
+            for start in range(0, len(gone), TOPICS_PER_MESSAGE):
+                yield ["gone", gone[start : start + TOPICS_PER_MESSAGE]]
+        if first:
+            yield ["end"]
+        self._facts, self._seen, self._topics = facts, topics, dict(topics)
+
+
+def _row(topic: Topic) -> list[Any]:
+    return [topic.name, topic.id, list(topic.partitions.items()), topic.settings]
+
+
+class Snapshot:
+    """A worker's; implements :class:`appliance.groups.directory.Directory` once it is :attr:`complete`."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.revision = 0
+        self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
+        self._topics: dict[str, Topic] = {}
+        self._next: dict[str, Topic] = self._topics
+        """The same, but between "begin" and "end"."""
+
+    def take(self, message: list[Any]) -> None:
+        """One message of the coordinator."""
+        match message:
+            case ["begin"]:
+                self._next = {}
+            case ["facts", facts]:
+                self._next_facts = msgspec.convert(facts, Facts)
+            case ["topics", rows]:
+                for name, topic_id, partitions, settings in rows:
+                    self._next[name] = Topic(name, dict(partitions), settings, topic_id)
+            case ["gone", names]:
+                for name in names:
+                    self._next.pop(name, None)
+            case ["end"]:
+                self._topics = self._next
+                self.complete = True
+        if self._next is self._topics:
+            self._facts = self._next_facts
+            self.revision += 1
+
+    @property
+    def broker_id(self) -> int:
+        return self._facts.broker_id
+
+    @property
+    def cluster_id(self) -> str:
+        return self._facts.cluster_id
+
+    @property
+    def zookeeper(self) -> str:
+        return self._facts.zookeeper
+
+    @property
+    def auto_create(self) -> bool:
+        return self._facts.auto_create
+
+    def brokers(self, listener: str, door: str = "kafka") -> list[Broker]:
+        facts = self._facts
+        return brokers(facts.broker_id, facts.advertised.get(door) or listener, facts.peers, door)
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self._topics
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        leader = topic.leader(partition)
+        return leader if leader == self._facts.broker_id or leader in self._facts.peers else NO_LEADER
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        return TopicSettings.parse(topic.settings, self._facts.defaults)

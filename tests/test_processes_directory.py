@@ -1,0 +1,138 @@
+"""What workers answer of brokers and topics, without the coordinator, on a real appliance with real clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from appliance.wire import native
+
+from .native_peer import Peer
+from .server import Server, wait_for
+
+STALL_S_MAX = 2.0
+"""Far below librdkafka's and the coordinator's time limits, far above what a busy machine takes."""
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def topics_of(peer: Peer, *names: str) -> dict[str, int]:
+    """Topic → error, of those that are asked for or of all."""
+    header, _ = peer.call([native.METADATA, 5, list(names) or None])
+    return {topic["name"]: topic["error"] for topic in header[2]["topics"]}
+
+
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_a_change_that_was_answered_is_seen_on_every_connection(
+    make_appliance: Callable[..., Server], nodes: int
+) -> None:
+    """Method: connections enough to have some on each worker; each change is followed at once by all questions."""
+    server = make_appliance(**{"network.workers": 3, "zookeeper.nodes": nodes})
+    wait_for(lambda: nodes == 0 or server.state["zookeeper"]["state"] == "connected", "ZooKeeper")
+    peers = [Peer(server.native) for _ in range(12)]
+    for turn in range(20):
+        asking = peers[turn % len(peers)]
+        asking.create(f"t{turn}")
+        assert all(f"t{turn}" in topics_of(peer) for peer in peers)
+        if turn % 2:
+            asking.admin("delete_topic", name=f"t{turn}")
+            assert not any(f"t{turn}" in topics_of(peer) for peer in peers)
+            assert topics_of(asking, f"t{turn}") == {f"t{turn}": 3}
+    for peer in peers:
+        peer.close()
+
+
+class Traffic:
+    """A producer that waits for each acknowledgement and a consumer with assigned partitions; their longest stalls."""
+
+    def __init__(self, server: Server, topic: str) -> None:
+        self.topic, self.sent, self.read = topic, 0, 0
+        common = {"bootstrap.servers": server.kafka, "topic.metadata.refresh.interval.ms": 50}
+        self.producer = Producer({**common, "acks": "all", "linger.ms": 0})
+        self.consumer = Consumer({**common, "group.id": f"of-{topic}", "enable.auto.commit": False})
+        self.consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+
+    def run(self, seconds: float) -> float:
+        """The longest time from handing a message over to having read it."""
+        longest, end = 0.0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            begun = time.monotonic()
+            self.producer.produce(self.topic, str(self.sent).encode(), partition=0)
+            assert self.producer.flush(30) == 0
+            self.sent += 1
+            while self.read < self.sent:
+                message = self.consumer.poll(1)
+                if message is not None and not message.error():
+                    self.read += 1
+                assert time.monotonic() - begun < 30, "not read"
+            longest = max(longest, time.monotonic() - begun)
+        return longest
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+def test_a_coordinator_that_hangs_is_not_noticed_by_producers_and_assigned_consumers(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance(**{"network.workers": 2})
+    admin = AdminClient({"bootstrap.servers": server.kafka})
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(20)
+    old = Traffic(server, "t")
+    old.run(0.5)
+    (coordinator,) = server.pids("coordinator")
+    with stopped(coordinator):
+        assert old.run(3) < STALL_S_MAX
+        begun = time.monotonic()
+        fresh = Traffic(server, "t")  # bootstrap, metadata and the coordinator of its group: all anew
+        fresh.read -= old.sent
+        fresh.run(0.1)
+        assert time.monotonic() - begun < STALL_S_MAX
+        assert fresh.run(1) < STALL_S_MAX
+        assert "t" in AdminClient({"bootstrap.servers": server.kafka}).list_topics(timeout=5).topics
+        with Peer(server.native) as peer:
+            assert topics_of(peer) == {"t": 0} and topics_of(peer, "none") == {"none": 3}
+    old.close()
+    fresh.close()
+
+
+def test_a_coordinator_that_is_killed_is_not_noticed_either(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"network.workers": 2})
+    admin = AdminClient({"bootstrap.servers": server.kafka})
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(20)
+    traffic = Traffic(server, "t")
+    traffic.run(0.3)
+    for _ in range(3):
+        os.kill(server.pids("coordinator")[0], signal.SIGKILL)
+        assert traffic.run(0.7) < STALL_S_MAX
+    traffic.close()
+    with Peer(server.native) as peer:  # its successor tells the workers what changes
+        peer.create("later")
+        assert "later" in topics_of(peer)
+
+
+def test_what_is_to_be_made_is_asked_of_the_coordinator(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"network.workers": 1})
+    assert server.state["doors"]
+    producer = Producer({"bootstrap.servers": server.kafka})
+    producer.produce("made", b"x")
+    assert producer.flush(20) == 0
+    consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": "g"})
+    assert "never" not in {name for name, topic in consumer.list_topics("never").topics.items() if not topic.error}
+    consumer.close()
+    with Peer(server.native) as peer:
+        assert topics_of(peer) == {"made": 0}
