@@ -1,0 +1,201 @@
+"""The writer by itself: clocks that jump, a thread that dies, deleting all there is with a full table or disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import StorageFault
+from appliance.log import FlushTicket, Log
+from appliance.log.files import System
+from appliance.processes.clock import wall_ms
+from appliance.processes.writer import process
+from appliance.processes.writer.process import Writer
+from appliance.processes.writer.producers import Producers
+from appliance.records.encode import encode_batch, encode_values
+from appliance.shared.table import ROWS
+
+from .log_batches import BOOT, batch, place_all
+from .log_batches import SETTINGS as SMALL
+from .server import wait_for
+from .writer_rig import Rig, jumping
+
+BATCH = encode_values([b"one", b"two"], 1_000)
+HOUR_MS = 3_600_000
+
+
+# ---- the time of day is set
+
+
+@pytest.mark.parametrize("jump_ms", [-HOUR_MS, HOUR_MS])
+@pytest.mark.parametrize("settings", [{"flush_messages": 1000, "flush_ms": 50}, {}], ids=["rarely", "always"])
+def test_a_clock_that_jumps_delays_no_flush(
+    tmp_path: Path, jump_ms: int, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: acks=all and acks=1 alike are flushed in time while somebody sets the clock to and fro."""
+    ahead_ms = [0]
+    monkeypatch.setattr(process, "wall_ms", jumping(wall_ms, ahead_ms))
+    with Rig(tmp_path, **settings) as rig:
+        for number in range(6):
+            token = rig.produce(BATCH, acks=-1 if number % 2 else 1)
+            expected = (number + 1) * len(BATCH)
+            wait_for(lambda: rig.table.written >= expected, "it to be written")  # noqa: B023
+            ahead_ms[0] = jump_ms if number % 2 else 0
+            assert rig.answer(token)[0] == 0
+            wait_for(lambda: rig.table.end == rig.table.written, "it to be flushed")
+
+
+@pytest.mark.parametrize("years", [-10, 10])
+def test_a_clock_that_jumps_neither_rolls_a_segment_nor_keeps_one(tmp_path: Path, years: int) -> None:
+    steady, ahead = [10**6], [0]
+    wall = lambda: steady[0] + ahead[0] + 10**12  # noqa: E731
+    log = Log.open(tmp_path, SMALL, wall, boot=BOOT, steady_ms=lambda: steady[0])
+    log.append(place_all(0, [batch()]))
+    for jump_ms in (years * 365 * 24 * HOUR_MS, 0):
+        ahead[0] = jump_ms
+        log.append(place_all(log.written, [batch()]))
+        assert log.bases == [0]
+    steady[0] += SMALL.segment_ms
+    ahead[0] = years * 365 * 24 * HOUR_MS
+    log.append(place_all(log.written, [batch()]))
+    assert len(log.bases) == 2  # as old as it may be
+    for clean in (True, False):
+        log.append(place_all(log.written, [batch()]))
+        log.close(clean)
+        ahead[0] = 0  # set right again, perhaps to long before the segment was made
+        log = Log.open(tmp_path, SMALL, wall, boot=BOOT, steady_ms=lambda: steady[0])
+        count = len(log.bases)
+        log.append(place_all(log.written, [batch()]))
+        steady[0] += SMALL.segment_ms
+        log.append(place_all(log.written, [batch()]))
+        assert len(log.bases) > count
+
+
+# ---- the flusher's thread ends
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(FlushTicket, "sync"), (Log, "flush_done"), (Writer, "_expose"), (Producers, "take")],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_an_unexpected_error_in_the_flusher_ends_the_writer(
+    tmp_path: Path, owner: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: nobody waits for ever for an answer that a dead thread owes."""
+    with Rig(tmp_path) as rig:
+        monkeypatch.setattr(owner, method, broken)
+        rig.produce(BATCH)
+        error = rig.ended()
+        assert isinstance(error, RuntimeError)
+
+
+def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        raise StorageFault("the disk is gone")
+
+    with Rig(tmp_path, flush_messages=1000, flush_ms=60_000) as rig:
+        rig.answer(rig.produce(BATCH, acks=1))
+        monkeypatch.setattr(FlushTicket, "sync", fails)
+        rig.order("cut", rig.table.written)
+        assert isinstance(rig.ended(), StorageFault)
+        assert rig.table.start == 0
+
+
+# ---- deleting all there is
+
+
+def test_deleting_up_to_the_end_with_as_many_segments_as_there_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: a table with few rows; what it can hold follows from its size."""
+    rows = 10
+    monkeypatch.setattr(process, "SEGMENTS_MAX", rows - 1)
+    directory = tmp_path / "t-0"
+    with Rig(tmp_path, table_bytes=8 * (ROWS + rows), segment_bytes=1024) as rig:
+        for _ in range(rows + 5):
+            rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
+        end = rig.table.end
+        assert len(rig.table.view().bases) == rows - 1
+        rig.order("cut", end)
+        wait_for(lambda: rig.table.start == end, "all to be deleted")
+        wait_for(lambda: len(list(directory.glob("*.log"))) == 1, "the files to go")
+        assert rig.answer(rig.produce(BATCH))[:3] == [0, end + len(BATCH) - 2, end + len(BATCH)]
+        assert rig.table.view() == ((end,), end, end + len(BATCH))
+
+
+@pytest.mark.parametrize("beyond", [0, 1 << 40])
+def test_deleting_what_is_written_and_not_flushed_flushes_it_first(tmp_path: Path, beyond: int) -> None:
+    with Rig(tmp_path, flush_messages=1000, flush_ms=60_000) as rig:
+        rig.answer(rig.produce(BATCH, acks=1))
+        token = rig.produce(BATCH, acks=-1)
+        wait_for(lambda: rig.table.written == 2 * len(BATCH), "both to be written")
+        assert rig.table.end == 0
+        rig.order("cut", rig.table.written + beyond)
+        wait_for(lambda: rig.table.start == 2 * len(BATCH), "all to be deleted")
+        assert rig.answer(token)[0] == 0
+        assert rig.table.end == rig.table.written == 2 * len(BATCH)
+
+
+def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no room for a new segment, so the active one stays, behind the start; the others go."""
+    full = [False]
+
+    def open_(path: Path | str, flags: int, mode: int) -> int:
+        if full[0] and flags & os.O_CREAT:
+            raise OSError(28, "No space left on device")
+        return os.open(path, flags, mode)
+
+    real = Log.open
+    monkeypatch.setattr(process.Log, "open", lambda *a, **k: real(*a, **k, system=System(open=open_)))
+    with Rig(tmp_path, segment_bytes=1024) as rig:
+        for _ in range(4):
+            rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
+        end, bases = rig.table.end, rig.table.view().bases
+        full[0] = True
+        rig.order("cut", end)
+        wait_for(lambda: rig.table.start == end, "the start to move")
+        assert rig.table.view().bases == bases[-1:]
+        wait_for(lambda: len(list((tmp_path / "t-0").glob("*.log"))) == 1, "the other files to go")
+        assert rig.answer(rig.produce(BATCH))[0] != 0
+        full[0] = False
+        assert rig.answer(rig.produce(BATCH))[0] == 0
+        rig.order("cut", rig.table.end)
+        wait_for(lambda: rig.table.view().bases == (rig.table.end,), "the last one to go, too")
+
+
+# ---- producers
+
+
+def test_a_producer_is_served_on_after_retention_has_taken_all_its_batches(tmp_path: Path) -> None:
+    def batch_of(producer: int, sequence: int) -> bytes:
+        return encode_batch(
+            [(None, b"x" * 500, (), 1_000)], producer_id=producer, producer_epoch=0, base_sequence=sequence
+        )
+
+    with Rig(tmp_path, segment_bytes=1024) as rig:
+        placed = [rig.answer(rig.produce(batch_of(7, sequence))) for sequence in range(5)]
+        rig.order("cut", rig.table.end)
+        wait_for(lambda: rig.table.start == rig.table.end, "all to be deleted")
+    with Rig(tmp_path, segment_bytes=1024) as rig:  # the first one was killed, as it were: not closed in order
+        assert rig.answer(rig.produce(batch_of(7, 4))) == placed[4]
+        assert rig.answer(rig.produce(batch_of(7, 5)))[0] == 0
+        assert rig.answer(rig.produce(batch_of(8, 3)))[0] != 0
+
+
+def test_a_negative_sequence_is_refused(tmp_path: Path) -> None:
+    raw = bytearray(encode_batch([(None, b"x", (), 1_000)], producer_id=7, producer_epoch=0, base_sequence=0))
+    from crc32c import crc32c
+
+    raw[53:57] = (-3).to_bytes(4, "big", signed=True)
+    raw[17:21] = crc32c(raw[21:]).to_bytes(4, "big")
+    with Rig(tmp_path) as rig:
+        assert rig.answer(rig.produce(bytes(raw)))[0] == 42

@@ -1,0 +1,108 @@
+"""A writer in a thread of the test, with the test as its supervisor and its one network worker."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from appliance.config import Config
+from appliance.processes.control import Channel
+from appliance.processes.writer.process import Assignment, Writer
+from appliance.shared import memory
+from appliance.shared.doorbell import Doorbell
+from appliance.shared.table import TABLE_BYTES, SegmentTable
+
+ARENA_BYTES = 1 << 20
+_numbers = itertools.count()
+
+
+class Rig:
+    """``settings`` are a topic's, with ``_`` for ``.``.  Use it as a context; what ended the writer is ``error``."""
+
+    def __init__(self, path: Path, table_bytes: int = TABLE_BYTES, **settings: Any) -> None:
+        self.path = path
+        prefix = f"/appliance.test{os.getpid()}.rig{next(_numbers)}."
+        self._names = [prefix + "table", prefix + "arena"]
+        for name, size in zip(self._names, (table_bytes, ARENA_BYTES), strict=True):
+            memory.create(name, size).close()
+        self.table = SegmentTable(memoryview(memory.attach(self._names[0])).cast("Q"))
+        self._arena = memoryview(memory.attach(self._names[1]))
+        named = {name.replace("_", "."): str(value) for name, value in settings.items()}
+        self.supervisor, control = Channel.pair()
+        self._control = control
+        self.worker, self._theirs = Channel.pair()
+        self.writer = Writer(Assignment(Config(), path, "t", 0, named, self._names[0], [Doorbell()]), control)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="writer")
+        self._tokens = itertools.count(1)
+        self._answers: dict[int, list[int]] = {}
+
+    def __enter__(self) -> Rig:
+        self.writer.open()
+        self.supervisor.send(["worker", self._names[1]], (self._theirs.fileno(),))
+        self._thread.start()
+        return self
+
+    def _serve(self) -> None:
+        try:
+            self.writer.serve()
+        except Exception as error:
+            self.error = error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.supervisor.close()
+        self._thread.join(10)
+        self._let_go()
+        for name in self._names:
+            memory.unlink(name)
+
+    def _let_go(self) -> None:
+        """What the end of the process does."""
+        writer = self.writer
+        writer._flusher.stop()
+        for link in writer._links.values():
+            with writer._flusher.lock:
+                link.close()
+        writer._epoll.close()
+        for channel in (self.worker, self._theirs, self._control):
+            channel.close()
+
+    def ended(self, seconds_max: float = 10) -> BaseException | None:
+        """Wait until the writer's loop has ended, and say why."""
+        self._thread.join(seconds_max)
+        assert not self._thread.is_alive(), f"still serving after {seconds_max} s"
+        return self.error
+
+    def produce(self, batch: bytes, acks: int = -1) -> int:
+        """Send one batch; returns its token.  One at a time: it stands at the front of the arena."""
+        token = next(self._tokens)
+        self._arena[: len(batch)] = batch
+        self.worker.send([[token, acks, [0, len(batch)]]])
+        return token
+
+    def answer(self, token: int, seconds_max: float = 10) -> list[int]:
+        """(error, base, end) of what was produced."""
+        poll = select.poll()
+        poll.register(self.worker.fileno(), select.POLLIN)
+        while token not in self._answers:
+            assert poll.poll(seconds_max * 1000), f"no answer within {seconds_max} s"
+            for message, _ in self.worker.receive():
+                self._answers |= {number: numbers for number, numbers, _, _ in message}
+        return self._answers.pop(token)
+
+    def order(self, *message: Any) -> None:
+        """What the supervisor says."""
+        self.supervisor.send(list(message))
+
+
+def jumping(clock: Callable[[], int], jump_ms: list[int]) -> Callable[[], int]:
+    """A clock that somebody sets: ``jump_ms[0]`` ahead of the true one."""
+    return lambda: clock() + jump_ms[0]
