@@ -38,6 +38,8 @@ from .errors import ApplianceError, InvalidTopic, StorageFault, disk_fault
 from .names import check_topic
 
 FILE_NAME = "catalog.json"
+LEADER_EPOCH = 0
+"""Leader epoch of every partition, stamped on each batch that is stored: no partition changes its leader yet."""
 VERSION = 1
 
 _ID = re.compile(r"[0-9a-f]{32}")

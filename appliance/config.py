@@ -136,9 +136,6 @@ class Network(Struct, frozen=True):
 
 class Writer(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long retires")] = 60_000
-    group_bytes_max: Annotated[
-        int, Meta(ge=64 * KIB, le=GIB, description="most bytes that one write takes together")
-    ] = 8 * MIB
 
 
 class Disk(Struct, frozen=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.catalog import LEADER_EPOCH
 from appliance.errors import StorageFault
 from appliance.log import FlushTicket, Log
 from appliance.log.files import System
@@ -14,6 +15,7 @@ from appliance.processes.clock import wall_ms
 from appliance.processes.writer import process
 from appliance.processes.writer.process import Writer
 from appliance.processes.writer.producers import Producers
+from appliance.records.batch import LEADER_EPOCH_AT
 from appliance.records.encode import encode_batch, encode_values
 from appliance.shared.table import ROWS
 
@@ -199,3 +201,16 @@ def test_a_negative_sequence_is_refused(tmp_path: Path) -> None:
     raw[17:21] = crc32c(raw[21:]).to_bytes(4, "big")
     with Rig(tmp_path) as rig:
         assert rig.answer(rig.produce(bytes(raw)))[0] == 42
+
+
+# ---- what a batch is stored with
+
+
+def test_a_stored_batch_has_the_partitions_leader_epoch(tmp_path: Path) -> None:
+    raw = bytearray(BATCH)
+    raw[LEADER_EPOCH_AT : LEADER_EPOCH_AT + 4] = (-1).to_bytes(4, "big", signed=True)
+    with Rig(tmp_path) as rig:
+        assert rig.answer(rig.produce(bytes(raw)))[0] == 0
+        stored = (tmp_path / "t-0" / f"{0:020d}.log").read_bytes()
+    assert int.from_bytes(stored[LEADER_EPOCH_AT : LEADER_EPOCH_AT + 4], "big", signed=True) == LEADER_EPOCH
+    assert stored[LEADER_EPOCH_AT + 4 :] == BATCH[LEADER_EPOCH_AT + 4 :]

@@ -7,6 +7,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
+from appliance.catalog import LEADER_EPOCH
 from appliance.errors import (
     ApplianceError,
     ClientFault,
@@ -95,12 +96,16 @@ def test_every_flipped_bit_behind_the_base_offset_is_refused() -> None:
     check(memoryview(data), 0, len(data), BYTES_MAX)
 
 
-def test_place_touches_the_base_offset_only() -> None:
+@pytest.mark.parametrize("epoch", [LEADER_EPOCH, 7])
+def test_place_touches_the_base_offset_and_the_leader_epoch_only(epoch: int) -> None:
+    """Clients send any epoch; what is stored and served has the partition's."""
     data = make()
+    data[12:16] = b"\xff\xff\xff\xfe"
     view = memoryview(bytearray(b"xx" + data + b"yy"))
-    place(view, 2, 1 << 40, len(data), 3)
+    place(view, 2, 1 << 40, len(data), 3, epoch)
     assert view[2:10] == struct.pack(">q", (1 << 40) + len(data) - 3)
-    assert view[:2] == b"xx" and view[10:] == data[8:] + b"yy"
+    assert view[14:18] == struct.pack(">i", epoch)
+    assert view[:2] == b"xx" and view[10:14] == data[8:12] and view[18:] == data[16:] + b"yy"
     check(view, 2, len(view), BYTES_MAX)
 
 

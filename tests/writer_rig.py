@@ -19,7 +19,6 @@ from appliance.shared.doorbell import Doorbell
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 
 ARENA_BYTES = 1 << 20
-_numbers = itertools.count()
 
 
 class Rig:
@@ -27,12 +26,11 @@ class Rig:
 
     def __init__(self, path: Path, table_bytes: int = TABLE_BYTES, **settings: Any) -> None:
         self.path = path
-        prefix = f"/appliance.test{os.getpid()}.rig{next(_numbers)}."
-        self._names = [prefix + "table", prefix + "arena"]
-        for name, size in zip(self._names, (table_bytes, ARENA_BYTES), strict=True):
-            memory.create(name, size).close()
-        self.table = SegmentTable(memoryview(memory.attach(self._names[0])).cast("Q"))
-        self._arena = memoryview(memory.attach(self._names[1]))
+        table_name, table = memory.create(f"test{os.getpid()}", "rig", table_bytes)
+        arena_name, arena = memory.create(f"test{os.getpid()}", "rig", ARENA_BYTES)
+        self._names = [table_name, arena_name]
+        self.table = SegmentTable(memoryview(table).cast("Q"))
+        self._arena = memoryview(arena)
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}
         self.supervisor, control = Channel.pair()
         self._control = control

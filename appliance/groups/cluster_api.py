@@ -15,7 +15,7 @@ import asyncio
 from typing import Any, Final
 from uuid import UUID
 
-from appliance.catalog import Topic
+from appliance.catalog import LEADER_EPOCH, Topic
 from appliance.errors import (
     ApplianceError,
     NotLeader,
@@ -38,10 +38,6 @@ CREATIONS_MAX: Final = 64
 PAGE_PARTITIONS_MAX: Final = 2_000
 """Partitions in one answer to DescribeTopicPartitions; as Kafka's max.request.partition.size.limit."""
 TOPIC_OPERATION_BITS: Final = sum(1 << operation for operation in TOPIC_OPERATIONS)
-LEADER_EPOCH: Final = 0
-"""No partition here ever changes its leader's history, so there is one epoch; -1 is "not known" in
-requests.
-"""
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 BROKER_ENDPOINTS: Final = 1
 NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"

@@ -19,9 +19,8 @@ Topic ids are the ids of the catalog, so that a client notices a topic that was 
 there for librdkafka's sake, too: it reserves four times a reply's size for what it makes of it, which in version 9
 is too little for some hundreds of topics with short names and one partition (2.16: "tmpabuf memory shortage").
 
-Leader epochs are -1, "not known": every batch keeps the partition leader epoch that its producer wrote (-1 or 0,
-depending on the client), so no number that we could give would agree with all records, and with -1 no client
-compares.
+Leader epochs are -1, "not known", with which no client compares: there is one epoch (``catalog.LEADER_EPOCH``, on
+every batch that is stored), so there is nothing to find out by asking where an earlier one ended.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Final
 
 from ..catalog import check_id, replace_file
 from ..errors import StorageFault, disk_fault
-from .files import sync_directory
+from .files import DIRECTORY_MODE, sync_directory
 
 METADATA_NAME: Final = "partition.metadata"
 DELETED_SUFFIX: Final = ".deleted"
@@ -77,7 +77,7 @@ def claim(directory: Path, topic_id: str) -> None:
         )
     try:
         if not directory.is_dir():
-            directory.mkdir()
+            directory.mkdir(DIRECTORY_MODE)
             sync_directory(directory.parent)
     except OSError as error:
         raise disk_fault(error, directory) from error

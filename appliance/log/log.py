@@ -33,8 +33,8 @@ only for the age that a segment has when the log is opened.  A jump of it neithe
 
 from __future__ import annotations
 
-import errno
 import logging
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Final
 
 from ..config import TopicSettings
-from ..errors import DiskFull, StorageFault
+from ..errors import NO_ROOM, DiskFull, StorageFault, disk_fault
 from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 ONLINE, OFFLINE, DISK_FULL = 1, 2, 3
 SEGMENTS_MAX: Final = 2000
-NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class FlushTicket:
@@ -67,7 +66,7 @@ class FlushTicket:
         end: int,
         active: tuple[File, ...],
         rolled: tuple[File, ...],
-        directory: Path | None,
+        directory: File | None,
         directory_changes: int,
         point: RecoveryPoint,
         system: System,
@@ -90,7 +89,7 @@ class FlushTicket:
             for file in self._files:
                 self._system.fdatasync(file.fd)
             if self._directory is not None:
-                files.sync_directory(self._directory, self._system)
+                self._system.fsync(self._directory.fd)
         except OSError as error:
             self._point.set_faulted()
             raise StorageFault(f"{self._files[-1].path}: cannot be flushed: {error.strerror}") from error
@@ -120,6 +119,7 @@ class Log:
         self._system = system
         self._point = point
         self._active: Segment
+        self._directory: File
         self._retired: list[int] = []  # bases of segments that nobody is shown any more
         self._unsynced: dict[File, None] = {}  # by rolling, and not known to be on the disk; the flusher removes
         self._directory_changes = 0
@@ -158,7 +158,7 @@ class Log:
             if not point.valid:  # never opened to the end: nobody knows whether the directory's name is on the disk
                 files.sync_directory(path.parent, system)
         except OSError as error:
-            raise _named(error, path) from error
+            raise disk_fault(error, path) from error
         log = cls(path, settings, clock_ms, steady_ms or clock_ms, segments_max, system, point)
         with log._disk():
             log._open(boot or boot_id())
@@ -178,6 +178,8 @@ class Log:
             files.sync_directory(self.path, self._system)
             self.bases, self.start, state = found.bases, found.start, found.state
         self._active = Segment(self.path, self.bases[-1], state, self._system)
+        # Kept open: that no descriptor is left must not look like a flush that failed.
+        self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
         self._born_steady_ms = self._steady_ms() - max(0, self._clock_ms() - state.born_ms)
         self.flushed = self.exposed = state.end
         point.begin(boot, state.end, self.start, state.born_ms)
@@ -318,7 +320,7 @@ class Log:
             raise
 
     def _failed(self, error: OSError) -> DiskFull | StorageFault:
-        fault = _named(error, self.path)
+        fault = disk_fault(error, self.path)
         if isinstance(fault, DiskFull):
             self.state = DISK_FULL
         else:
@@ -335,7 +337,7 @@ class Log:
             self._active.end,
             (self._active.log,),
             tuple(self._unsynced),
-            self.path if changes != self._directory_synced else None,
+            self._directory if changes != self._directory_synced else None,
             changes,
             self._point,
             self._system,
@@ -452,10 +454,3 @@ class Log:
             marker.store(self.path, self._system)
         except OSError as error:  # then the next one recovers: slower, no worse
             logger.warning("%s: not marked as cleanly stopped: %s", self.path, error.strerror)
-
-
-def _named(error: OSError, path: Path) -> DiskFull | StorageFault:
-    where = error.filename or path
-    if error.errno in NO_ROOM:
-        return DiskFull(f"{where}: {error.strerror}: free some, and it goes on by itself")
-    return StorageFault(f"{where}: {error.strerror}")

@@ -10,10 +10,10 @@
     23   4    last offset delta         61        records, compressed as one if attributes say so
 
 All integers are big-endian.  Attributes: bits 0-2 codec, bit 3 LogAppendTime, bit 4 transactional, bit 5
-control batch, bit 6 delete horizon.  The base offset lies outside the CRC, so that :func:`place` may store
-it without touching anything else: a batch of S bytes and N records at byte P of its log gets P + S - N, its
-last record P + S - 1, and the next batch starts where the next offset is.  That needs N <= S: :func:`check`
-demands it.
+control batch, bit 6 delete horizon.  The base offset and the partition leader epoch lie outside the CRC, so
+that :func:`place` may store them without touching anything else: a batch of S bytes and N records at byte P of
+its log gets P + S - N, its last record P + S - 1, and the next batch starts where the next offset is.  That
+needs N <= S: :func:`check` demands it.
 
 ``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one
 into the log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`): a batch that is cut
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from ..catalog import LEADER_EPOCH
 from ..errors import CorruptBatch, InvalidRequest, MessageTooLarge, UnsupportedVersion
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -147,9 +148,15 @@ def _refuse(
     return InvalidRequest(f"last offset delta {last_delta} in a batch of {count} records")
 
 
-def place(buffer: memoryview, start: int, position: int, size: int, count: int) -> None:
-    """Store the base offset of the batch at ``start``, which will be at ``position`` of its log."""
-    buffer[start : start + 8] = (position + size - count).to_bytes(8, "big")
+_pack_place = struct.Struct(">qii").pack
+assert struct.calcsize(">qii") == MAGIC_AT
+
+
+def place(
+    buffer: memoryview, start: int, position: int, size: int, count: int, leader_epoch: int = LEADER_EPOCH
+) -> None:
+    """Store the base offset of the batch at ``start``, which will be at ``position`` of its log, and its epoch."""
+    buffer[start : start + MAGIC_AT] = _pack_place(position + size - count, size - LENGTH_END, leader_epoch)
 
 
 _ATTRIBUTES = struct.Struct(">H")
