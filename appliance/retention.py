@@ -1,11 +1,16 @@
 """Which old segments go: pure planning, from what there is to where each log is cut.
 
-Three rules, applied in this order; each takes whole segments from the old end, never the active (last) one:
+Three rules, applied in this order; each takes whole segments from the old end:
 
-1. age: a segment whose file was last written to more than ``retention.ms`` ago, as in the paper;
-2. size: the oldest segments of a partition, as long as ``retention.bytes`` are left without them, as in
-Kafka; 3. room: when all logs together take more than the cap, or the disk has less free than it should, the
-oldest segment of the topic that takes most at that point, again and again, until it suffices.
+1. age: a segment whose file was last written to more than ``retention.ms`` ago, as in the paper; also the
+   active (last) one, as in Kafka;
+2. size: the oldest segments of a partition, as long as ``retention.bytes`` are left without them, as in Kafka;
+   never the active one;
+3. room: when all logs together take more than the cap, or the disk has less free than it should, the oldest
+   segment of the topic that takes most at that point, again and again, until it suffices; never the active one.
+
+Where that does not suffice, large active segments are rolled, so that the next time there is something to take:
+what is youngest then stays.
 
 Sizes: ``bytes`` is the segment's share of the log, ``disk_bytes`` what its file occupies (less if it is
 sparse).  A segment's time is its file's modification time in ms: a sealed segment is never written again.
@@ -15,7 +20,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+ROLL_BYTES_MIN: Final = 1 << 20
+"""Active segments that are smaller are not worth a roll: of each partition so much is kept at least."""
 
 
 class Segment(NamedTuple):
@@ -36,7 +44,7 @@ class PartitionUse(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Remove the segments of a partition that lie wholly before ``offset``; ``reason``: age, size or room."""
+    """Remove what lies before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
 
     topic: str
     partition: int
@@ -45,10 +53,14 @@ class Cut(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``lacking_bytes``: what is still missing when everything that may go has gone."""
+    """``rolls``: topic and partition whose active segments are to be sealed.
+
+    ``lacking_bytes``: what is still missing when everything that may go has gone.
+    """
 
     cuts: list[Cut]
     lacking_bytes: int
+    rolls: list[tuple[str, int]]
 
 
 def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacking_bytes: int = 0) -> Plan:
@@ -80,11 +92,30 @@ def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacki
         gone[index] += 1
         reasons[index] = "room"
     cuts = [
-        Cut(use.topic, use.partition, use.segments[count].base, reason)
+        Cut(use.topic, use.partition, _base(use, count), reason)
         for use, count, reason in zip(uses, gone, reasons, strict=True)
         if count
     ]
-    return Plan(cuts, max(0, lacking_bytes))
+    return Plan(cuts, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)))
+
+
+def _base(use: PartitionUse, count: int) -> int:
+    """Where a partition starts without its first ``count`` segments."""
+    return use.segments[count].base if count < len(use.segments) else use.segments[-1].base + use.segments[-1].bytes
+
+
+def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: int) -> Iterator[tuple[str, int]]:
+    """The partitions with the largest active segments, as many as would suffice."""
+    large = [
+        (-use.segments[-1].disk_bytes, use.topic, use.partition)
+        for use, count in zip(uses, gone, strict=True)
+        if count < len(use.segments) and use.segments[-1].bytes >= ROLL_BYTES_MIN
+    ]
+    for size, topic, partition in sorted(large):
+        if lacking_bytes <= 0:
+            return
+        lacking_bytes += size
+        yield topic, partition
 
 
 def _aged(use: PartitionUse, now_ms: int) -> int:
@@ -92,8 +123,8 @@ def _aged(use: PartitionUse, now_ms: int) -> int:
     if use.retention_ms < 0:
         return 0
     count = 0
-    for segment in use.segments[:-1]:
-        if segment.modified_ms >= now_ms - use.retention_ms:
+    for segment in use.segments:
+        if segment.modified_ms >= now_ms - use.retention_ms or not segment.bytes:
             break
         count += 1
     return count

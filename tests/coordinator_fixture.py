@@ -42,6 +42,7 @@ class Rig:
         self.ids: set[str] = set()
         self.deleted: list[tuple[str, int]] = []
         self.cuts: list[tuple[str, int, int]] = []
+        self.rolls: list[tuple[str, int]] = []
         self.zookeeper: dict[str, str] = {}
         self.refusals: dict[tuple[str, int], tuple[str, str]] = {}
         self.silent = False  # a supervisor that has stopped answering
@@ -146,6 +147,8 @@ class Rig:
                 self.settings.update({(topic, partition): settings for topic, partition in rows})
             case ["cut", topic, partition, offset]:
                 self.cuts.append((topic, partition, offset))
+            case ["roll", topic, partition]:
+                self.rolls.append((topic, partition))
             case ["zookeeper", state]:
                 self.zookeeper = state
             case _:

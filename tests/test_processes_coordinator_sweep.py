@@ -50,6 +50,16 @@ def test_a_topics_own_size_and_the_cap_for_all(tmp_path: Path) -> None:
         assert set(rig.cuts) == {("small", 0, 8192), ("large", 0, 40960)}
 
 
+def test_an_active_segment_that_is_all_there_is_goes_by_age_and_is_sealed_for_room(tmp_path: Path) -> None:
+    with start(tmp_path, "disk.bytes_max=1MiB", "topics.retention.ms=1h") as rig:
+        rig.admin("create_topic", name="old")
+        fill(rig, "old", [1000], [7200])
+        rig.admin("create_topic", name="large")
+        fill(rig, "large", [3 << 20])
+        rig.until(lambda: rig.cuts and rig.rolls)
+        assert set(rig.cuts) == {("old", 0, 1000)} and set(rig.rolls) == {("large", 0)}
+
+
 def test_an_offline_partition_is_left_alone(tmp_path: Path) -> None:
     with start(tmp_path, "topics.retention.ms=1h") as rig:
         for name in ("broken", "logs"):

@@ -161,3 +161,13 @@ def test_an_idle_writer_retires_and_comes_back(make_appliance: Callable[..., Ser
             assert peer.produce("t", BATCH, acks=-1)[2] == number * len(BATCH)
             wait_for((server.data_dir / "t-0" / "clean-shutdown").exists, "the writer to retire")
             assert peer.fetch("t", 0)[0][2] == number * len(BATCH)
+
+
+def test_an_idle_topic_is_emptied_once_all_of_it_is_too_old(make_appliance: Callable[..., Server]) -> None:
+    """Its only segment is the active one; whoever comes later finds the log empty, and goes on at its end."""
+    server = make_appliance(**{"writer.idle_ms": 100, "disk.check_ms": 100})
+    with Peer(server.native) as peer:
+        peer.create("t", retention_ms=300)
+        end = peer.produce("t", BATCH, acks=-1)[2]
+        wait_for(lambda: peer.fetch("t", end)[0][1] == end, "all to be removed")
+        assert peer.produce("t", BATCH, acks=-1)[1:3] == (end + len(BATCH) - 2, end + len(BATCH))

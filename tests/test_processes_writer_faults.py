@@ -174,6 +174,20 @@ def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pyt
         wait_for(lambda: rig.table.view().bases == (rig.table.end,), "the last one to go, too")
 
 
+def test_a_segment_that_is_sealed_on_order_can_go(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        for _ in range(2):
+            rig.answer(rig.produce(BATCH))
+            end = rig.table.end
+            rig.order("roll")
+            wait_for(lambda: rig.table.view().bases[-1] == end, "a new segment")  # noqa: B023
+        rig.order("roll")  # an empty one stays
+        rig.order("cut", len(BATCH))
+        wait_for(lambda: rig.table.view().bases == (len(BATCH), 2 * len(BATCH)), "the first one to go")
+        assert rig.answer(rig.produce(BATCH))[0] == 0
+    Log.open(tmp_path / "t-0", SMALL, lambda: 0).close()
+
+
 # ---- producers
 
 

@@ -32,8 +32,24 @@ def test_a_young_segment_keeps_what_comes_after_it() -> None:
     assert plan([use("a", (100, 5), (100, 900), (100, 1), age_ms=300)], NOW).cuts == []
 
 
-def test_the_active_segment_stays_however_old_and_large() -> None:
-    assert plan([use("a", (100, 999), age_ms=1, keep=1)], NOW, bytes_max=1, lacking_bytes=999) == ([], 999)
+def test_the_active_segment_stays_however_large() -> None:
+    assert plan([use("a", (100, 999), keep=1)], NOW, bytes_max=1, lacking_bytes=999) == ([], 999, [])
+
+
+def test_the_active_segment_goes_when_all_of_it_is_too_old() -> None:
+    assert plan([use("a", (100, 301), (100, 301), age_ms=300)], NOW).cuts == [Cut("a", 0, 200, "age")]
+    assert plan([use("a", (100, 301), age_ms=300)], NOW, lacking_bytes=100) == ([Cut("a", 0, 100, "age")], 0, [])
+    assert plan([use("a", (100, 301), (0, 999), age_ms=300)], NOW).cuts == [Cut("a", 0, 100, "age")]
+    assert plan([use("a", (0, 999), age_ms=300)], NOW).cuts == []  # nothing in it
+
+
+def test_large_active_segments_are_rolled_when_nothing_else_can_make_room() -> None:
+    mib = 1 << 20
+    uses = [use("a", (mib, 9), (2 * mib, 1)), use("b", (3 * mib, 1)), use("c", (mib - 1, 1))]
+    assert plan(uses, NOW, lacking_bytes=mib).rolls == []  # a sealed one suffices
+    assert plan(uses, NOW, lacking_bytes=2 * mib).rolls == [("b", 0)]
+    assert plan(uses, NOW, lacking_bytes=99 * mib).rolls == [("b", 0), ("a", 0)]  # and never a small one
+    assert plan([use("a", (9 * mib, 99), age_ms=9)], NOW, lacking_bytes=99 * mib).rolls == []  # goes by age
 
 
 def test_at_least_retention_bytes_stay() -> None:
@@ -57,11 +73,11 @@ def test_room_is_made_by_the_oldest_segments_of_the_largest_topic() -> None:
 
 def test_room_counts_what_age_frees_already() -> None:
     uses = [use("a", (100, 900), (100, 5), (100, 1), age_ms=500), use("b", (100, 9), (100, 1))]
-    assert plan(uses, NOW, lacking_bytes=100) == ([Cut("a", 0, 100, "age")], 0)
+    assert plan(uses, NOW, lacking_bytes=100) == ([Cut("a", 0, 100, "age")], 0, [])
 
 
 def test_a_disk_that_others_have_filled_is_said() -> None:
-    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Cut("a", 0, 100, "room")], 50)
+    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Cut("a", 0, 100, "room")], 50, [])
 
 
 segments = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6)
@@ -75,7 +91,7 @@ partitions = st.lists(
 def test_what_always_holds(
     given_partitions: list[tuple[str, list[tuple[int, int, int]], int, int]], bytes_max: int, lacking: int
 ) -> None:
-    """Cuts lie on segment starts and spare the active one; room is made as far as possible, no further."""
+    """Cuts lie on segment starts, spare the active one but for age, and make room as far as possible, no further."""
     uses = []
     for number, (topic, rows, age_ms, keep) in enumerate(given_partitions):
         base, built = 0, []
@@ -87,10 +103,13 @@ def test_what_always_holds(
     offsets = {cut.partition: cut.offset for cut in made.cuts}
     left = freed = removable = 0
     for item in uses:
-        assert offsets.get(item.partition, 0) in [segment.base for segment in item.segments]
+        last = item.segments[-1]
+        offset = offsets.get(item.partition, 0)
+        assert offset in [segment.base for segment in item.segments] or (
+            offset == last.base + last.bytes and 0 <= item.retention_ms < NOW - last.modified_ms
+        )
         for segment in item.segments:
             gone = segment.base < offsets.get(item.partition, 0)
-            assert not gone or segment is not item.segments[-1]
             freed += segment.disk_bytes * gone
             left += segment.disk_bytes * (not gone)
             removable += segment.disk_bytes * (not gone and segment is not item.segments[-1])

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.errors import DiskFull
 from appliance.log import FlushTicket, Log
 from appliance.log.files import SYSTEM
 from appliance.log.recovery import RecoveryPoint
@@ -201,6 +202,47 @@ def test_after_each_call(room: Path, play: Callable[[Run], None]) -> None:
     play(run)
     run.close()
     assert look_at_all(run, room / "after") > 20
+
+
+@pytest.mark.parametrize("room_bytes", [0, 30, 300])
+def test_power_comes_back_to_a_full_disk(room: Path, room_bytes: int) -> None:
+    """Goal: the log opens without room where it can; where it cannot, it opens once there is some, and is whole."""
+    run = Run(room / "run")
+    rolling(run)
+    run.close()
+    opened, refused = 0, 0
+    random_ = random.Random(0)
+    for image, promises in run.moments[len(run.moments) // 2 :]:
+        for tree in image.states(random_, 4):
+            shutil.rmtree(room / "after", ignore_errors=True)
+            plant(tree, room / "after")
+            disk = Disk(room / "after")
+            disk.room = room_bytes
+            try:
+                Partition(room / "after" / NAME, promises.copy(), disk.system(), (2, 0))
+                opened += 1
+            except DiskFull:
+                refused += 1
+            disk.room = None
+            check_promises(promises, Partition(room / "after" / NAME, promises.copy(), disk.system(), (2, 0)))
+            disk.close()
+    assert opened > refused
+
+
+def test_a_torn_tail_is_cut_without_any_room(room: Path) -> None:
+    run = Run(room / "run")
+    run.partition.append(1, size=300)
+    run.partition.flush()
+    promises = run.promises.copy()
+    run.partition.append(1, size=100)
+    log = run.root / NAME / f"{0:020d}.log"
+    for size in range(promises.flushed, log.stat().st_size):
+        os.truncate(log, size)
+        run.disk.room = 0
+        again = Partition(run.root / NAME, run.promises.copy(), run.disk.system(), (2, 0))
+        assert again.log.written == promises.flushed
+        log.write_bytes(log.read_bytes() + bytes(100))  # another
+    run.close()
 
 
 # ---- what this would notice

@@ -120,6 +120,10 @@ class Partitions:
         """Have the segments that lie wholly before ``offset`` removed."""
         self._send(["cut", topic, partition, offset])
 
+    def roll(self, topic: str, partition: int) -> None:
+        """Have the active segment sealed, so that it can be removed."""
+        self._send(["roll", topic, partition])
+
     async def _order(self, verb: str, rows: list[list[Any]]) -> None:
         answers: list[asyncio.Future[list[list[Any]]]] = []
         tokens: list[int] = []

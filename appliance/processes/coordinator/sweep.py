@@ -42,14 +42,16 @@ class Sweep:
         uses = await self._uses()
         disk = config.disk
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
-        cuts, lacking = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
+        cuts, lacking, rolls = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
         for cut in sorted(cuts, key=lambda cut: cut.reason != "room")[:CUTS_MAX]:
             log.info("%s-%d: removing what lies before %d (%s)", cut.topic, cut.partition, cut.offset, cut.reason)
             self._partitions.cut(cut.topic, cut.partition, cut.offset)
+        for topic, partition in rolls[:CUTS_MAX]:
+            self._partitions.roll(topic, partition)
         if lacking and not self._lacking:
             log.warning(
-                "the disk lacks %d bytes of what is to stay free, and no more segments can go: make room on %s,"
-                " or lower disk.free_bytes_min",
+                "the logs take %d bytes more than they should, and no more segments can go yet: make room on %s,"
+                " or change disk.bytes_max or disk.free_bytes_min",
                 lacking,
                 self._data_dir,
             )

@@ -12,7 +12,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
     from any of them   ["refused", ...]   a message of ours whose descriptors the machine did not let it have
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
-                       ["cut", offset]                         ["retire"]
+                       ["cut", offset]                         ["retire"]         ["roll"]
                        ["reload", {...}]
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason]  ["closed"]
     from an opener     ["opened", [[topic, partition, error, message] ...]]
@@ -24,6 +24,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["cut", topic, partition, offset]        ["zookeeper", {...}]
+                       ["roll", topic, partition]
 
 ``error`` is the name of a class of ``errors``, "" when it is done.
 
@@ -568,6 +569,9 @@ class Supervisor:
             case ["cut", topic, partition, offset]:
                 self._start_writer.want((topic, partition))
                 self._tell(self._writers.get((topic, partition)), ["cut", offset])
+            case ["roll", topic, partition]:
+                self._start_writer.want((topic, partition))
+                self._tell(self._writers.get((topic, partition)), ["roll"])
             case ["zookeeper", state]:
                 self._zookeeper = state
                 self._note_change()

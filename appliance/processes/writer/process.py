@@ -319,6 +319,8 @@ class Writer:
                     self._settings = self._log.settings = self._assignment.topic_settings
                 case ["cut", offset]:
                     self._cut(offset)
+                case ["roll"]:
+                    self._roll()
                 case ["retire"]:
                     self._retire_ms = now_ms()
                     self._handoffs.recall()
@@ -344,6 +346,16 @@ class Writer:
             logger.warning("%s: not all is removed: %s", self._assignment.path, error)
             return
         self._table.count(COUNT_RETIRED, count)
+
+    def _roll(self) -> None:
+        """Seal the active segment, so that it can go."""
+        if len(self._log.bases) < SEGMENTS_MAX:
+            try:
+                self._log.roll()
+            except DiskFull as error:
+                logger.warning("%s: not rolled: %s", self._assignment.path, error)
+            with self._flusher.lock:
+                self._show_segments()
 
     def _show_start(self) -> None:
         with self._flusher.lock:
