@@ -341,7 +341,8 @@ class Writer:
             StorageFault: the disk fails.
         """
         try:
-            count = remove_before(self._log, self._producers, offset, self._flush_and_wait, self._show_start)
+            with self._assignment.heart.working():  # a slow disk: it waits for flushes
+                count = remove_before(self._log, self._producers, offset, self._flush_and_wait, self._show_start)
         except DiskFull as error:  # the sweep asks again
             logger.warning("%s: not all is removed: %s", self._assignment.path, error)
             return
