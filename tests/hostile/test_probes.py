@@ -1,0 +1,204 @@
+"""Single packets that once ended or stalled something, at a real appliance: what they are answered, and what they cost.
+
+Each is one member of a class that other tests cover with generated values; here the whole way is gone, from the socket
+to ZooKeeper, and honest clients are asked afterwards.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from appliance.errors import GroupTooLarge
+from appliance.log.reader import RECORDS_MAX
+from appliance.records.encode import encode_batch
+from appliance.wire import native
+from appliance.wire.kafka.apis import JOIN_GROUP, LIST_OFFSETS, OFFSET_FETCH, SYNC_GROUP
+from tests.kafka_messages import decode_response, fill, message, request_frame
+from tests.native_peer import Peer
+from tests.server import Server, wait_for
+
+from .box import MEASURED, private_bytes
+
+GROWTH_BYTES_MAX = 16 << 20
+"""Of a process, whatever it is sent."""
+TOPIC = "honest"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    settings: dict[str, Any] = {"network.workers": 1, "zookeeper.nodes": 1}
+    with Server(tmp_path_factory.mktemp("probes") / "data", **settings) as running:
+        wait_for(lambda: running.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+        with Peer(running.native) as peer:
+            peer.create(TOPIC)
+            peer.admin("commit", group="honest", offsets=[[TOPIC, 0, 7]])
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_harmed(server: Server) -> Iterator[None]:
+    """The processes are those that they were, hold about what they held, and serve producers, readers and groups."""
+    before = {pid: private_bytes(pid) for role in MEASURED for pid in server.pids(role)}
+    with Peer(server.native) as witness:
+        yield
+        with Peer(server.native) as newcomer:
+            for peer in (witness, newcomer):
+                base = peer.produce(TOPIC, encode_batch([(None, b"v", (), 1)]), acks=-1)[1]
+                assert peer.fetch(TOPIC, base)[0][0] == 0 and peer.end(TOPIC) == base + 1
+                assert peer.admin("offsets", group="honest") == [[TOPIC, 0, 7]]
+    assert {pid for role in MEASURED for pid in server.pids(role)} == before.keys()
+    assert not any(row["restarts"] for row in server.state["processes"])
+    assert all(private_bytes(pid) - was < GROWTH_BYTES_MAX for pid, was in before.items())
+
+
+class Kafka:
+    """A connection to the Kafka listener that asks what it is told."""
+
+    def __init__(self, server: Server) -> None:
+        host, port = server.kafka.rsplit(":", 1)
+        self.sock = socket.create_connection((host, int(port)), timeout=30)
+
+    def send(self, key: int, version: int, client_id: str = "probe", **values: Any) -> None:
+        filled = fill(message(key, "Request")._struct, version, values)
+        frame = request_frame(key, version, filled, client_id=client_id)
+        self.sock.sendall(struct.pack(">I", len(frame)) + frame)
+
+    def receive(self, key: int, version: int) -> Any:
+        head = self.bytes(4)
+        return decode_response(key, version, head + self.bytes(int.from_bytes(head, "big")))
+
+    def ask(self, key: int, version: int, **values: Any) -> Any:
+        self.send(key, version, **values)
+        return self.receive(key, version)
+
+    def bytes(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.sock.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+
+@pytest.fixture
+def kafka(server: Server) -> Iterator[Kafka]:
+    client = Kafka(server)
+    yield client
+    client.sock.close()
+
+
+def test_numbers_that_no_cell_holds(server: Server) -> None:
+    """They overflowed the cell that a waiting fetch is told in, and ended the worker."""
+    with Peer(server.native) as peer:
+        end, huge = peer.end(TOPIC), 2**64 - 1
+        peer.send([native.FETCH, 3, 1_000, huge, huge, [[TOPIC, 0, end, huge]]])
+        assert peer.hung_up()
+    with Peer(server.native) as peer:  # the largest that may be asked for wait, and are answered
+        most = 2**31 - 1
+        header, _ = peer.call([native.FETCH, 3, 50, most, most, [[TOPIC, 0, end, most]]])
+        assert header[2] == [[0, 0, end, 0]]
+
+
+@pytest.mark.parametrize("hello", [False, True])
+def test_eight_megabytes_of_empty_maps(server: Server, hello: bool) -> None:
+    count = (8 << 20) - 64
+    header = b"\x93\x09\x01\xdd" + count.to_bytes(4, "big") + b"\x80" * count
+    with Peer(server.native, hello=hello) as peer, suppress(ConnectionError):
+        peer.sock.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+        assert peer.hung_up()
+
+
+def test_names_of_megabytes_are_not_remembered(server: Server) -> None:
+    """Version 12 has compact lengths, which can say more than 32,767."""
+    for number in range(12):
+        client = Kafka(server)
+        name = b"%08d" % number + b"n" * 7_000_000
+        size = len(name) + 1
+        varint = bytes((size >> shift & 0x7F) | (0x80 if size >> shift > 0x7F else 0) for shift in (0, 7, 14, 21))
+        frame = struct.pack(">hhihx", 1, 12, 7, -1) + struct.pack(">iiiibii", -1, 0, 0, 1, 0, 0, -1)
+        frame += b"\x02" + varint + name + b"\x02" + struct.pack(">iiqiqi", 0, -1, 0, -1, -1, 100) + b"\0\0\x01\x01\0"
+        with suppress(ConnectionError, EOFError):
+            client.sock.sendall(struct.pack(">I", len(frame)) + frame)
+            client.bytes(1)
+            raise AssertionError("answered")
+        client.sock.close()
+
+
+@pytest.mark.parametrize("count", [1_000, RECORDS_MAX, 200_000])
+def test_one_batch_asked_about_hundreds_of_times(server: Server, kafka: Kafka, count: int) -> None:
+    """Up to RECORDS_MAX records the answer is exact; of more it is the batch, which begins no later."""
+    topic = f"bomb-{count}"
+    batch = encode_batch([(None, b"", (), 5_000 + number) for number in range(count)], codec="zstd")
+    with Peer(server.native) as peer:
+        peer.create(topic)
+        base = peer.produce(topic, batch, acks=-1)[1]
+        peer.end(topic)
+    parts = [{"partition_index": 0, "timestamp": 5_000 + count - 1}] * 300
+    reply = kafka.ask(LIST_OFFSETS, 1, replica_id=-1, topics=[{"name": topic, "partitions": parts}])
+    found = {(part.error_code, part.offset) for part in reply.topics[0].partitions}
+    assert found == {(0, base + count - 1 if count <= RECORDS_MAX else base)} and base >= 0
+
+
+def test_a_topic_that_is_a_path(kafka: Kafka) -> None:
+    """A thousand of them stopped all groups for good."""
+    topics = [{"name": name, "partition_indexes": [0]} for name in ("..", ".", "a/b", "/", "")]
+    for _ in range(200):
+        kafka.send(OFFSET_FETCH, 5, group_id="g", topics=topics)
+    for _ in range(200):
+        reply = kafka.receive(OFFSET_FETCH, 5)
+        assert [part.committed_offset for topic in reply.topics for part in topic.partitions] == [-1] * 5
+
+
+def test_partitions_that_nobody_has(kafka: Kafka) -> None:
+    """They were looked up one by one, and remembered."""
+    for number in range(12):
+        topics = [{"name": "no-such-topic", "partition_indexes": list(range(8_000))}]
+        reply = kafka.ask(OFFSET_FETCH, 5, group_id=f"leak-{number}", topics=topics)
+        assert {part.committed_offset for part in reply.topics[0].partitions} == {-1}
+
+
+def assignment(count: int) -> bytes:
+    numbers = struct.pack(">i", count) + struct.pack(f">{count}i", *range(count))
+    return struct.pack(">hi", 0, 2) + b"\0\1t" + numbers + b"\0\1u" + numbers + b"\xff" * 4
+
+
+def join(kafka: Kafka, group: str, metadata: bytes, client_id: str = "probe") -> Any:
+    offers = [{"name": "range", "metadata": metadata}]
+    values = {"group_id": group, "session_timeout_ms": 6_000, "rebalance_timeout_ms": 3_000, "member_id": ""}
+    return kafka.ask(JOIN_GROUP, 3, client_id=client_id, **values, protocol_type="consumer", protocols=offers)
+
+
+def subscription(names: list[str]) -> bytes:
+    texts = b"".join(struct.pack(">h", len(name)) + name.encode() for name in names)
+    return struct.pack(">hi", 0, len(names)) + texts + b"\xff" * 4
+
+
+@pytest.mark.parametrize(("count", "error"), [(99_000, GroupTooLarge.code), (30_000, 0)])
+def test_invented_partitions_of_an_assignment(kafka: Kafka, count: int, error: int) -> None:
+    """198,000 took the coordinator 2.7 GB and 90 s; the members of a group may assign what they like all the same."""
+    joined = join(kafka, f"big-{count}", subscription(["t"]))
+    rows = [{"member_id": joined.member_id, "assignment": assignment(count)}]
+    ours = {"group_id": f"big-{count}", "generation_id": joined.generation_id, "member_id": joined.member_id}
+    synced = kafka.ask(SYNC_GROUP, 2, **ours, assignments=rows)
+    assert synced.error_code == error
+    assert bytes(synced.assignment) == (b"" if error else assignment(count))
+
+
+@pytest.mark.parametrize(("count", "error"), [(65_000, GroupTooLarge.code), (25_000, 0)])
+def test_a_subscription_that_no_node_of_zookeeper_holds(kafka: Kafka, count: int, error: int) -> None:
+    """Values over 1 MiB made the session flap: these names take six times their bytes when they are stored."""
+    reply = join(kafka, f"names-{count}", subscription([f"{number:04x}\1\1" for number in range(count)]))
+    assert reply.error_code == error
+
+
+def test_a_client_id_of_any_length(kafka: Kafka) -> None:
+    """One of more than 1,000 characters could not be registered, and stopped the timers of all groups."""
+    joined = join(kafka, "long", subscription(["t"]), client_id="c" * 30_000)
+    assert joined.error_code == 0 and len(joined.member_id) < 400
