@@ -1,7 +1,8 @@
-# make demo | test | lint | bench-smoke     each sets up .venv first, if need be; nothing else is installed anywhere
+# make demo | test | lint | bench-smoke | chaos     each sets up .venv first, if need be; nothing else is installed anywhere
 #
 #   make demo FILES="/var/log/syslog app.log"    ships these files instead of the logs it finds
 #   make test ARGS="-k log -x"                   passes arguments on to pytest
+#   make chaos ARGS="--minutes 5 --only killed"   lets faults strike for minutes, and writes systemd/FAULTS.md
 #   make setup PYTHON=/opt/python3.12/bin/python3
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -10,7 +11,7 @@ FILES ?=
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test lint bench-smoke setup clean
+.PHONY: demo test lint bench-smoke chaos setup clean
 
 setup:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
@@ -31,6 +32,9 @@ lint: setup
 bench-smoke: setup
 	@for file in $(filter-out perf/_%,$(wildcard perf/*.py)); do \
 		echo "== $$file --smoke"; $(BIN)/python "$$file" --smoke || exit 1; done
+
+chaos: setup
+	@$(BIN)/python -m tests.crash.matrix $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,24 +26,38 @@ class NotServing(Exception):
 
 
 class Server:
-    """``settings`` are keys of the configuration; without any it runs alone, with no ZooKeeper."""
+    """``settings`` are keys of the configuration; without any it runs alone, with no ZooKeeper.
 
-    def __init__(self, data_dir: Path, config_file: Path | None = None, **settings: Any) -> None:
+    ``within`` is a command that runs its arguments, such as ``unshare -m``: what it makes the appliance see of the file
+    system is below ``root``.  ``environment`` goes over that of the test.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        config_file: Path | None = None,
+        *,
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         self.data_dir = data_dir
         self.config_file = config_file
+        self.within, self.environment = within, dict(environment or {})
         doors = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "network.workers": 2}
         self.settings = doors | ALONE | settings
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Server:
-        command = [sys.executable, "-m", "appliance", "start", "--data", str(self.data_dir)]
+        command = [*self.within, sys.executable, "-m", "appliance", "start", "--data", str(self.data_dir)]
         if self.config_file is not None:
             command += ["--config", str(self.config_file)]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
         with self.log_path.open("a") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            environment = os.environ | self.environment
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         assert self.process.stdout is not None
         poll = select.poll()  # select() knows no descriptors above 1023
         poll.register(self.process.stdout, select.POLLIN)
@@ -56,8 +71,15 @@ class Server:
         return self.log_path.read_text()
 
     @property
+    def root(self) -> Path:
+        """The file system as the appliance sees it."""
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}/root") if self.within else Path("/")
+
+    @property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.data_dir / "state.json").read_text())
+        path = self.root / self.data_dir.relative_to("/") / "state.json"
+        state: dict[str, Any] = json.loads(path.read_text())
         return state
 
     @property

@@ -14,7 +14,7 @@ class CuttingProxy:
 
     Each connection is cut after a random number of bytes, uniformly up to ``2 * bytes_mean``, counted over both
     directions; what was read then but not yet forwarded is lost, so requests arrive in part and replies not at
-    all.  While ``calm`` is set nothing is cut.
+    all.  While ``calm`` is set nothing is cut.  ``cut_off`` ends all connections and takes no new ones until ``join``.
     """
 
     def __init__(self, bytes_mean: int, seed: int) -> None:
@@ -23,6 +23,7 @@ class CuttingProxy:
         self.bytes_mean = bytes_mean
         self._random = random.Random(seed)
         self.calm = False
+        self._down = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(None)
         self.address = ":".join(map(str, self._listener.getsockname()))
@@ -46,13 +47,25 @@ class CuttingProxy:
             sock.close()
         self._selector.close()
 
+    def cut_off(self) -> None:
+        self._down = True
+        self._waker.send(b"c")
+
+    def join(self) -> None:
+        self._down = False
+
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
                 if sock is self._wake:
-                    return
+                    if self._wake.recv(1) == b"x":
+                        return
+                    for end in list(self._peers):
+                        if end in self._peers:
+                            self._end(end)
+                    continue
                 if sock is self._listener:
                     self._accept()
                 elif sock in self._peers:
@@ -61,6 +74,9 @@ class CuttingProxy:
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         assert self.target is not None
+        if self._down:
+            client.close()
+            return
         try:
             server = socket.create_connection(self.target)
         except OSError:
@@ -86,7 +102,11 @@ class CuttingProxy:
         except OSError:
             data = b""
         if not data:
-            for end in (sock, peer):
-                self._selector.unregister(end)
-                del self._peers[end]
-                end.close()
+            self._end(sock)
+
+    def _end(self, sock: socket.socket) -> None:
+        peer, _ = self._peers[sock]
+        for end in (sock, peer):
+            self._selector.unregister(end)
+            del self._peers[end]
+            end.close()

@@ -27,6 +27,7 @@ struck      from now on ``process`` itself is disturbed: its pauses are no stall
 Anomalies are found by kind, see ``KINDS``.  What is acknowledged with acks=all outlives everything, with acks=1 the
 death of any process; acks=0 promises nothing but what holds for all values: none is doubled, moved, changed or mixed.
 A producer that is not ``idempotent`` may double and reorder its own values; one that never sends a value twice is.
+For stalls ``name.1`` and ``name.2`` are one process, that has begun again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ KINDS: Final = {
     "poll-back": "a consumer was given an offset that is not behind the one before",
     "poll-skip": "a consumer was not given what lies between two of its messages",
     "group-back": "the position of a group went back behind what was committed",
-    "group-skip": "below the committed position of a group, and never given to a member",
+    "group-skip": "before what a group has committed or was given, and never given to a member",
 }
 
 
@@ -241,7 +242,9 @@ class Checker:
         self._last_ns: dict[tuple[str, str], int] = {}
         self._stalls_ns: dict[tuple[str, str], int] = defaultdict(int)
         self._struck: set[str] = set()
-        for operation in sorted(operations, key=lambda operation: operation.at_ns):
+        ordered = sorted(operations, key=lambda operation: operation.at_ns)
+        self._start_ns = ordered[0].at_ns if ordered else 0
+        for operation in ordered:
             self._index(operation)
 
     def check(self) -> Report:
@@ -310,10 +313,11 @@ class Checker:
             self._final[given.process, log][offset] = text
 
     def _progress(self, op: str, given: Operation) -> None:
-        who = (op, given.process)
+        process = given.process.partition(".")[0]
+        who = (op, process)
         before = self._last_ns.get(who)
         self._last_ns[who] = given.at_ns
-        if before is not None and given.process not in self._struck:
+        if before is not None and process not in self._struck:
             self._stalls_ns[who] = max(self._stalls_ns[who], given.at_ns - before)
 
     # ---- values
@@ -399,14 +403,16 @@ class Checker:
             told = [(since_ns, offset, "committed") for since_ns, _, offset in positions.events]
             told = sorted(told + first[group, log])
             floors = positions.floors(since_ns for since_ns, _, _ in told)
-            for (_, offset, what), floor in zip(told, floors, strict=True):
+            for (since_ns, offset, what), floor in zip(told, floors, strict=True):
                 if offset < floor:
-                    self.report.add("group-back", f"{group}, {_name(log)}: {what} at {offset} after {floor}")
-            reached = max((offset for _, _, offset in positions.events), default=0)
+                    at_s = (since_ns - self._start_ns) / 1e9
+                    example = f"{group}, {_name(log)}: {what} at {offset} after {floor}, {at_s:.1f} s after the start"
+                    self.report.add("group-back", example)
+            reached = max([*(offset for _, _, offset in positions.events), *positions.given])
             skipped = [o for o in self._logs[log].known() if o < reached and o not in positions.given]
             for offset in skipped:
                 texts = " and ".join(self._logs[log].values[offset])
-                self.report.add("group-skip", f"{group}, {_name(log)}: {texts} at {offset}, committed {reached}")
+                self.report.add("group-skip", f"{group}, {_name(log)}: {texts} at {offset}, but went on to {reached}")
 
 
 def _name(log: Log) -> str:

@@ -1,0 +1,217 @@
+"""Where faults happen: an appliance of a certain kind under load, and what scenarios need to reach into it.
+
+A *bed* makes a :class:`Run`.  Beds that need what this machine does not give skip, and say what is missing.
+
+==========  ==========================================================================================================
+box         one appliance with a ZooKeeper node, groups on both listeners
+ensemble    the same with three nodes
+small       the same with one, whose disk and /dev/shm are small file systems of its own (``unshare -m``) and whose wall
+            clock can be moved (``skewed/sitecustomize.py``)
+network     an appliance without ZooKeeper behind a proxy that cuts connections in the middle of frames
+pair        two appliances on one ZooKeeper node, which the first one reaches through a proxy
+==========  ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from appliance.wire import native as native_wire
+
+from ..clients.proxy import CuttingProxy
+from ..native_peer import Peer
+from ..server import Server, wait_for
+from ..zookeeper_fixture import fresh_connect, running
+from .workload import Workload
+
+HERE = Path(__file__).parent
+SESSION_MS: Final = 2_000
+"""Of the appliances with ZooKeeper."""
+DISK_BYTES, SHM_BYTES = 192 << 20, 96 << 20
+CUT_BYTES_MEAN: Final = 150_000
+START_S_MAX: Final = 60
+
+
+class Missing(Exception):
+    """What a bed or a fault needs is not given on this machine."""
+
+
+class Run:
+    """An appliance (``server``) under ``load``; ``injected`` counts what was done to it."""
+
+    def __init__(self, server: Server, load: Workload, seed: int = 0) -> None:
+        self.server, self.load = server, load
+        self.random = random.Random(seed)
+        self.injected = 0
+        self.stack = ExitStack()
+        self.proxies: list[CuttingProxy] = []
+
+    def pid(self, role: str) -> int:
+        """Any process of that role, or the nodes' of that number: ``zookeeper 2``."""
+        return self.random.choice(wait_for(lambda: self.server.pids(role), f"a {role}"))
+
+    def inside(self, path: str | Path) -> Path:
+        """A path as the appliance sees it."""
+        return self.server.root / Path(path).relative_to("/")
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+        self.injected += 1
+
+    def restart(self, stop: Callable[[Server], Any]) -> None:
+        """End the appliance by ``stop``, and start it again at its addresses."""
+        old = self.server
+        settings = old.settings | {"native.listen": old.native, "kafka.listen": old.kafka}
+        stop(old)
+        self.injected += 1
+        self.server = Server(old.data_dir, within=old.within, environment=old.environment, **settings).start()
+        self.stack.push(self.server)
+
+
+def hold(seconds: float) -> None:
+    """A fault lasts so long."""
+    if seconds > 0:
+        until_s = time.monotonic() + seconds
+        wait_for(lambda: time.monotonic() >= until_s, "the clock goes on", seconds + 5)
+
+
+@contextmanager
+def traced(pid: int, *arguments: str) -> Iterator[None]:
+    """``strace`` on a process and its threads, which injects faults."""
+    if shutil.which("strace") is None:
+        raise Missing("strace")
+    command = ["strace", "-f", "-o", "/dev/null", "-p", str(pid), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        try:
+            if "attached" not in (line := tracer.stderr.readline()):
+                raise Missing(f"strace that may attach: {line.strip()}")
+            yield
+        finally:
+            tracer.kill()  # a tracer that lives on keeps a killed thread a zombie
+
+
+def own_file_systems(directory: Path) -> list[str]:
+    """The command in front of an appliance that gives it a small disk at ``directory`` and a small /dev/shm."""
+    unshare = ["unshare", "-m"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        raise Missing("unshare -m (as root)")
+    script = (
+        f'mkdir -p "$0" && mount -t tmpfs -o size={DISK_BYTES} disk "$0" && '
+        f'mount -t tmpfs -o size={SHM_BYTES} shm /dev/shm && exec "$@"'
+    )
+    return [*unshare, "sh", "-c", script, str(directory)]
+
+
+@contextmanager
+def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (), **options: Any) -> Iterator[Run]:
+    with ExitStack() as stack:
+        stack.enter_context(server)
+        native, kafka = options.pop("native", server.native), options.pop("kafka", server.kafka)
+        if server.settings["zookeeper.nodes"]:
+            wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper is there", START_S_MAX)
+        load = Workload(directory / "load", native, kafka, control=server.native, **options)
+        stack.enter_context(load)
+        run = Run(server, load)
+        run.proxies += proxies
+        stack.enter_context(run.stack)
+        load.wait_progress()
+        yield run
+
+
+@contextmanager
+def box(directory: Path, nodes: int = 1, **settings: Any) -> Iterator[Run]:
+    about = {"zookeeper.nodes": nodes, "zookeeper.session_timeout_ms": SESSION_MS, "topics.auto_create": "false"}
+    with _run(Server(directory / "data", **about | settings), directory, groups=True) as run:
+        yield run
+
+
+@contextmanager
+def ensemble(directory: Path) -> Iterator[Run]:
+    with box(directory, 3) as run:
+        yield run
+
+
+@contextmanager
+def small(directory: Path) -> Iterator[Run]:
+    """Retention has nothing to do with it: it would make room on the disk by taking what is checked."""
+    settings = {"disk.free_bytes_min": 0, "zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
+    clock = directory / "clock"
+    clock.write_bytes(bytes(8))
+    environment = {"PYTHONPATH": str(HERE / "skewed"), "SKEW_FILE": str(clock)}
+    within = own_file_systems(directory / "data")
+    server = Server(directory / "data", within=within, environment=environment, **settings)
+    with _run(server, directory, groups=True) as run:
+        yield run
+
+
+@contextmanager
+def network(directory: Path) -> Iterator[Run]:
+    with CuttingProxy(CUT_BYTES_MEAN, 1) as native, CuttingProxy(CUT_BYTES_MEAN, 2) as kafka:
+        proxies = (native, kafka)
+        for proxy in proxies:
+            proxy.calm = True
+        doors = [_free_address() for _ in proxies]
+        for proxy, address in zip(proxies, doors, strict=True):
+            host, _, port = address.rpartition(":")
+            proxy.target = host, int(port)
+        settings = {
+            "native.listen": doors[0], "native.advertised": native.address,
+            "kafka.listen": doors[1], "kafka.advertised": kafka.address, "topics.auto_create": "false",
+        }  # fmt: skip
+        server = Server(directory / "data", **settings)
+        options = {"native": native.address, "kafka": kafka.address, "proxies": proxies}
+        with _run(server, directory, **options) as run:
+            yield run
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def pair(directory: Path) -> Iterator[Run]:
+    """Clients begin at the second one, which is never cut off; what is struck is the first."""
+    with ExitStack() as stack:
+        connect = fresh_connect(stack.enter_context(running(directory / "zookeeper", 1)))
+        proxy = stack.enter_context(CuttingProxy(CUT_BYTES_MEAN, 3))
+        proxy.calm = True
+        address, _, chroot = connect.partition("/")
+        host, _, port = address.rpartition(":")
+        proxy.target = host, int(port)
+        first, second = (
+            stack.enter_context(
+                Server(
+                    directory / f"data-{number}",
+                    **{"broker.id": number, "zookeeper.connect": way, "zookeeper.session_timeout_ms": SESSION_MS},
+                )
+            )
+            for number, way in ((1, f"{proxy.address}/{chroot}"), (2, connect))
+        )
+        wait_for(lambda: _brokers(first) == 2 == _brokers(second), "they know each other", START_S_MAX)
+        load = Workload(directory / "load", second.native, second.kafka, groups=True, raw=False)
+        run = Run(first, stack.enter_context(load))
+        run.proxies.append(proxy)
+        stack.enter_context(run.stack)
+        load.wait_progress()
+        yield run
+
+
+def _brokers(server: Server) -> int:
+    with Peer(server.native) as peer:
+        header, _ = peer.call([native_wire.METADATA, 1, []])
+    return len(header[2]["brokers"])
+
+
+BEDS: Final = {"box": box, "ensemble": ensemble, "small": small, "network": network, "pair": pair}

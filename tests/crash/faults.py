@@ -1,0 +1,372 @@
+"""The faults of the matrix: what is done to an appliance under load, and what it promises then.
+
+A fault strikes a :class:`~tests.crash.beds.Run`, waits until it is over, and sees to it that everybody goes on; what
+has become of the messages is checked when the load finishes.  Each is one function, registered with the name and the
+promise that the table for operators shows.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from appliance.client import Admin
+from appliance.errors import ApplianceError, TopicExists, Unavailable
+from appliance.zookeeper.ensemble import probe
+
+from ..server import Server, wait_for
+from .beds import SESSION_MS, Run, hold, traced
+from .churn import churn
+from .consumers import SESSION_MS as MEMBER_SESSION_MS
+from .hostile import attack
+from .workload import MEMBERS, persistently
+
+STOP_S: Final = 1.5 * max(SESSION_MS, MEMBER_SESSION_MS) / 1000
+"""Longer than any session of this load."""
+MOMENT_S: Final = 2.0
+HOUR_NS: Final = 3_600 * 10**9
+UP_S_MAX: Final = 60
+CHUNK: Final = bytes(1 << 20)
+SPARE_DESCRIPTORS: Final = 4
+IDLE_CONNECTIONS: Final = 64
+
+GOES_ON = "everything acknowledged with acks=1 or all is kept, in order"
+
+
+class Fault(NamedTuple):
+    name: str
+    bed: str
+    promise: str
+    strike: Callable[[Run], None]
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(name: str, bed: str, promise: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+    def register(strike: Callable[[Run], None]) -> Callable[[Run], None]:
+        assert name not in FAULTS
+        FAULTS[name] = Fault(name, bed, promise, strike)
+        return strike
+
+    return register
+
+
+# ---- processes that die
+
+
+def _kill(run: Run, role: str) -> None:
+    victim = run.pid(role)
+    run.kill(victim)
+    wait_for(lambda: victim not in run.server.pids(role) and run.server.pids(role), f"another {role}", UP_S_MAX)
+    run.load.wait_progress()
+
+
+@fault("worker killed", "box", "its connections break; " + GOES_ON)
+def kill_worker(run: Run) -> None:
+    _kill(run, "network")
+
+
+@fault("writer killed", "box", "its partition waits for recovery; " + GOES_ON)
+def kill_writer(run: Run) -> None:
+    _kill(run, "writer")
+
+
+@fault("coordinator killed", "box", "groups rejoin where they were; producers and assigned consumers do not notice")
+def kill_coordinator(run: Run) -> None:
+    _kill(run, "coordinator")
+
+
+@fault("supervisor killed", "box", "all end, and go on where they were when it is started again")
+def kill_supervisor(run: Run) -> None:
+    run.restart(Server.kill_supervisor)
+    run.load.wait_progress()
+
+
+@fault("stopped in order", "box", "as if nothing had happened")
+def stop_in_order(run: Run) -> None:
+    run.restart(Server.stop)
+    run.load.wait_progress()
+
+
+@fault("ZooKeeper killed", "box", "groups and topic changes wait; producers and assigned consumers do not notice")
+def kill_zookeeper(run: Run) -> None:
+    _kill(run, "zookeeper")
+
+
+@fault("members of groups killed", "box", "the others take over at what was committed")
+def kill_members(run: Run) -> None:
+    run.injected += 1
+    run.load.kill_members(MEMBERS[0], run.injected)
+    run.load.wait_progress()
+
+
+# ---- processes that hang
+
+
+@contextmanager
+def _stopped(run: Run, *pids: int) -> Iterator[None]:
+    """SIGSTOP, for longer than every session; who is killed for it meanwhile is not there to go on."""
+    for pid in pids:
+        run.kill(pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    try:
+        yield
+        hold(began_s + STOP_S - time.monotonic())
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _others_go_on(run: Run) -> None:
+    """Whoever does not need a group goes on all the time: also when the stop has lasted for a while."""
+    for _ in range(2):
+        run.load.wait_progress(STOP_S / 3, but=set(run.load.groups))
+        hold(STOP_S / 3)
+
+
+@fault("worker stopped", "box", "its connections wait until it goes on or is replaced; " + GOES_ON)
+def stop_worker(run: Run) -> None:
+    with _stopped(run, run.pid("network")):
+        pass
+    run.load.wait_progress()
+
+
+@fault("writer stopped", "box", "its partition waits until it goes on or is replaced; " + GOES_ON)
+def stop_writer(run: Run) -> None:
+    with _stopped(run, run.pid("writer")):
+        pass
+    run.load.wait_progress()
+
+
+@fault("supervisor stopped", "box", "nobody notices; what dies meanwhile is replaced when it goes on")
+def stop_supervisor(run: Run) -> None:
+    with _stopped(run, run.pid("supervisor")):
+        run.load.wait_progress(STOP_S)
+        run.kill(run.pid("writer"))
+    run.load.wait_progress()
+
+
+@fault("ZooKeeper stopped", "box", "sessions end, groups rejoin; producers and assigned consumers do not notice")
+def stop_zookeeper(run: Run) -> None:
+    with _stopped(run, run.pid("zookeeper")):
+        _others_go_on(run)
+    run.load.wait_progress()
+
+
+@fault("members of groups stopped", "box", "the others take over; what the stopped ones had is not theirs to commit")
+def stop_members(run: Run) -> None:
+    with _stopped(run, run.load.strike(MEMBERS[1]).process.pid):
+        _others_go_on(run)
+    run.load.wait_progress()
+
+
+# ---- the ensemble
+
+
+def _nodes(run: Run) -> dict[str, list[int]]:
+    """Pids of the nodes by what they are: leader and followers."""
+    modes: dict[str, list[int]] = {}
+    addresses = str(run.server.state["zookeeper"]["connect"]).split(",")
+    rows = sorted(run.server.processes("zookeeper"), key=lambda row: int(row["node"]))
+    for row, address in zip(rows, addresses, strict=True):
+        modes.setdefault(probe(int(address.rpartition(":")[2])) or "none", []).append(row["pid"])
+    return modes
+
+
+def _whole(run: Run) -> dict[str, list[int]]:
+    def found() -> dict[str, list[int]]:
+        modes = _nodes(run)
+        return modes if len(modes.get("follower", ())) == 2 and "leader" in modes else {}
+
+    modes: dict[str, list[int]] = wait_for(found, "three nodes serve", UP_S_MAX)
+    return modes
+
+
+@fault("leader of the ensemble killed", "ensemble", "groups wait for a moment; others do not notice")
+def kill_leader(run: Run) -> None:
+    run.kill(_whole(run)["leader"][0])
+    run.load.wait_progress()
+    _whole(run)
+
+
+@fault("quorum of the ensemble lost", "ensemble", "groups and topic changes wait; others do not notice")
+def stop_quorum(run: Run) -> None:
+    modes = _whole(run)
+    with _stopped(run, modes["leader"][0], modes["follower"][0]):
+        _others_go_on(run)
+    run.load.wait_progress()
+    _whole(run)
+
+
+@fault("two appliances, one cut off from ZooKeeper", "pair", "no group is coordinated twice; no commit goes back")
+def cut_off(run: Run) -> None:
+    (proxy,) = run.proxies
+    proxy.cut_off()
+    run.injected += 1
+    hold(STOP_S)
+    proxy.join()
+    run.load.wait_progress()
+
+
+# ---- what the machine lacks
+
+
+def fill(path: Path) -> None:
+    """Write until there is no room left."""
+    with path.open("wb", buffering=0) as file:
+        size = len(CHUNK)
+        while size:
+            try:
+                if file.write(CHUNK[:size]) < size:
+                    size //= 2
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size //= 2
+
+
+@fault("disk full", "small", "produce waits; reading goes on; all goes on when there is room again")
+def fill_disk(run: Run) -> None:
+    filler = run.inside(run.server.data_dir) / "filler"
+    try:
+        fill(filler)
+        run.injected += 1
+        hold(MOMENT_S)
+    finally:
+        filler.unlink(missing_ok=True)
+    run.load.wait_progress()
+
+
+@fault("/dev/shm full", "small", "new topics are refused until there is room; what exists goes on")
+def fill_shm(run: Run) -> None:
+    filler, name = run.inside("/dev/shm") / "filler", f"needs-memory-{run.injected}"
+    with Admin(run.load.control) as admin:
+        try:
+            fill(filler)
+            run.injected += 1
+            with suppress(ApplianceError):
+                admin.create_topic(name, 4)
+            run.load.wait_progress()
+            _kill(run, "writer")
+        finally:
+            filler.unlink(missing_ok=True)
+        persistently(lambda: _ensure(admin, name, 4), Unavailable)
+
+
+def _ensure(admin: Admin, name: str, partitions: int) -> None:
+    with suppress(TopicExists):
+        admin.create_topic(name, partitions)
+
+
+@fault("fork refused", "small", "what died is replaced when there are processes again; the rest goes on")
+def refuse_fork(run: Run) -> None:
+    victims = [run.pid("writer"), run.pid("network")]
+    with traced(run.pid("supervisor"), "-e", "inject=clone,clone3,fork,vfork:error=EAGAIN"):
+        for victim in victims:
+            run.kill(victim)
+        hold(MOMENT_S)
+    run.load.wait_progress()
+
+
+@fault("descriptors exhausted", "small", "new connections are refused or wait; those that exist go on")
+def exhaust_descriptors(run: Run) -> None:
+    pids = [*run.server.pids("network"), *run.server.pids("coordinator")]
+    with ExitStack() as stack:
+        for pid in pids:
+            used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1
+            limit = subprocess.run(
+                ["prlimit", "--pid", str(pid), "--nofile", "--output", "SOFT,HARD", "--noheadings", "--raw"],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            before = ":".join(limit.stdout.split())
+            subprocess.run(["prlimit", "--pid", str(pid), f"--nofile={used + SPARE_DESCRIPTORS}:"], check=True)
+            stack.callback(subprocess.run, ["prlimit", "--pid", str(pid), f"--nofile={before}"])
+        run.injected += 1
+        for address in (run.server.native, run.server.kafka):
+            host, _, port = address.rpartition(":")
+            for _ in range(IDLE_CONNECTIONS // 2):
+                with suppress(OSError):
+                    stack.enter_context(socket.create_connection((host, int(port)), 1))
+        hold(MOMENT_S)
+        run.load.wait_progress()
+    run.load.wait_progress()
+
+
+# ---- disks that fail, clocks that jump
+
+
+@fault("EIO from a flush", "box", "the partition is offline until a restart; nothing acknowledged is lost")
+def fail_flush(run: Run) -> None:
+    victim = run.pid("writer")
+    with traced(victim, "-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=1"):
+        wait_for(lambda: run.server.state["offline"], "a partition is offline")
+        run.injected += 1
+    run.restart(Server.stop)
+    run.load.wait_progress()
+
+
+@fault("slow flushes", "box", "acks=all is slower; acks=1 and reading go on")
+def slow_flush(run: Run) -> None:
+    with ExitStack() as stack:
+        for pid in run.server.pids("writer"):
+            delay = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_exit=100000"]
+            stack.enter_context(traced(pid, *delay))
+        run.injected += 1
+        hold(MOMENT_S)
+        run.load.wait_progress()
+    run.load.wait_progress()
+
+
+@fault("wall clock jumps", "small", "nobody notices but timestamps")
+def jump_clock(run: Run) -> None:
+    clock = Path(run.server.environment["SKEW_FILE"])
+    for skew_ns in (HOUR_NS, -HOUR_NS, 0):
+        with clock.open("r+b") as file:
+            file.write(struct.pack("<q", skew_ns))
+        run.injected += 1
+        run.load.wait_progress(least=20)
+
+
+# ---- clients and topics
+
+
+@fault("topics deleted and made again", "network", "no message of one life is in another; others do not notice")
+def delete_topics(run: Run) -> None:
+    churn(run, 2)
+
+
+@fault("the same, with groups", "box", "a group reads a topic that was made again from its beginning")
+def delete_topics_of_groups(run: Run) -> None:
+    churn(run, 2)
+
+
+@fault("connections cut in mid-frame", "network", "a producer's retry doubles nothing with idempotence")
+def cut_connections(run: Run) -> None:
+    before = sum(proxy.cuts for proxy in run.proxies)
+    for proxy in run.proxies:
+        proxy.calm = False
+    hold(MOMENT_S)
+    for proxy in run.proxies:
+        proxy.calm = True
+    run.injected += sum(proxy.cuts for proxy in run.proxies) - before
+    run.load.wait_progress()
+
+
+@fault("hostile clients beside honest ones", "network", "the honest ones do not notice")
+def attack_both(run: Run) -> None:
+    processes = {pid for role in ("network", "coordinator", "writer") for pid in run.server.pids(role)}
+    run.injected += attack([run.server.native, run.server.kafka], run.random)
+    run.load.wait_progress()
+    now = {pid for role in ("network", "coordinator", "writer") for pid in run.server.pids(role)}
+    assert processes <= now, "processes of the appliance have died of it"
