@@ -132,6 +132,14 @@ def test_a_restarted_broker_takes_its_registration_over_and_leaves_anothers() ->
     assert tree.run(BrokerRegistry().brokers()) == {}
 
 
+def test_a_broker_with_more_partitions_than_zookeeper_takes_is_registered_all_the_same() -> None:
+    kept = Kept()
+    info = BrokerInfo("me", "h", "h:1", "h:2", {f"{n:04}" + "x" * 245: [0] for n in range(4_100)})
+    BrokerRegistry().register(kept, 5, info)
+    value, ours = kept.nodes[paths.broker(5)]
+    assert paths.decode_broker("/x", value) == BrokerInfo("me", "h", "h:1", "h:2") and ours(value)
+
+
 def test_groups_are_listed_and_pruned_when_nothing_is_in_them() -> None:
     tree, groups, offsets = Tree(), GroupRegistry(), OffsetRegistry()
     tree.run(groups.join(GROUP, "c-1", Subscription({"logs": 1}), 1))

@@ -19,11 +19,14 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from ..errors import BadValue, TopicExists, UnknownPartition, ZooKeeperAway
 from ..names import is_topic
 from . import paths
 from .operations import (
     ATTEMPTS_MAX,
+    REQUEST_BYTES_MAX,
     Node,
     Operation,
     Refused,
@@ -42,6 +45,7 @@ from .paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPa
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+BROKER_BYTES_MAX = REQUEST_BYTES_MAX // 2
 UNKNOWN_COMMITS_MAX = 64  # per partition: commits sent of which we never heard; an older one counts as foreign
 
 
@@ -82,14 +86,19 @@ class BrokerRegistry:
 
         A registration left by this data directory's former life (same ``instance``) is taken over.  While
         another instance holds the id, its registration stays and one line is logged; ours follows when it is
-        gone.
+        gone.  Where the list of its partitions is more than ZooKeeper takes, the broker is registered without it:
+        who leads what is in the topics' registrations.
         """
 
         def ours(value: bytes) -> bool:
             found = _readable(paths.decode_broker, paths.broker(broker_id), value)
             return found is None or found.instance == info.instance
 
-        keeper.keep(paths.broker(broker_id), paths.encode_broker(info), ours)
+        value = paths.encode_broker(info)
+        if len(value) > BROKER_BYTES_MAX:
+            log.warning("broker %d is registered without its partitions: they take %d bytes", broker_id, len(value))
+            value = paths.encode_broker(msgspec.structs.replace(info, partitions={}))
+        keeper.keep(paths.broker(broker_id), value, ours)
 
     def deregister(self, broker_id: int) -> Operation[None]:
         """Take the registration back (after ``Session.unkeep``)."""

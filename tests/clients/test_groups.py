@@ -234,6 +234,27 @@ def test_committed_positions_outlive_a_restart(door: Door, topic: str) -> None:
     assert [part.offset for part in found] == [part.offset for part in wanted]
 
 
+def test_a_commit_for_every_message_succeeds_at_any_depth(door: Door, topic: str) -> None:
+    """Goal: librdkafka pipelines its asynchronous commits; none is refused and the last one stays."""
+    answers: list[Any] = []
+    conf = settings(door, "g-" + topic, "range")
+    conf["on_commit"] = lambda error, partitions: answers.append(error or [part.error for part in partitions])
+    consumer = Consumer(conf)
+    consumer.subscribe([topic])
+    wanted = PARTITIONS * PER_PARTITION
+    for _, message in zip(range(wanted), confluent_events(consumer), strict=False):
+        consumer.commit(message, asynchronous=True)
+    for _ in range(1_000):
+        if len(answers) >= wanted:
+            break
+        consumer.poll(0.05)
+    assert answers == [[None]] * wanted
+    found = consumer.committed([TopicPartition(topic, p) for p in range(PARTITIONS)], timeout=DEADLINE_S)
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=DEADLINE_S)[1] for p in range(PARTITIONS)]
+    consumer.close()
+    assert [part.offset for part in found] == ends
+
+
 def test_a_group_that_waits_gets_what_comes(door: Door, topic: str) -> None:
     """Caught up and idle in long poll; the next messages arrive without a new rebalance."""
     with members(door, topic, "cooperative-sticky") as group:
