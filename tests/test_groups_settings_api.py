@@ -100,7 +100,8 @@ def test_the_brokers_configuration() -> None:
     rows = {row.name: row for row in result.configs}
     values = {
         "listeners": f"PLAINTEXT://{LISTENER}", "advertised.listeners": f"PLAINTEXT://{LISTENER}", "log.dirs": "/data",
-        "num.partitions": "3", "broker.id": "0", "log.retention.ms": "7", "connections.max.idle.ms": "90000",
+        "num.partitions": "3", "broker.id": "0", "log.retention.ms": "7", "offsets.retention.minutes": "10080",
+        "connections.max.idle.ms": "90000",
         "auto.create.topics.enable": "true", "default.replication.factor": "1", "min.insync.replicas": "1",
         "message.max.bytes": "1048588", "offset.metadata.max.bytes": str(NOTE_BYTES_MAX), "log.preallocate": "false",
         "log.cleanup.policy": "delete", "compression.type": "producer", "delete.topic.enable": "true",

@@ -16,6 +16,7 @@ from appliance.names import NOTE_BYTES_MAX
 
 from .state import Limits
 
+MINUTE_MS: Final = 60_000
 BROKER_NAMES: Final = {
     "retention.ms": "log.retention.ms",
     "retention.bytes": "log.retention.bytes",
@@ -89,6 +90,9 @@ def broker_settings(config: Config, data_dir: str, listening: str, advertised: s
         yield BrokerSetting(name, Kind.INT, str(config.broker.id), "0", KEYS["broker.id"].about)
     for name in ("log.dir", "log.dirs"):
         yield BrokerSetting(name, Kind.STRING, data_dir, None, "the data directory")
+    key = KEYS["offsets.retention.ms"]
+    minutes, default = (str(value // MINUTE_MS) for value in (config.offsets.retention_ms, int(key.default)))
+    yield BrokerSetting("offsets.retention.minutes", Kind.INT, minutes, default, key.about)
     for name, ours in _KEYS:
         key = KEYS[ours]
         yield BrokerSetting(name, kind_of(key), text(config.value(ours)), text(key.default), key.about)
