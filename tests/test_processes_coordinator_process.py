@@ -22,6 +22,7 @@ from appliance.errors import (
     BadValue,
     InvalidRequest,
     InvalidTopic,
+    RequestTimedOut,
     StorageFault,
     TopicExists,
     UnknownPartition,
@@ -32,7 +33,7 @@ from appliance.processes.coordinator.admin import NativeDoor
 from appliance.wire import native
 from appliance.zookeeper import identity
 from appliance.zookeeper.ensemble import Ensemble
-from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, remove_tree
+from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, list_children, remove_tree
 from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_broker, encode_topic, topic
 from appliance.zookeeper.session import Session
 
@@ -398,3 +399,33 @@ def test_zookeeper_away_fails_what_needs_it_soon_and_nothing_else(tmp_path: Path
         rig.until(lambda: rig.zookeeper.get("state") == "connected", 30)
         rig.admin("create_topic", name="more")
         assert rig.admin("offsets", group="readers") == [["logs", 0, 0]]
+
+
+def test_a_deletion_without_zookeeper_is_refused_and_one_that_loses_it_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    with (
+        running(tmp_path / "ensemble", 1) as ensemble,
+        member(tmp_path, ensemble.connect, 0, "zookeeper.session_timeout_ms=2000", "disk.check_ms=200") as rig,
+    ):
+        for name in ("kept", "lost"):
+            rig.admin("create_topic", name=name)
+            rig.admin("commit", group="readers", offsets=[[name, 0, 0]])
+        rig.silent = True  # the supervisor answers the deletion's order when ZooKeeper is away
+        losing = rig.post_admin("delete_topic", name="lost")
+        rig.until(lambda: [removal.name for removal in Catalog.load(rig.data_dir).removals] == ["lost"])
+        ensemble.stop()
+        rig.silent = False
+        code, message, _ = rig.result(losing)
+        assert code == RequestTimedOut.code and "is deleted" in message
+        assert rig.refusal("delete_topic", name="kept")[0] == ZooKeeperAway.code
+        assert [row["name"] for row in rig.metadata()["topics"]] == ["kept"]
+        assert ("kept", 0) in rig.tables and ("lost", 0) not in rig.tables
+        assert [removal.name for removal in Catalog.load(rig.data_dir).removals] == ["lost"]
+        rig.kill()  # what is pending outlives the coordinator
+        rig.fork()
+        ensemble.start_node(0)
+        rig.until(lambda: not Catalog.load(rig.data_dir).removals, 40)
+        assert rig.admin("offsets", group="readers") == [["kept", 0, 0]]
+        left = ask_zookeeper(ensemble.connect, list_children("/consumers/readers/offsets"))
+        assert left == ["kept"]
+        rig.admin("create_topic", name="lost")
+        assert rig.admin("offsets", group="readers") == [["kept", 0, 0]]
