@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.config import TopicSettings
-from appliance.errors import DiskFull, StorageFault
+from appliance.errors import DiskFull, OutOfResources, StorageFault
 from appliance.log import FileCache, FlushTicket, Log, LogReader, peek
 from appliance.log.files import System
 from appliance.log.index import ENTRY_BYTES
@@ -272,6 +272,37 @@ def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(memory_path: Path, 
     faults.heal()
     log.flush()
     log.expose(log.written)
+    log.close(clean=False)
+    assert open_log(memory_path).written == log.written
+
+
+def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(memory_path: Path) -> None:
+    """Method: a group that rolls several times, with so many opens that succeed, for every number of them."""
+    left = [1000]
+
+    def open_(path: Path | str, flags: int, mode: int) -> int:
+        if not left[0]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        left[0] -= 1
+        return os.open(path, flags, mode)
+
+    log = Log.open(memory_path, SETTINGS, lambda: 0, boot=BOOT, system=System(open=open_))
+    log.append(place_all(log.written, [batch([b"x" * 500])] * 2))
+    log.flush()
+    group = place_all(log.written, [batch([b"y" * 500])] * 8)
+    before, end = snapshot(memory_path), log.written
+    for opens in range(20):
+        left[0] = opens
+        try:
+            log.append(group)
+        except OutOfResources as error:
+            assert error.retriable
+            assert (snapshot(memory_path), log.written, log.bases, log.state) == (before, end, [0], 1), opens
+        else:
+            break
+    assert opens == 4 * (len(log.bases) - 1)  # two files, opened twice each, for each new segment
+    left[0] = 1000
+    log.flush()
     log.close(clean=False)
     assert open_log(memory_path).written == log.written
 

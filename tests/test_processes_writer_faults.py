@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.catalog import LEADER_EPOCH
-from appliance.errors import StorageFault
+from appliance.errors import OutOfResources, StorageFault
 from appliance.log import FlushTicket, Log
 from appliance.log.files import System
 from appliance.processes.clock import wall_ms
@@ -17,7 +17,7 @@ from appliance.processes.writer.process import Writer
 from appliance.processes.writer.producers import Producers
 from appliance.records.batch import LEADER_EPOCH_AT
 from appliance.records.encode import encode_batch, encode_values
-from appliance.shared.table import ROWS
+from appliance.shared.table import ONLINE, ROWS
 
 from .log_batches import BOOT, batch, place_all
 from .log_batches import SETTINGS as SMALL
@@ -172,6 +172,31 @@ def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pyt
         assert rig.answer(rig.produce(BATCH))[0] == 0
         rig.order("cut", rig.table.end)
         wait_for(lambda: rig.table.view().bases == (rig.table.end,), "the last one to go, too")
+
+
+def test_a_lack_of_descriptors_is_refused_and_not_taken_for_a_failing_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = [False]
+
+    def open_(path: Path | str, flags: int, mode: int) -> int:
+        if lacking[0]:
+            raise OSError(24, "Too many open files")
+        return os.open(path, flags, mode)
+
+    real = Log.open
+    monkeypatch.setattr(process.Log, "open", lambda *a, **k: real(*a, **k, system=System(open=open_)))
+    with Rig(tmp_path, segment_bytes=1200) as rig:
+        large = encode_values([b"x" * 900], 1_000)
+        assert rig.answer(rig.produce(large))[0] == 0
+        lacking[0] = True
+        assert rig.answer(rig.produce(large))[0] == OutOfResources.code
+        assert rig.answer(rig.produce(encode_values([b"small"], 1_000)))[0] == 0  # needs no new segment
+        rig.order("cut", rig.table.end)
+        wait_for(lambda: rig.table.start == rig.table.end or rig.error, "the start to move")
+        lacking[0] = False
+        assert rig.answer(rig.produce(large))[0] == 0
+        assert rig.error is None and rig.table.state == ONLINE
 
 
 def test_a_segment_that_is_sealed_on_order_can_go(tmp_path: Path) -> None:

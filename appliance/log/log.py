@@ -15,8 +15,8 @@ and would say "done" the next time.  It is noted in the recovery point, so that 
 not at the page cache.
 
 Appending is all or nothing, also across a roll: a full disk (:class:`DiskFull`) leaves the log as it was, to
-try again later.  Any other failure of the disk is a :class:`StorageFault`: no more is written by this
-process.
+try again later, and so does a lack of descriptors (:class:`OutOfResources`) that a roll would need.  Any other
+failure of the disk is a :class:`StorageFault`: no more is written by this process.
 
 What must be on the disk before what, so that a power loss at any moment leaves a log that opens::
 
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Final
 
 from ..config import TopicSettings
-from ..errors import NO_ROOM, DiskFull, StorageFault, disk_fault
+from ..errors import LACKS, NO_ROOM, DiskFull, OutOfResources, StorageFault, disk_fault
 from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
@@ -166,6 +166,8 @@ class Log:
 
     def _open(self, boot: Boot) -> None:
         point = self._point
+        # Kept open: that no descriptor is left must not look like a flush that failed.
+        self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
         marker = Marker.load(self.path)
         if marker is not None:
             self.bases, self.start, state = marker.bases, marker.start, marker.state
@@ -175,11 +177,9 @@ class Log:
             found = recover(self.path, point, boot, self.settings.index_interval_bytes, self._clock_ms(), self._system)
             for file in found.touched:
                 self._system.fdatasync(file.fd)
-            files.sync_directory(self.path, self._system)
+            self._system.fsync(self._directory.fd)
             self.bases, self.start, state = found.bases, found.start, found.state
         self._active = Segment(self.path, self.bases[-1], state, self._system)
-        # Kept open: that no descriptor is left must not look like a flush that failed.
-        self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
         self._born_steady_ms = self._steady_ms() - max(0, self._clock_ms() - state.born_ms)
         self.flushed = self.exposed = state.end
         point.begin(boot, state.end, self.start, state.born_ms)
@@ -201,7 +201,7 @@ class Log:
         """Append checked batches, placed one after the other from ``written`` on: all of them or none.
 
         Raises:
-            DiskFull: try again when there is room.
+            DiskFull, OutOfResources: try again when there is room.
             StorageFault: the disk fails.
         """
         if not batches:
@@ -263,14 +263,14 @@ class Log:
             active.restore(state)
             self._born_steady_ms = born_steady_ms
             self._point.set_born_ms(state.born_ms)
-            files.sync_directory(self.path, self._system)  # see _roll
+            self._system.fsync(self._directory.fd)  # see _roll
             raise
 
     def roll(self) -> None:
         """Seal the active segment and start the next one; an empty one stays, its age counted from now.
 
         Raises:
-            DiskFull: nothing has changed.
+            DiskFull, OutOfResources: nothing has changed.
             StorageFault: the disk fails.
         """
         with self._disk():
@@ -292,7 +292,7 @@ class Log:
         except OSError:
             sealed.restore(state)
             # The active one grows on: a next one that came back after a power loss would contradict it.
-            files.sync_directory(self.path, self._system)
+            self._system.fsync(self._directory.fd)
             raise
         self._directory_changes += 1
         self._directory_needed = self._directory_changes
@@ -305,7 +305,7 @@ class Log:
 
     def _remove_marker(self) -> None:
         if remove(self.path / MARKER_NAME, self._system) or self._marked:
-            files.sync_directory(self.path, self._system)
+            self._system.fsync(self._directory.fd)
         self._marked = False
 
     @contextmanager
@@ -319,7 +319,9 @@ class Log:
             self.state = OFFLINE
             raise
 
-    def _failed(self, error: OSError) -> DiskFull | StorageFault:
+    def _failed(self, error: OSError) -> DiskFull | OutOfResources | StorageFault:
+        if error.errno in LACKS - NO_ROOM:
+            return OutOfResources(f"{error.filename or self.path}: {error.strerror}: try again")
         fault = disk_fault(error, self.path)
         if isinstance(fault, DiskFull):
             self.state = DISK_FULL
@@ -399,7 +401,7 @@ class Log:
         try:
             self._roll()
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_ROOM | LACKS:
                 raise
             logger.warning("%s: the active segment stays: %s", self.path, error.strerror)
 

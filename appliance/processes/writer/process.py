@@ -40,6 +40,7 @@ from ...errors import (
     DiskFull,
     InvalidRequest,
     InvalidTimestamp,
+    OutOfResources,
     StorageFault,
     Unavailable,
     is_lack,
@@ -343,7 +344,7 @@ class Writer:
         try:
             with self._assignment.heart.working():  # a slow disk: it waits for flushes
                 count = remove_before(self._log, self._producers, offset, self._flush_and_wait, self._show_start)
-        except DiskFull as error:  # the sweep asks again
+        except (DiskFull, OutOfResources) as error:  # the sweep asks again
             logger.warning("%s: not all is removed: %s", self._assignment.path, error)
             return
         self._table.count(COUNT_RETIRED, count)
@@ -353,7 +354,7 @@ class Writer:
         if len(self._log.bases) < SEGMENTS_MAX:
             try:
                 self._log.roll()
-            except DiskFull as error:
+            except (DiskFull, OutOfResources) as error:
                 logger.warning("%s: not rolled: %s", self._assignment.path, error)
             with self._flusher.lock:
                 self._show_segments()
@@ -402,7 +403,7 @@ class Writer:
             written, records = log.written, log.records
             try:
                 log.append(group)
-            except (DiskFull, StorageFault) as error:
+            except (DiskFull, OutOfResources, StorageFault) as error:
                 self._append_failed(error, ready)
                 return
             self._appended(len(group), log.written - written, log.records - records)
@@ -486,7 +487,7 @@ class Writer:
             self._table.add_segment(base)
             self._last_base = base
 
-    def _append_failed(self, error: DiskFull | StorageFault, ready: list[_Ready]) -> None:
+    def _append_failed(self, error: DiskFull | OutOfResources | StorageFault, ready: list[_Ready]) -> None:
         """Nothing of the group is in the log: say so to everybody in it."""
         self._sequences.rollback()
         texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
@@ -496,7 +497,7 @@ class Writer:
                 source.answer([(token, refusal)])
         if isinstance(error, StorageFault):
             raise error
-        if self._table.state != DISK_FULL:
+        if isinstance(error, DiskFull) and self._table.state != DISK_FULL:
             logger.warning("%s: %s", self._assignment.path, error)
             self._table.set_state(DISK_FULL)
 
