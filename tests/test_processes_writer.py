@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from appliance.config import Config
 from appliance.errors import DiskFull, StorageFault
+from appliance.processes.control import Channel
+from appliance.processes.writer.process import Assignment, run
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
+from appliance.shared.doorbell import Doorbell
 
 from .native_peer import Peer
 from .server import Server, wait_for
@@ -33,6 +38,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("this sandbox does not let us mount")
     yield path
     subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
+    """The topic was deleted, and its table with it, after the supervisor had decided to fork."""
+    assignment = Assignment(Config(), tmp_path, "gone", 0, {}, "/appliance.test.gone", [Doorbell()])
+    ours, control = Channel.pair()
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            status = run(assignment, control, parent)
+        os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    for end in (ours, control):
+        end.close()
 
 
 def test_a_full_disk_is_retriable_and_goes_away_by_itself(small_disk: Path) -> None:

@@ -58,6 +58,16 @@ def settle(name: str, supervisor_pid: int, death_signal: int = signal.SIGKILL) -
         os._exit(0)
 
 
+def give_back_memory() -> None:
+    """Return to the system the pages that nothing in them uses any more; glibc alone can do it.
+
+    Without it one burst of large requests shapes the heap for good: what is freed between two blocks that stay is kept.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _take_short_turns(libc: ctypes.CDLL) -> None:
     """Ask for SLICE_NS; threads started later inherit it.  A kernel that does not know it leaves all as it is."""
     number = SCHED_SETATTR.get(platform.machine())

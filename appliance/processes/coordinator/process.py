@@ -43,6 +43,7 @@ from ...wire.bounds import Limits
 from ...wire.kafka import cold
 from ...zookeeper.paths import BrokerInfo
 from ...zookeeper.session import State
+from ..child import give_back_memory
 from ..control import Channel
 from ..snapshot import SNAPSHOT, Facts, Publisher
 from .admin import NativeDoor
@@ -219,6 +220,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(self._config.disk.check_ms / 1000)
             self._cluster.forget_unlinked_files()
+            give_back_memory()
             duties = (
                 self._topics.reconcile,
                 lambda: self._sweep.run(self._config),

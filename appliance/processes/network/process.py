@@ -54,7 +54,7 @@ from ...wire.requests import (
 )
 from ...wire.sockets import set_options
 from .. import handoff
-from ..child import settle
+from ..child import give_back_memory, settle
 from ..clock import now_ms
 from ..control import Channel
 from .connection import Connection, Pending
@@ -83,6 +83,8 @@ ACCEPT_PAUSE_MS: Final = 100
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 COMPLAINTS_MAX: Final = 20
 STATS_MS: Final = 5_000
+MEMORY_MS: Final = 10_000
+"""How often freed memory is given back."""
 
 
 class Post(NamedTuple):
@@ -152,7 +154,7 @@ class NetworkWorker:
         self._complaints = self._complaints_ms = 0
         self._stopping = False
         self._now_ms = now_ms()
-        self._sweep_ms = self._stats_ms = self._now_ms
+        self._sweep_ms = self._stats_ms = self._memory_ms = self._now_ms
         self._stats: tuple[int, int] = (0, 0)
         self._epoll = select.epoll()
         self._epoll.register(control.fileno(), select.EPOLLIN)
@@ -983,6 +985,9 @@ class NetworkWorker:
         self._sweep_ms = now = self._now_ms
         limits = self._limits
         self._files.drop_unlinked()
+        if now - self._memory_ms >= MEMORY_MS:
+            self._memory_ms = now
+            give_back_memory()
         for connection in list(self._connections.values()):
             since_ms = connection.inbox.frame_since_ms
             if since_ms and now - since_ms > limits.frame_ms_max and connection.events & select.EPOLLIN:

@@ -125,7 +125,10 @@ class _Handed(NamedTuple):
 def run(assignment: Assignment, control: Channel, supervisor_pid: int) -> int:
     """The writer process, from fork to exit; returns its exit status."""
     settle(f"wr {assignment.topic}-{assignment.partition}", supervisor_pid, 0)
-    writer = Writer(assignment, control)
+    try:
+        writer = Writer(assignment, control)
+    except FileNotFoundError:  # of its table: the topic has been deleted since it was asked for
+        return 0
     try:
         try:
             with assignment.heart.working():
