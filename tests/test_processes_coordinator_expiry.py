@@ -130,13 +130,13 @@ def test_all_groups_are_counted_and_looked_at_from_time_to_time() -> None:
         bench, other = Bench(tree, 1), Bench(tree, 2)
         await other.positions.commit("theirs", {PART: CommittedOffset(1, "x" * 600), OTHER: CommittedOffset(1)})
         bench.elsewhere.add("theirs")
-        assert bench.positions._total == 0
+        assert bench.positions.count.total == 0
         await bench.expiry.run(RETENTION_MS, 1)
-        assert bench.positions._total == 3, "a long note counts twice"
+        assert bench.positions.count.total == 3, "a long note counts twice"
         await other.positions.commit("theirs", {PART: None})
         await bench.expiry.run(RETENTION_MS, CHECK_MS)
-        assert bench.positions._total == 3, "not due"
+        assert bench.positions.count.total == 3, "not due"
         await bench.expiry.run(RETENTION_MS, CHECK_MS + 1)
-        assert bench.positions._total == 1
+        assert bench.positions.count.total == 1
 
     run(scenario())

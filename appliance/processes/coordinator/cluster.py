@@ -112,7 +112,7 @@ class Cluster:
 
     def reload(self, config: Config) -> None:
         self._config = config
-        self.positions.positions_max = config.positions_max
+        self.positions.count.positions_max = config.positions_max
 
     # ---- the appliance and its peers
 

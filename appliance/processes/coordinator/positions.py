@@ -22,7 +22,7 @@ what was refused is never stored over something newer.  (A write that was sent a
 ones.)
 
 Bounds: ``positions_max`` positions, as counted by the last look at all groups and corrected with every write; a new
-one beyond it is :class:`PositionsFull`.  One whose path and value are longer than UNIT_BYTES counts as several.
+one beyond it is :class:`PositionsFull`.  See :mod:`.position_count`.
 CLAIMS_MAX claims: idle ones are given back first.  Commits waiting: as many as requests of workers may be unanswered.
 """
 
@@ -30,17 +30,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from ...errors import ApplianceError, NotCoordinator, PositionsFull, RequestTimedOut, Unavailable, ZooKeeperAway
-from ...zookeeper import claims, paths
+from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, Unavailable, ZooKeeperAway
+from ...zookeeper import claims
 from ...zookeeper.claims import Claimant, GroupInfo, Held
 from ...zookeeper.operations import Node, Operation
-from ...zookeeper.paths import CommittedOffset, TopicPartition
+from ...zookeeper.paths import TopicPartition
 from ...zookeeper.registry import GroupRegistry, StoredOffset
+from .commit_queue import Changes, Commit, GroupQueue, Refusals, State
+from .position_count import PositionCount, units
 
 COMMIT_MS_MAX: Final = 10_000
 RETRY_S: Final = 0.1
@@ -48,13 +49,8 @@ CLAIM_IDLE_S: Final = 600
 CLAIMS_MAX: Final = 20_000
 RELEASES_MAX: Final = 100
 """Idle claims given back in one turn of maintenance."""
-UNIT_BYTES: Final = 512
-PATH_REST_BYTES: Final = 16
-"""Of a position's path: what is neither the group's path nor the topic."""
 
 T = TypeVar("T")
-Changes = Mapping[TopicPartition, CommittedOffset | None]
-Refusals = dict[TopicPartition, ApplianceError]
 log = logging.getLogger(__name__)
 
 
@@ -71,67 +67,6 @@ class Asker(Protocol):
     def leased(self) -> bool: ...
 
     async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T: ...
-
-
-class State(enum.Enum):
-    UNCLAIMED = "unclaimed"
-    CLAIMING = "claiming"
-    HELD = "held"
-
-
-class _Commit:
-    """One request.  ``done``: the errors of the partitions that were refused."""
-
-    def __init__(self, changes: Changes, info: GroupInfo | None, done: asyncio.Future[Refusals]) -> None:
-        self.changes, self.info, self.done = changes, info, done
-
-    def settle(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
-        if not self.done.done():
-            self.done.set_result({part: errors[part] for part in self.changes if part in errors})
-
-    def fail(self, error: ApplianceError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-class _Group:
-    """``lock`` is held by whoever speaks with ZooKeeper about the group; ``users`` hold it or wait for it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.state = State.UNCLAIMED
-        self.held: Held | None = None
-        self.session_id = 0
-        self.lock = asyncio.Lock()
-        self.users = 0
-        self.queue: dict[TopicPartition, tuple[_Commit, CommittedOffset | None]] = {}
-        self.commits: dict[_Commit, None] = {}
-        self.pumping = False
-        self.used = 0.0
-
-    def add(self, commit: _Commit) -> None:
-        self.commits[commit] = None
-        for part, to in commit.changes.items():
-            self.queue[part] = (commit, to)
-
-    def withdraw(self, commit: _Commit) -> None:
-        if self.commits.pop(commit, self) is not self:
-            for part in commit.changes:
-                if part in self.queue and self.queue[part][0] is commit:
-                    del self.queue[part]
-
-    def take(self) -> tuple[dict[TopicPartition, tuple[_Commit, CommittedOffset | None]], list[_Commit]]:
-        taken = self.queue, list(self.commits)
-        self.queue, self.commits = {}, {}
-        return taken
-
-    def put_back(
-        self, queue: Mapping[TopicPartition, tuple[_Commit, CommittedOffset | None]], commits: Sequence[_Commit]
-    ) -> None:
-        """What could not be written, in front of what has come since; but not what has been given up."""
-        again = {part: (commit, to) for part, (commit, to) in queue.items() if not commit.done.done()}
-        self.queue = again | self.queue
-        self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits
 
 
 class Positions:
@@ -153,14 +88,12 @@ class Positions:
         new_epoch: Callable[[], str],
         clock_ms: Callable[[], int],
     ) -> None:
-        self.positions_max = positions_max
+        self.count = PositionCount(positions_max)
         self.has_members: Callable[[str], bool] = lambda _: False
         self.on_lost: Callable[[str], None] = lambda _: None
         self._registry, self._claimant, self._spawn = registry, claimant, spawn
         self._coordinates, self._new_epoch, self._clock_ms = coordinates, new_epoch, clock_ms
-        self._groups: dict[str, _Group] = {}
-        self._units: dict[str, int] = {}  # group -> what its positions count as
-        self._total = 0
+        self._groups: dict[str, GroupQueue] = {}
 
     # ---- what the listeners ask
 
@@ -197,7 +130,7 @@ class Positions:
         """
         entry = self._entry(group)
         info = GroupInfo(protocol_type, self._clock_ms()) if protocol_type else None
-        commit = _Commit(changes, info, asyncio.get_running_loop().create_future())
+        commit = Commit(changes, info, asyncio.get_running_loop().create_future())
         entry.add(commit)
         if not entry.pumping:
             entry.pumping = True
@@ -229,7 +162,7 @@ class Positions:
                 return False
             await self._carry_out(entry, claims.remove(group, held))
             self._unclaim(entry)
-            self._total -= self._units.pop(group, 0)
+            self.count.drop(group)
             return True
 
     # ---- what happens around them
@@ -260,21 +193,15 @@ class Positions:
             if held is None or self.has_members(group):
                 return 0
             gone = await self._carry_out(entry, claims.expire(group, held, old))
-            self._count(group, held)
+            self.count.set(group, held)
             if not held.positions and not entry.commits:
                 await self._vacate(entry, held)
             return gone
 
     def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
         """All groups were looked at: so large are their positions."""
-        self._units = {
-            group: sum(_units(paths.group(group), part, size) for part, size in positions.items())
-            for group, positions in sizes.items()
-        }
-        for name, entry in self._groups.items():
-            if entry.held is not None:
-                self._units[name] = _sum_units(entry.held, entry.held.positions)
-        self._total = sum(self._units.values())
+        held = [(name, entry.held) for name, entry in self._groups.items() if entry.held is not None]
+        self.count.replace(sizes, held)
 
     def new_session(self) -> None:
         """The session is a new one: claims of the old one are over, and with them their groups."""
@@ -297,7 +224,7 @@ class Positions:
     # ---- claims
 
     @contextlib.asynccontextmanager
-    async def _locked(self, group: str) -> AsyncIterator[_Group]:
+    async def _locked(self, group: str) -> AsyncIterator[GroupQueue]:
         """A group, for one at a time; nothing is remembered of one that was only asked for."""
         entry = self._entry(group)
         entry.users += 1
@@ -308,7 +235,7 @@ class Positions:
             entry.users -= 1
             self._drop_if_idle(entry)
 
-    async def _carry_out(self, entry: _Group, operation: Operation[T]) -> T:
+    async def _carry_out(self, entry: GroupQueue, operation: Operation[T]) -> T:
         """An operation that needs the claim, in its session."""
         try:
             return await self._registry.ask(operation, session_id=entry.session_id)
@@ -316,25 +243,25 @@ class Positions:
             self._lose(entry)
             raise
 
-    def _drop_if_idle(self, entry: _Group) -> None:
+    def _drop_if_idle(self, entry: GroupQueue) -> None:
         if entry.held is None and not entry.users and not entry.commits:
             self._groups.pop(entry.name, None)
 
-    async def _vacate(self, entry: _Group, held: Held) -> None:
+    async def _vacate(self, entry: GroupQueue, held: Held) -> None:
         self._unclaim(entry)
         await self._registry.ask(claims.vacate(entry.name, held), session_id=entry.session_id)
-        self._total -= self._units.pop(entry.name, 0)
+        self.count.drop(entry.name)
 
-    def _entry(self, group: str) -> _Group:
+    def _entry(self, group: str) -> GroupQueue:
         entry = self._groups.get(group)
         if entry is None:
-            entry = self._groups[group] = _Group(group)
+            entry = self._groups[group] = GroupQueue(group)
         return entry
 
-    def _is_held(self, entry: _Group) -> bool:
+    def _is_held(self, entry: GroupQueue) -> bool:
         return entry.held is not None and entry.session_id == self._registry.session_id and self._registry.leased
 
-    async def _hold(self, entry: _Group, make: bool = True) -> Held | None:
+    async def _hold(self, entry: GroupQueue, make: bool = True) -> Held | None:
         """The claim, taken if need be; None only for a group that is not there and not to be made.  Under the lock."""
         if not self._coordinates(entry.name):
             raise NotCoordinator(f"another broker coordinates group {entry.name!r}")
@@ -357,13 +284,13 @@ class Positions:
         if held is not None:
             entry.held, entry.session_id, entry.state = held, session_id, State.HELD
             entry.used = asyncio.get_running_loop().time()
-            self._count(entry.name, held)
+            self.count.set(entry.name, held)
         return held
 
-    def _unclaim(self, entry: _Group) -> None:
+    def _unclaim(self, entry: GroupQueue) -> None:
         entry.held, entry.state = None, State.UNCLAIMED
 
-    def _lose(self, entry: _Group) -> None:
+    def _lose(self, entry: GroupQueue) -> None:
         """The claim is over: the group is dissolved in the same step.  What its members have committed, but nobody has
         stored, is theirs to commit again when they have joined again.
         """
@@ -372,19 +299,19 @@ class Positions:
         self.on_lost(entry.name)
         self._fail(entry, _dissolved(entry.name), members_only=True)
 
-    def _fail(self, entry: _Group, error: ApplianceError, members_only: bool = False) -> None:
+    def _fail(self, entry: GroupQueue, error: ApplianceError, members_only: bool = False) -> None:
         for commit in list(entry.commits):
             if commit.info is not None or not members_only:
                 entry.withdraw(commit)
                 commit.fail(error)
 
-    async def _give_up(self, entry: _Group) -> None:
+    async def _give_up(self, entry: GroupQueue) -> None:
         """Another broker is to coordinate the group."""
         self.on_lost(entry.name)
         self._fail(entry, NotCoordinator(f"another broker coordinates group {entry.name!r}"))
         await self._release(entry)
 
-    async def _release(self, entry: _Group) -> None:
+    async def _release(self, entry: GroupQueue) -> None:
         async with self._locked(entry.name) as entry:
             held = entry.held
             if held is None or entry.commits or self.has_members(entry.name):
@@ -404,13 +331,13 @@ class Positions:
         for entry in sorted(oldest, key=lambda entry: entry.used)[:RELEASES_MAX]:
             await self._release(entry)
 
-    def _idle(self, entry: _Group, idle_s: float) -> bool:
+    def _idle(self, entry: GroupQueue, idle_s: float) -> bool:
         rests = entry.held is not None and not entry.users and not self.has_members(entry.name)
         return rests and asyncio.get_running_loop().time() - entry.used >= idle_s
 
     # ---- writing
 
-    async def _pump(self, entry: _Group) -> None:
+    async def _pump(self, entry: GroupQueue) -> None:
         """Write what waits until nothing does."""
         try:
             while entry.commits:
@@ -427,17 +354,17 @@ class Positions:
             entry.pumping = False
             self._drop_if_idle(entry)
 
-    async def _write(self, entry: _Group) -> None:
+    async def _write(self, entry: GroupQueue) -> None:
         """Write all that waits at this moment."""
         held = await self._hold(entry)
         assert held is not None
         queue, commits = entry.take()
-        errors = self._refuse_beyond_max(held, {part: to for part, (_, to) in queue.items()})
+        errors = self.count.refuse(held, {part: to for part, (_, to) in queue.items()})
         changes = {part: to for part, (_, to) in queue.items() if part not in errors}
         info = next((commit.info for commit in reversed(commits) if commit.info is not None), None)
         if info is not None and info.protocol_type == held.info.protocol_type:
             info = None
-        before = _sum_units(held, changes)
+        before = units(held, changes)
         try:
             await self._carry_out(entry, claims.write(entry.name, held, changes, info))
         except NotCoordinator:  # the members are out; what others have committed goes with the next claim
@@ -454,51 +381,18 @@ class Positions:
                 commit.fail(error)
             return
         finally:
-            more = _sum_units(held, changes) - before
-            self._units[entry.name] = self._units.get(entry.name, 0) + more
-            self._total += more
+            self.count.add(entry.name, units(held, changes) - before)
         if info is not None and entry.held is held:
             entry.held = held._replace(info=info)
         entry.used = asyncio.get_running_loop().time()
         for commit in commits:
             commit.settle(errors)
 
-    async def _note_active(self, entry: _Group, held: Held) -> None:
+    async def _note_active(self, entry: GroupQueue, held: Held) -> None:
         info = GroupInfo(held.info.protocol_type, self._clock_ms())
         await self._carry_out(entry, claims.write(entry.name, held, {}, info))
         entry.held = held._replace(info=info)
 
-    # ---- how many
-
-    def _count(self, group: str, held: Held) -> None:
-        units = _sum_units(held, held.positions)
-        self._total += units - self._units.get(group, 0)
-        self._units[group] = units
-
-    def _refuse_beyond_max(self, held: Held, changes: Changes) -> Refusals:
-        errors: Refusals = {}
-        room = self.positions_max - self._total
-        for part, to in changes.items():
-            before = _sum_units(held, [part])
-            more = (0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))) - before
-            if more > 0 and more > room:
-                errors[part] = PositionsFull(
-                    f"there is room for {self.positions_max} positions of all groups: delete groups that nobody uses,"
-                    " or raise offsets.positions_max"
-                )
-            else:
-                room -= more
-        return errors
-
 
 def _dissolved(group: str) -> NotCoordinator:
     return NotCoordinator(f"group {group!r} was dissolved: join it again")
-
-
-def _units(group_path: str, part: TopicPartition, size: int) -> int:
-    """What a position counts as: its path is kept in ZooKeeper's memory as well as its value."""
-    return 1 + (len(group_path) + len(part.topic) + PATH_REST_BYTES + size) // UNIT_BYTES
-
-
-def _sum_units(held: Held, parts: Iterable[TopicPartition]) -> int:
-    return sum(_units(held.group_path, part, held.positions[part]) for part in parts if part in held.positions)

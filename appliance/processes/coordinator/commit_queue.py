@@ -1,0 +1,81 @@
+"""One group's commits as they wait for their turn, and the state of this broker's claim on it; without I/O.
+
+:class:`GroupQueue` keeps the newest change of each partition in order of arrival, and the commits that wait for it.
+What could not be written is put back in front of what has come since, and what was given up is taken out, so a
+change that was refused is never written afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Mapping, Sequence
+
+from ...errors import ApplianceError
+from ...zookeeper.claims import GroupInfo, Held
+from ...zookeeper.paths import CommittedOffset, TopicPartition
+
+Changes = Mapping[TopicPartition, CommittedOffset | None]
+"""None: the position is deleted."""
+Refusals = dict[TopicPartition, ApplianceError]
+
+
+class State(enum.Enum):
+    UNCLAIMED = "unclaimed"
+    CLAIMING = "claiming"
+    HELD = "held"
+
+
+class Commit:
+    """One request.  ``done``: the errors of the partitions that were refused."""
+
+    def __init__(self, changes: Changes, info: GroupInfo | None, done: asyncio.Future[Refusals]) -> None:
+        self.changes, self.info, self.done = changes, info, done
+
+    def settle(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
+        if not self.done.done():
+            self.done.set_result({part: errors[part] for part in self.changes if part in errors})
+
+    def fail(self, error: ApplianceError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class GroupQueue:
+    """``lock`` is held by whoever speaks with ZooKeeper about the group; ``users`` hold it or wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.UNCLAIMED
+        self.held: Held | None = None
+        self.session_id = 0
+        self.lock = asyncio.Lock()
+        self.users = 0
+        self.queue: dict[TopicPartition, tuple[Commit, CommittedOffset | None]] = {}
+        self.commits: dict[Commit, None] = {}
+        self.pumping = False
+        self.used = 0.0
+
+    def add(self, commit: Commit) -> None:
+        self.commits[commit] = None
+        for part, to in commit.changes.items():
+            self.queue[part] = (commit, to)
+
+    def withdraw(self, commit: Commit) -> None:
+        if self.commits.pop(commit, self) is not self:
+            for part in commit.changes:
+                if part in self.queue and self.queue[part][0] is commit:
+                    del self.queue[part]
+
+    def take(self) -> tuple[dict[TopicPartition, tuple[Commit, CommittedOffset | None]], list[Commit]]:
+        taken = self.queue, list(self.commits)
+        self.queue, self.commits = {}, {}
+        return taken
+
+    def put_back(
+        self, queue: Mapping[TopicPartition, tuple[Commit, CommittedOffset | None]], commits: Sequence[Commit]
+    ) -> None:
+        """What could not be written, in front of what has come since; but not what has been given up."""
+        again = {part: (commit, to) for part, (commit, to) in queue.items() if not commit.done.done()}
+        self.queue = again | self.queue
+        self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits

@@ -1,0 +1,74 @@
+"""How many positions all groups have, so that they never become more than ZooKeeper's heap was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from ...errors import PositionsFull
+from ...zookeeper import paths
+from ...zookeeper.claims import Held
+from ...zookeeper.paths import TopicPartition
+from .commit_queue import Changes, Refusals
+
+UNIT_BYTES: Final = 512
+"""A position whose path and value are longer counts as several: both are kept in ZooKeeper's memory."""
+PATH_REST_BYTES: Final = 16
+"""Of a position's path: what is neither the group's path nor the topic."""
+
+
+class PositionCount:
+    """The last look at all groups, corrected with every write of ours since; others' are seen at the next look."""
+
+    def __init__(self, positions_max: int) -> None:
+        self.positions_max = positions_max
+        self.total = 0
+        self._by_group: dict[str, int] = {}
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._by_group
+
+    def replace(self, sizes: Mapping[str, Mapping[TopicPartition, int]], held: Iterable[tuple[str, Held]]) -> None:
+        """All groups were looked at; of those ``held`` we know better what they have."""
+        self._by_group = {
+            group: sum(_units(paths.group(group), part, size) for part, size in positions.items())
+            for group, positions in sizes.items()
+        }
+        self._by_group |= {group: units(claim, claim.positions) for group, claim in held}
+        self.total = sum(self._by_group.values())
+
+    def set(self, group: str, held: Held) -> None:
+        self.add(group, units(held, held.positions) - self._by_group.get(group, 0))
+
+    def add(self, group: str, more: int) -> None:
+        self._by_group[group] = self._by_group.get(group, 0) + more
+        self.total += more
+
+    def drop(self, group: str) -> None:
+        """Nothing is left of the group."""
+        self.total -= self._by_group.pop(group, 0)
+
+    def refuse(self, held: Held, changes: Changes) -> Refusals:
+        """The changes for which there is no room.  Changing what there is, is possible unless it becomes larger."""
+        errors: Refusals = {}
+        room = self.positions_max - self.total
+        for part, to in changes.items():
+            after = 0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))
+            more = after - units(held, [part])
+            if more > 0 and more > room:
+                errors[part] = PositionsFull(
+                    f"there is room for {self.positions_max} positions of all groups: delete groups that nobody uses,"
+                    " or raise offsets.positions_max"
+                )
+            else:
+                room -= more
+        return errors
+
+
+def units(held: Held, parts: Iterable[TopicPartition]) -> int:
+    """What these positions count as, as far as the group has them."""
+    return sum(_units(held.group_path, part, held.positions[part]) for part in parts if part in held.positions)
+
+
+def _units(group_path: str, part: TopicPartition, size: int) -> int:
+    return 1 + (len(group_path) + len(part.topic) + PATH_REST_BYTES + size) // UNIT_BYTES
