@@ -37,6 +37,8 @@ from .workload import Workload
 HERE = Path(__file__).parent
 SESSION_MS: Final = 2_000
 """Of the appliances with ZooKeeper."""
+LIVENESS: Final = {"liveness.timeout_ms": 3_000}
+"""What hangs for so long is replaced."""
 DISK_BYTES, SHM_BYTES = 192 << 20, 96 << 20
 CUT_BYTES_MEAN: Final = 150_000
 START_S_MAX: Final = 60
@@ -132,7 +134,7 @@ def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (
 @contextmanager
 def box(directory: Path, nodes: int = 1, **settings: Any) -> Iterator[Run]:
     about = {"zookeeper.nodes": nodes, "zookeeper.session_timeout_ms": SESSION_MS, "topics.auto_create": "false"}
-    with _run(Server(directory / "data", **about | settings), directory, groups=True) as run:
+    with _run(Server(directory / "data", **LIVENESS | about | settings), directory, groups=True) as run:
         yield run
 
 
@@ -145,7 +147,8 @@ def ensemble(directory: Path) -> Iterator[Run]:
 @contextmanager
 def small(directory: Path) -> Iterator[Run]:
     """Retention has nothing to do with it: it would make room on the disk by taking what is checked."""
-    settings = {"disk.free_bytes_min": 0, "zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
+    about = {"zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
+    settings = LIVENESS | {"disk.free_bytes_min": 0} | about
     clock = directory / "clock"
     clock.write_bytes(bytes(8))
     environment = {"PYTHONPATH": str(HERE / "skewed"), "SKEW_FILE": str(clock)}

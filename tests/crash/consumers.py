@@ -15,6 +15,7 @@ from .history import Log
 RECORDS_MAX: Final = 200
 COMMIT_S: Final = 0.05
 COMMITS_IN_FLIGHT_MAX: Final = 1
+"""librdkafka sends a commit whose connection broke again, behind newer ones: then it is the client that goes back."""
 WATCH_S: Final = 0.1
 SESSION_MS: Final = 3_000
 """Of the members of both kinds of groups."""

@@ -149,6 +149,13 @@ def stop_writer(run: Run) -> None:
     run.load.wait_progress()
 
 
+@fault("coordinator stopped", "box", "groups wait and rejoin; producers and assigned consumers do not notice")
+def stop_coordinator(run: Run) -> None:
+    with _stopped(run, run.pid("coordinator")):
+        _others_go_on(run)
+    run.load.wait_progress()
+
+
 @fault("supervisor stopped", "box", "nobody notices; what dies meanwhile is replaced when it goes on")
 def stop_supervisor(run: Run) -> None:
     with _stopped(run, run.pid("supervisor")):

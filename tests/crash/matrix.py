@@ -34,7 +34,8 @@ both listeners were at work; then everything was read and compared with what had
 *Injected*: faults. *Acknowledged*: messages. *Lost*: acknowledged with acks=1 or all, and not there. *Doubled*: stored
 twice, by producers with and without idempotence. *Other*: anything else that is promised and was not so (order, values
 where they belong, what was read stays, groups leave nothing out and do not go back). *Stall*: the longest time in which
-a producer was acknowledged nothing, or a consumer read nothing, clients and appliance on the same machine.
+a producer was acknowledged nothing, or a consumer read nothing; clients and appliance share the machine, and whatever
+else runs on it makes stalls longer. *Run*: date, version of the appliance, and how long the fault struck.
 
 | fault | promise | injected | acknowledged | lost | doubled | other | stall of a producer / consumer | run |
 |---|---|---|---|---|---|---|---|---|
@@ -64,7 +65,9 @@ def row(fault: Fault, minutes: float, injected: int, report: Report) -> str:
 
 
 def version() -> str:
-    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    """The last change of the appliance itself."""
+    command = ["git", "log", "-1", "--format=%h", "--", "appliance"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return said.stdout.strip() or "no version"
 
 
@@ -75,9 +78,9 @@ def merge(table: str, rows: dict[str, str]) -> str:
     return HEAD + "".join(known[name] + "\n" for name in FAULTS if name in known)
 
 
-def strike_all(faults: list[Fault], minutes: float) -> tuple[dict[str, str], list[str]]:
-    """Rows by fault, and what went wrong."""
-    rows, failures = {}, []
+def strike_all(faults: list[Fault], minutes: float, output: Path) -> list[str]:
+    """What went wrong; the page has the row of each fault as soon as it is over."""
+    failures = []
     for fault in faults:
         directory = Path(tempfile.mkdtemp(prefix="chaos-"))
         print(f"== {fault.name}", file=sys.stderr, flush=True)
@@ -91,13 +94,14 @@ def strike_all(faults: list[Fault], minutes: float) -> tuple[dict[str, str], lis
             failures.append(f"{fault.name}: {type(error).__name__}: {error}\n  see {directory}")
             print(failures[-1], file=sys.stderr, flush=True)
             continue
-        rows[fault.name] = row(fault, minutes, injected, report)
-        print(rows[fault.name], flush=True)
+        line = row(fault, minutes, injected, report)
+        print(line, flush=True)
+        output.write_text(merge(output.read_text() if output.exists() else "", {fault.name: line}))
         if report.counts:
             failures.append(f"{fault.name}: {report}\n  see {directory}")
         else:
             shutil.rmtree(directory)
-    return rows, failures
+    return failures
 
 
 def main() -> int:
@@ -109,8 +113,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=TABLE, help="the page with the table")
     given = parser.parse_args()
     chosen = [f for f in FAULTS.values() if not given.only or any(words in f.name for words in given.only)]
-    rows, failures = strike_all(chosen, given.minutes)
-    given.output.write_text(merge(given.output.read_text() if given.output.exists() else "", rows))
+    failures = strike_all(chosen, given.minutes, given.output)
     print(*failures, sep="\n", file=sys.stderr)
     return 1 if failures else 0
 

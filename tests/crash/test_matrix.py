@@ -11,6 +11,8 @@ import pytest
 
 from .beds import BEDS, Missing
 from .faults import FAULTS
+from .history import Report
+from .matrix import HEAD, merge, row
 
 SHORT = ("box", "small", "network", "pair")
 """The bed of three nodes is for ``make chaos``: ``test_zookeeper.py`` has such an ensemble."""
@@ -33,3 +35,14 @@ def test_faults_one_after_the_other(bed: str, tmp_path: Path) -> None:
 
 def test_every_bed_has_faults() -> None:
     assert {fault.bed for fault in FAULTS.values()} == set(BEDS)
+
+
+def test_rows_of_faults_that_did_not_strike_stay() -> None:
+    """In the order of the faults, whichever struck first; what is no fault any more goes."""
+    first, second = list(FAULTS.values())[:2]
+    report = Report(acknowledged=7, doubled=3, counts={"lost": 1, "duplicate": 2, "mixed": 4}, producer_stall_ms=1_250)
+    old, new = row(second, 1, 5, report), row(second, 2, 6, report)
+    assert "| 5 | 7 | 1 | 2 / 1 | 4 | 1.2 s / 0.0 s |" in old
+    page = merge("", {second.name: old}) + "| no fault any more | | |\n"
+    assert merge(page, {first.name: row(first, 1, 1, report)}).splitlines()[-1] == old
+    assert merge(page, {second.name: new}) == HEAD + new + "\n"
