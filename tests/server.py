@@ -50,6 +50,10 @@ class Server:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> Server:
+        self.launch()
+        return self.wait_serving()
+
+    def launch(self) -> None:
         command = [*self.within, sys.executable, "-m", "appliance", "start", "--data", str(self.data_dir)]
         if self.config_file is not None:
             command += ["--config", str(self.config_file)]
@@ -58,7 +62,9 @@ class Server:
         with self.log_path.open("a") as log:
             environment = os.environ | self.environment
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        assert self.process.stdout is not None
+
+    def wait_serving(self) -> Server:
+        assert self.process is not None and self.process.stdout is not None
         poll = select.poll()  # select() knows no descriptors above 1023
         poll.register(self.process.stdout, select.POLLIN)
         line = self.process.stdout.readline() if poll.poll(START_S_MAX * 1000) else ""

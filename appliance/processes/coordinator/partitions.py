@@ -49,6 +49,9 @@ class Partitions:
             mapped = memory.attach(name, writable=False)
         except FileNotFoundError:
             return
+        except OSError:
+            self._send(["refused", "table", topic, partition])
+            return
         self._tables[topic, partition] = SegmentTable(memoryview(mapped).cast("Q"))
 
     def drop(self, topic: str, partition: int) -> None:

@@ -303,7 +303,14 @@ class NetworkWorker:
         return connection.looked
 
     def _add_partition(self, key: tuple[str, int], table_name: str) -> None:
-        table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        try:
+            table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        except FileNotFoundError:  # of a partition that was dropped since: the next message says so
+            return
+        except OSError:
+            self._control.send(["refused", "table", *key])
+            return
+        table.set_wait(self._post.number, 0)  # a worker that was killed may have left that it waits
         path = self._post.data_dir / f"{key[0]}-{key[1]}"
         in_hand_bytes_max = len(self._memory) // WRITER_PART_MAX
         self._partitions[key] = Partition(key, table, LogReader(path, self._files), in_hand_bytes_max)

@@ -46,8 +46,9 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
             open_partition(config, data_dir, job)
             rows.append((job.topic, job.partition, "", ""))
         except (ApplianceError, OSError) as error:
-            logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             kind = OutOfResources if is_lack(error) else StorageFault
+            if kind is StorageFault:  # the other is the supervisor's to tell: it tries again
+                logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             rows.append((job.topic, job.partition, kind.__name__, str(error)))
         if len(rows) >= ROWS_PER_MESSAGE:
             control.send(["opened", rows])

@@ -10,7 +10,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["writer", topic, partition] +fd        ["retire", topic, partition]
                        ["coordinator"] +fd
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
-    from any of them   ["refused", ...]   a message of ours whose descriptors the machine did not let it have
+    from any of them   ["refused", ...]   a message of ours whose descriptors or memory the machine did not let it have
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["cut", offset]                         ["retire"]         ["roll"]
                        ["reload", {...}]
@@ -171,6 +171,7 @@ class Supervisor:
         self._start_cleaner = define("delete the files of deleted topics", lambda _: self._clean())
         self._connect_writer = define("connect workers and writers", lambda pair: self._join_writer(*pair))
         self._connect_coordinator = define("connect workers and the coordinator", self._join_coordinator)
+        self._show_table = define("show partitions", lambda where: self._tell_table(*where))
         self._save_state = define("write state.json", lambda _: self._write_state())
         self._check_hearts = define("kill processes that hang", lambda _: self._kill_hanging())
         self._give_up_waiting = define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
@@ -225,6 +226,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()
         with surviving("making arenas"):  # before the tables: without workers nothing can be served
+            self._make_offline_table()
             for index in range(self._worker_count):
                 self._make_arena(index)
         if self._unplaced:
@@ -579,8 +581,8 @@ class Supervisor:
                 self._send_again(child, refused)
 
     def _send_again(self, child: Child, refused: list[Any]) -> None:
-        """A child had no descriptor left for what we sent: connect it anew, a little later."""
-        logger.warning("%s %s (pid %d) has no descriptor left for %s", child.role, child.key, child.pid, refused)
+        """A child had no descriptor or no memory for what we sent: send it anew, a little later."""
+        logger.warning("%s %s (pid %d) has no room for %s: sent again", child.role, child.key, child.pid, refused)
         match child.role, refused:
             case "network", ["writer", topic, partition]:
                 self._connect_writer.want(((topic, partition), child.key), RECONNECT_MS)
@@ -592,6 +594,14 @@ class Supervisor:
                         self._connect_writer.want((child.key, index), RECONNECT_MS)
             case "coordinator", ["worker", index]:
                 self._connect_coordinator.want(index, RECONNECT_MS)
+            case "network" | "coordinator", ["table", topic, partition]:
+                self._show_table.want((child.role, child.key, topic, partition), RECONNECT_MS)
+
+    def _tell_table(self, role: str, index: int, topic: str, partition: int) -> None:
+        name = self._tables.get((topic, partition))
+        if name is not None:
+            child = self._workers.get(index) if role == "network" else self._coordinator
+            self._tell(child, ["table", topic, partition, name])
 
     def _retire(self, child: Child) -> None:
         """Ordered end of a writer: workers hang up when it has answered them, then it closes its log."""
@@ -638,14 +648,14 @@ class Supervisor:
     def _show_unplaced(self, key: Key) -> None:
         """A partition without a table of its own is shown in one that says offline, which all of them share."""
         self._offline[key] = "no room for its table in /dev/shm: enlarge it, or delete topics"
-        if not self._offline_table:
-            with surviving("making the table of offline partitions"):
-                self._offline_table, mapped = memory.create(self._instance, "offline", TABLE_BYTES)
-                with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
-                    SegmentTable(cells).set_state(OFFLINE)
         if self._offline_table and key not in self._tables:
             self._tables[key] = self._offline_table
             self._tell_all(["table", *key, self._offline_table])
+
+    def _make_offline_table(self) -> None:
+        self._offline_table, mapped = memory.create(self._instance, "offline", TABLE_BYTES)
+        with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+            SegmentTable(cells).set_state(OFFLINE)
 
     def _remove_table(self, key: Key) -> None:
         """Room that comes back is noticed by the next try to place those that have none."""

@@ -336,6 +336,10 @@ class Writer:
         except FileNotFoundError:  # the worker died meanwhile; its successor is announced next
             channel.close()
             return
+        except OSError:
+            channel.close()
+            self._control.send(["refused", "worker", arena_name])
+            return
         self._links[fd] = Link(channel, arena, self._epoll)
 
     def _cut(self, offset: int) -> None:
