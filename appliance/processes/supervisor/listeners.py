@@ -19,9 +19,9 @@ def listen(config: Config) -> list[tuple[str, socket.socket]]:
 
     Raises:
         AddressInUse: another process listens there.
-        BadValue: an address cannot be listened on; names the key.
+        BadValue: an address cannot be listened on, or what systemd passes is no use; names the key.
     """
-    inherited = inherited_listeners(os.environ)
+    inherited = inherited_listeners(os.environ, ("native", "kafka"))
     listeners: list[tuple[str, socket.socket]] = []
     for door, addresses in (("native", config.native.listen), ("kafka", config.kafka.listen)):
         sockets = inherited.get(door) or [_bind(door, *address) for address in parse_addresses(addresses)]

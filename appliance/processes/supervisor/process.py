@@ -160,21 +160,7 @@ class Supervisor:
         self._heartbeats = Heartbeats(PROCESSES_MAX, config.liveness.timeout_ms)
         self._liveness = Liveness(self._heartbeats, config.liveness.timeout_ms, now_ms, state_of)
         self._actions = Actions(self._note_change)
-        define = self._actions.define
-        self._place_tables = define("place partitions in /dev/shm", lambda _: self._place_all())
-        self._open_again = define("open partitions", lambda _: self._reopen())
-        self._start_worker = define("start network workers", self._fork_worker)
-        self._start_coordinator = define("start the coordinator", lambda _: self._fork_coordinator())
-        self._start_writer = define("start writers", self._fork_writer)
-        self._start_opener = define("start openers", self._fork_opener)
-        self._start_remover = define("start removers", self._fork_remover)
-        self._start_cleaner = define("delete the files of deleted topics", lambda _: self._clean())
-        self._connect_writer = define("connect workers and writers", lambda pair: self._join_writer(*pair))
-        self._connect_coordinator = define("connect workers and the coordinator", self._join_coordinator)
-        self._show_table = define("show partitions", lambda where: self._tell_table(*where))
-        self._save_state = define("write state.json", lambda _: self._write_state())
-        self._check_hearts = define("kill processes that hang", lambda _: self._kill_hanging())
-        self._give_up_waiting = define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
+        self._define_actions()
         self._settings: dict[Key, dict[str, str]] = {}
         self._tables: dict[Key, str] = {}
         self._unplaced: set[Key] = set()
@@ -203,6 +189,24 @@ class Supervisor:
         self._doors: dict[str, str] = {}
         self._doorbells: list[Doorbell] = []
         self._worker_count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
+
+    def _define_actions(self) -> None:
+        """Name all that the machine may refuse."""
+        define = self._actions.define
+        self._place_tables = define("place partitions in /dev/shm", lambda _: self._place_all())
+        self._open_again = define("open partitions", lambda _: self._reopen())
+        self._start_worker = define("start network workers", self._fork_worker)
+        self._start_coordinator = define("start the coordinator", lambda _: self._fork_coordinator())
+        self._start_writer = define("start writers", self._fork_writer)
+        self._start_opener = define("start openers", self._fork_opener)
+        self._start_remover = define("start removers", self._fork_remover)
+        self._start_cleaner = define("delete the files of deleted topics", lambda _: self._clean())
+        self._connect_writer = define("connect workers and writers", lambda pair: self._join_writer(*pair))
+        self._connect_coordinator = define("connect workers and the coordinator", self._join_coordinator)
+        self._show_table = define("show partitions", lambda where: self._tell_table(*where))
+        self._save_state = define("write state.json", lambda _: self._write_state())
+        self._check_hearts = define("kill processes that hang", lambda _: self._kill_hanging())
+        self._give_up_waiting = define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
 
     # ---- the program
 

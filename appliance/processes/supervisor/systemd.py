@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
+
+from ...errors import BadValue
 
 LISTEN_FDS_START: Final = 3
 
@@ -43,16 +45,44 @@ class Notifier:
             self._socket.close()
 
 
-def inherited_listeners(environment: Mapping[str, str]) -> dict[str, list[socket.socket]]:
-    """Sockets that systemd has bound for us, by their FileDescriptorName."""
+def inherited_listeners(environment: Mapping[str, str], known: Sequence[str]) -> dict[str, list[socket.socket]]:
+    """Sockets that systemd has bound for us, by their FileDescriptorName, which is one of ``known``.
+
+    They are made non-blocking: several workers accept from one socket, and all but one of them find nothing there.
+
+    Raises:
+        BadValue: a name is none of ours, or a descriptor is not a stream socket that listens on an IP address.
+    """
     if environment.get("LISTEN_PID") != str(os.getpid()):
         return {}
-    count = int(environment.get("LISTEN_FDS", "0"))
-    names = environment.get("LISTEN_FDNAMES", "").split(":")
+    count_text, names_text = environment.get("LISTEN_FDS", "0"), environment.get("LISTEN_FDNAMES", "")
+    if not count_text.isdecimal():
+        raise BadValue(f"LISTEN_FDS = {count_text!r}: must be a number")
+    names = names_text.split(":") if names_text else []
+    if len(names) < int(count_text):
+        raise BadValue(
+            f"LISTEN_FDNAMES = {names_text!r}: must name all {count_text} sockets:"
+            f" set FileDescriptorName= to one of {', '.join(known)} in each .socket unit"
+        )
     listeners: dict[str, list[socket.socket]] = {}
-    for index in range(count):
-        sock = socket.socket(fileno=LISTEN_FDS_START + index)
-        sock.set_inheritable(False)
-        name = names[index] if index < len(names) else "native"
-        listeners.setdefault(name, []).append(sock)
+    for fd, name in enumerate(names[: int(count_text)], LISTEN_FDS_START):
+        if name not in known:
+            raise BadValue(f"FileDescriptorName={name}: must be one of {', '.join(known)}")
+        listeners.setdefault(name, []).append(_adopt(fd, name))
     return listeners
+
+
+def _adopt(fd: int, name: str) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=fd)
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise BadValue(f"descriptor {fd}, passed as {name}: {error.strerror}") from None
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM or not listens:
+        sock.detach()
+        raise BadValue(
+            f"descriptor {fd}, passed as {name}: must be a TCP socket that listens (ListenStream=, Accept=no)"
+        )
+    sock.setblocking(False)
+    sock.set_inheritable(False)
+    return sock
