@@ -37,7 +37,7 @@ class SmallMachine:
 
     def server(self, log_path: Path, **settings: object) -> Server:
         server = Server(self.path / "box", **{"network.workers": 1, "disk.free_bytes_min": 0} | settings)
-        server.wrapper = self.wrapper
+        server.within = self.wrapper
         server.log_path = log_path
         return server
 

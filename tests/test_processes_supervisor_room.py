@@ -153,7 +153,7 @@ def test_a_log_that_the_machine_does_not_let_be_opened_is_opened_later(tmp_path:
     wait_for(marker.exists, "the orphaned writer to end")
     marker.unlink()
     inject = ["-P", str(log), "-e", "trace=openat", "-e", "inject=openat:error=EMFILE"]
-    server.wrapper = ["strace", "-D", "-I", "2", "-f", "-o", os.devnull, *inject]
+    server.within = ["strace", "-D", "-I", "2", "-f", "-o", os.devnull, *inject]
     with server, Peer(server.native) as peer:
         assert server.process is not None
         assert "Too many open files" in server.state["offline"]["t-0"]

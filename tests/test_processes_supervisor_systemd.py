@@ -20,7 +20,7 @@ def activated(tmp_path: Path, sockets: list[socket.socket], names: str) -> Serve
     server = Server(tmp_path / "data")
     moves = " ".join(f"{fd}<&{sock.fileno()}" for fd, sock in enumerate(sockets, 3))
     script = f'exec {moves}; export LISTEN_PID=$$ LISTEN_FDS={len(sockets)} LISTEN_FDNAMES={names}; exec "$@"'
-    server.wrapper = ["bash", "-c", script, "bash"]
+    server.within = ["bash", "-c", script, "bash"]
     return server
 
 
