@@ -18,6 +18,7 @@ from functools import cache
 
 from crc32c import crc32c
 
+from ..catalog import LEADER_EPOCH
 from ..errors import InvalidRequest
 from .batch import HEADER_BYTES, LENGTH_END, MAGIC
 from .compression import NONE, codec_number, compress
@@ -255,5 +256,5 @@ def _seal(
             payload = packed
     covered = _COVERED.pack(number, count - 1, first_timestamp, max_timestamp, *producer, count)
     length = HEADER_BYTES - LENGTH_END + len(payload)
-    front = _FRONT.pack(0, length, -1, MAGIC, crc32c(payload, crc32c(covered)))
+    front = _FRONT.pack(0, length, LEADER_EPOCH, MAGIC, crc32c(payload, crc32c(covered)))
     return b"".join((front, covered, payload))
