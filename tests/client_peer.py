@@ -56,7 +56,7 @@ class Partition:
             end = len(self.data) + info.size
             base = end - info.count
             if info.producer_id >= 0:
-                repeat = self.sequences.check(info.producer_id, info.producer_epoch, info.base_sequence)
+                repeat = self.sequences.check(info.producer_id, info.producer_epoch, info.base_sequence, info.count)
                 if repeat is not None:
                     return repeat
                 self.sequences.record(info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end)

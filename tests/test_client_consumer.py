@@ -16,6 +16,7 @@ from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 
 from .client_peer import Partition, Peer
+from .interruptions import Interruption
 
 TIMEOUT_S = 20
 QUIET_S = 0.05
@@ -318,3 +319,44 @@ def test_wrong_use_is_named(peer: Peer) -> None:
     for options in bad:
         with pytest.raises(BadValue):
             Consumer(peer.address, **options)
+
+
+def test_what_waits_undecoded_is_bounded_and_stops_no_other_partition() -> None:
+    """Goal: memory does not grow with the number of partitions.  Method: fetch, decode nothing; then read it all."""
+    count, total = 12, 1 << 20
+    with Peer({"many": count}) as peer:
+        for partition in range(count):
+            for number in range(40):
+                peer.log("many", partition).append(encode_values([b"%08d" % number * 1000], 0))
+        with Consumer(peer.address, total_bytes_max=total) as consumer:
+            consumer.assign_topic("many")
+            fetcher = consumer._fetcher
+            chunks = [chunk for found in iter(lambda: fetcher.poll(QUIET_S), []) for chunk in found]
+            assert {chunk.fetched.place[1] for chunk in chunks} == set(range(count))
+            assert total // 4 < sum(len(chunk.data) for chunk in chunks) <= total
+            consumer._chunks += chunks
+            assert sum(1 for _ in consumer.messages(QUIET_S)) == 40 * count
+
+
+def test_an_interrupt_in_the_middle_of_reading_skips_nothing(peer: Peer) -> None:
+    """Goal: what was fetched and not handed out is fetched again.  Method: an interrupt at line after line."""
+    values = fill(peer.log("t", 0), [3] * 20)
+
+    def attempt(nth: int) -> int:
+        with Consumer(peer.address) as consumer:
+            consumer.assign([("t", 0)])
+            got: list[Any] = []
+            with Interruption("MainThread", KeyboardInterrupt(), nth) as interruption:
+                try:
+                    while len(got) < len(values) // 2:
+                        got += consumer.poll(TIMEOUT_S, 7)
+                except KeyboardInterrupt:
+                    assert interruption.raised_at
+            while batch := consumer.poll(QUIET_S, 7):
+                got += batch
+            seen = [message.value for message in got]
+            assert list(dict.fromkeys(seen)) == values, interruption.raised_at
+            return interruption.counted
+
+    for nth in range(1, attempt(-1), 23):
+        attempt(nth)

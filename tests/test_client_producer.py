@@ -427,3 +427,24 @@ def test_out_of_order_after_a_repeat_is_told(peer: Peer) -> None:
             producer.send("t", b"a").result(TIMEOUT_S)
         producer.send("t", b"b").result(TIMEOUT_S)
     assert peer.log("t", 0).values() == [b"a", b"b"]
+
+
+def test_messages_count_until_their_callbacks_have_returned(peer: Peer) -> None:
+    """Goal: a callback that is slow does not let messages pile up behind it.  Method: one that waits for us."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        entered.set()
+        assert leave.wait(TIMEOUT_S)
+
+    options = {"batch_bytes_max": 2048, "buffer_bytes_max": 8192, "block_ms_max": 50, "linger_ms": 0}
+    with make(peer, **options) as producer:
+        sending = threading.Thread(target=lambda: producer.send("t", b"x", on_delivery=slow).result(TIMEOUT_S))
+        sending.start()
+        assert entered.wait(TIMEOUT_S)
+        with pytest.raises(BufferFull):
+            for _ in range(100):
+                producer.send("t", b"x" * 1000, on_delivery=lambda *_: None)
+        leave.set()
+        sending.join(TIMEOUT_S)
+        producer.flush(TIMEOUT_S)

@@ -16,6 +16,9 @@ Every batch's checksum is verified (``check_crc``).  A damaged one raises
 :class:`~appliance.errors.CorruptBatch` until the consumer is moved beyond it, or with ``on_corrupt="skip"``
 is passed over and counted in ``corrupt_batches``.
 
+What has been fetched and not decoded is at most ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in all,
+see ``fetcher.py``.
+
 Not thread-safe, not fork-safe: make consumers after forking.
 """
 
@@ -135,6 +138,7 @@ class Consumer:
         fetch_bytes_max: int = 4 * MEBIBYTE,
         partition_bytes_max: int = MEBIBYTE,
         buffer_bytes_max: int = 2 * MEBIBYTE,
+        total_bytes_max: int = 64 * MEBIBYTE,
         wait_ms_max: int = 500,
         bytes_min: int = 1,
         request_timeout_ms: int = 30_000,
@@ -150,6 +154,7 @@ class Consumer:
             bytes_max=fetch_bytes_max,
             partition_bytes_max=partition_bytes_max,
             buffer_bytes_max=buffer_bytes_max,
+            total_bytes_max=total_bytes_max,
             wait_ms_max=wait_ms_max,
             bytes_min=bytes_min,
             request_timeout_ms=request_timeout_ms,
@@ -299,7 +304,7 @@ class Consumer:
                     raise
             for values in moved:
                 self._positions[values.topic, values.partition] = values.next_offset
-        return [values for values in moved if values.values]
+            return [values for values in moved if values.values]
 
     def _decode_values(self, moved: list[Values]) -> None:
         """Decode the first chunk."""
@@ -318,7 +323,7 @@ class Consumer:
             messages = [ready.popleft() for _ in range(min(messages_max, len(ready)))]
             for message in messages:
                 self._positions[message[:2]] = message.offset + 1
-        return messages
+            return messages
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
         """Message after message, for ever; ends when none has come for ``timeout`` seconds."""
@@ -381,8 +386,9 @@ class Consumer:
                 raise why
             troubles.begin(place, why)
 
-    def mend(self) -> None:
-        """Begin again at the positions: an interrupt left a call in its middle, with messages that nobody has got."""
+    def go_back(self, positions: Mapping[Place, int]) -> None:
+        """Begin again there: an interrupt left a call in its middle, with messages that nobody has got."""
+        self._positions.update(positions)
         self._chunks.clear()
         self._ready.clear()
         self._fetcher.disconnect()
@@ -417,20 +423,25 @@ class Consumer:
 
 
 class _Step:
-    """Around what a call does: finds out when the one before was left in its middle by an interrupt."""
+    """Around what a call does: takes it back when an interrupt leaves it in its middle, so that nothing is skipped."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._torn = False
+        self._before: dict[Place, int] | None = None
 
     def __enter__(self) -> None:
         self._consumer.check_usable()
-        if self._torn:
-            self._consumer.mend()
-        self._torn = True
+        self._take_back()
+        self._before = self._consumer.positions()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._torn = kind is not None and not issubclass(kind, ApplianceError)
+        if kind is not None and not issubclass(kind, ApplianceError):
+            self._take_back()
+        self._before = None
+
+    def _take_back(self) -> None:
+        if self._before is not None:
+            self._consumer.go_back(self._before)
 
 
 def _in_place(chunk: Chunk, start: int, size: int) -> bool:

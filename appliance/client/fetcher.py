@@ -2,7 +2,9 @@
 
 :class:`Fetcher` hands out :class:`Chunk`, whole record batches as they came, and knows where to go on: after
 the last byte.  As soon as a chunk is here the next request is on its way, so the broker works while the chunk
-is being decoded; what waits undecoded is bounded by ``buffer_bytes_max`` per partition.  A broker gets one
+is being decoded.  What waits undecoded is bounded: by ``buffer_bytes_max`` for a partition (and one chunk), and
+for all of them by ``total_bytes_max``, of which each has an equal share, but never less than
+:data:`SHARE_BYTES_MIN` or one batch; so a partition that nobody reads stops no other one.  A broker gets one
 request at a time for all of its partitions, with a long poll when nobody has anything for us.
 
 Offsets are bytes: a reply starts with the batch that contains the requested offset, at byte P = base + N - S
@@ -56,6 +58,7 @@ BACKLOG_WAIT_MS: Final = 20
 BACKOFF_S: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 PAUSE_S_MAX: Final = 0.5
+SHARE_BYTES_MIN: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class FetchOptions:
     bytes_max: int
     partition_bytes_max: int
     buffer_bytes_max: int
+    total_bytes_max: int
     wait_ms_max: int
     bytes_min: int
     request_timeout_ms: int
@@ -244,12 +248,14 @@ class Fetcher:
 
     def _ask(self, link: _Link, led: deque[Fetched], now_s: float) -> None:
         options = self._options
+        share = max(SHARE_BYTES_MIN, options.total_bytes_max // max(1, len(self._partitions)))
+        buffer_bytes_max = min(options.buffer_bytes_max, share // 2)  # and as much is asked for while there is room
         room: list[Fetched] = []
         for fetched in led:
             if now_s < fetched.resume_s:
                 continue
             fetched.left_out = True  # before looking: a release in between must wake us
-            if fetched.received_bytes - fetched.released_bytes < options.buffer_bytes_max:
+            if fetched.received_bytes - fetched.released_bytes < buffer_bytes_max:
                 fetched.left_out = False
                 room.append(fetched)
         if not room:
@@ -261,7 +267,8 @@ class Fetcher:
                 link.connection = Connection(address, client_name=self._cluster.client_name)
             connection = link.connection
             wait_ms = options.wait_ms_max if len(room) == len(led) else BACKLOG_WAIT_MS
-            parts = [[*f.place, f.offset, options.partition_bytes_max] for f in room]
+            part_bytes_max = min(options.partition_bytes_max, share // 2)
+            parts = [[*f.place, f.offset, part_bytes_max] for f in room]
             connection.post(FETCH, wait_ms, options.bytes_min, options.bytes_max, parts)
             connection.flush()
         except BrokerAway as error:

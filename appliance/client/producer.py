@@ -11,7 +11,8 @@ partition that takes messages, another one for each batch; a key decides by murm
 Messages of one partition arrive in the order in which they were sent, also through retries (see ``lane.py``),
 unless ``idempotent=False``.
 
-Messages in hand are bounded by ``buffer_bytes_max``: beyond, ``send`` waits up to ``block_ms_max`` and then
+Messages in hand, until their callbacks have returned, are bounded by ``buffer_bytes_max``: beyond, ``send``
+waits up to ``block_ms_max`` and then
 raises :class:`~appliance.errors.BufferFull`; with 0 it raises at once.  Nothing is ever dropped silently:
 every message is delivered or fails, at the latest ``delivery_timeout_ms`` after it was sent (or in
 ``close``).

@@ -544,14 +544,15 @@ class Sender:
         elif self.failure is None:
             self.failure = batch
         batch.settle(error, offset)
-        self.buffered_bytes -= batch.bytes
         if batch.callbacks:
             self.callbacks.add(batch)
         else:
             self._finished(batch)
 
     def _finished(self, batch: Batch) -> None:
-        self.unsettled.pop(batch, None)
+        if batch in self.unsettled:
+            del self.unsettled[batch]
+            self.buffered_bytes -= batch.bytes
         if self._waiters:
             self._changed.notify_all()
 
