@@ -26,7 +26,10 @@ from .native_peer import Peer
 from .server import NotServing, Server, wait_for
 
 OLD, NEW = encode_values([b"old"], 1_000), encode_values([b"new"], 2_000)
-QUICK: dict[str, Any] = {"network.workers": 1, "disk.check_ms": 100}
+BODY = 16
+"""What a broker stamps into a batch, its offset and its leader epoch, ends here."""
+QUICK: dict[str, Any] = {"network.workers": 1, "disk.check_ms": 100, "liveness.timeout_ms": 300_000}
+"""Whoever is stopped here is not to be taken for hanging."""
 
 
 def children(server: Server, name: str) -> list[int]:
@@ -109,7 +112,7 @@ def made_anew(server: Server) -> None:
     for _ in range(2):
         assert not Catalog.load(server.data_dir).removals
         with Peer(server.native) as peer:
-            assert peer.fetch("x", 0)[1][8:] == NEW[8:]
+            assert peer.fetch("x", 0)[1][BODY:] == NEW[BODY:]
         server.stop()
         server.start()
 
@@ -192,12 +195,12 @@ def test_a_deletion_that_is_refused_leaves_the_topic_whole_also_at_the_next_star
             assert refusal(server, "delete_topic", name="x") == DiskFull.code
             assert refusal(server, "create_topic", name="y") == DiskFull.code
         assert [row["name"] for row in peer.admin("topics")] == ["x"]
-        assert peer.fetch("x", 0)[1][8:] == OLD[8:]
+        assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
     server.stop()
     server.start()
     with Peer(server.native) as peer:
         assert [row["name"] for row in peer.admin("topics")] == ["x"]
-        assert peer.fetch("x", 0)[1][8:] == OLD[8:]
+        assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
     assert not (server.data_dir / "y-0").exists()
 
 
@@ -248,7 +251,7 @@ def test_a_creation_that_is_refused_leaves_nothing(make_appliance: Callable[...,
     with Peer(server.native) as peer:
         if growing:
             peer.admin("alter_topic", name="x", partitions=5)
-            assert peer.fetch("x", 0)[1][8:] == OLD[8:]
+            assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
         else:
             peer.create("x", partitions=5)
         assert peer.produce("x", NEW, partition=2, acks=-1)[0] == 0
@@ -300,4 +303,4 @@ def test_the_log_of_another_topic_is_not_served(make_appliance: Callable[..., Se
     path.write_bytes(ours)
     server.start()
     with Peer(server.native) as peer:
-        assert peer.fetch("x", 0)[1][8:] == OLD[8:]
+        assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
