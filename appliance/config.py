@@ -247,9 +247,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Literal["CreateTime", "LogAppendTime"],
         Meta(description="whose clock stamps messages: producer's or broker's"),
     ] = "CreateTime"
-    index_interval_bytes: Annotated[
-        int, Meta(ge=256, le=2**31 - 1, description="one index entry per this much log")
-    ] = 4096
+    index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="one index entry per this much log")] = 4096
 
     @staticmethod
     def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:

@@ -343,3 +343,20 @@ def test_a_session_that_never_connected_closes_within_its_time() -> None:
     started = now_ms()
     session.close(timeout_ms=3_000)
     assert now_ms() - started < 4_000
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_whose_thread_ends_by_itself_is_replaced(opened: Sessions) -> None:
+    """As kazoo's does when replies and requests do not match: what was asked is answered, what is kept comes back."""
+    session = opened.open()
+    session.keep("/kept", b"ours")
+    opened.until(lambda: session.holds("/kept"), "the kept node")
+    first = session.session_id
+    client = session._client
+    answers: list[Any] = []
+    client._pending.appendleft((None, client.handler.async_result(), 999_999))
+    session.submit(asked(get("/kept")), answers.append)
+    opened.until(lambda: answers, "an answer")
+    opened.until(lambda: session.session_id != first and session.state is State.CONNECTED, "another session")
+    opened.until(lambda: session.holds("/kept"), "the kept node again")
+    assert session.call(asked(get("/kept")))[0][0] == b"ours"

@@ -42,7 +42,7 @@ from typing import Any, TypeVar
 from kazoo import exceptions as refusals
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import EventType, WatchedEvent
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
 from ..errors import ApplianceError, ConfigFault, InvalidRequest, ZooKeeperAway
@@ -63,6 +63,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 OPERATION_TIMEOUT_MS = 5_000
+RENEW_MS = 2_000  # kazoo's thread has ended for so long: it was not about to start
 RETRY_MS = 1_000  # between attempts to create an ephemeral node that somebody else holds
 
 _REFUSED = {
@@ -197,6 +198,7 @@ class Session:
         self._operations_max = operations_max
         self._client: Any = None
         self._live = threading.Event()  # kazoo is connected
+        self._ended_ms = 0  # since when kazoo's thread is gone
         self._live_id = 0  # the session kazoo is connected with, as its threads know it
         self._lease_end_ms = 0
         self._beat_due_ms = 0
@@ -214,6 +216,9 @@ class Session:
     def start(self) -> None:
         """Begin to connect, and go on trying for ever.  Returns at once.  Threads start here: fork before."""
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._start_kazoo()
+
+    def _start_kazoo(self) -> None:
         kazoo_log = logging.getLogger(f"{__name__}.kazoo")
         kazoo_log.setLevel(logging.ERROR)  # one line per attempt to connect would fill a disk; we log the states
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
@@ -240,7 +245,7 @@ class Session:
         if self._client is not None:
             # stop() joins kazoo's threads, which takes long while a connection attempt hangs: not in our
             # thread.
-            stopper = threading.Thread(target=self._stop_kazoo, daemon=True)
+            stopper = threading.Thread(target=_stop_kazoo, args=[self._client], daemon=True)
             stopper.start()
             stopper.join(timeout_ms / 1000)
             self._client = None
@@ -248,12 +253,21 @@ class Session:
             fd, self._event_fd = self._event_fd, -1
             os.close(fd)
 
-    def _stop_kazoo(self) -> None:
-        try:
-            self._client.stop()
-            self._client.close()
-        except (refusals.KazooException, OSError) as error:
-            log.debug("closing the ZooKeeper session: %s", error)
+    def _renew_if_ended(self, now: int) -> None:
+        """Begin anew where kazoo's thread has ended by itself: an error of its own, or a refused authentication.
+
+        The thread ends for good then ("xids do not match" after a lost quorum is one such error), and with it the
+        session.  Whatever was asked has been told; what is kept and watched comes back with the new session.
+        """
+        if self._client is None or self._client.client_state != KeeperState.CLOSED:
+            self._ended_ms = 0
+        elif not self._ended_ms:
+            self._ended_ms = now
+        elif now - self._ended_ms >= RENEW_MS:
+            log.warning("ZooKeeper session %s: its client has ended; starting another", self.name)
+            self._ended_ms = 0
+            threading.Thread(target=_stop_kazoo, args=[self._client], daemon=True).start()
+            self._start_kazoo()
 
     # --- the owner's loop
 
@@ -270,6 +284,8 @@ class Session:
             due.append(self._lease_end_ms)
         if self._live.is_set() and self._beat is None:
             due.append(self._beat_due_ms)
+        if self._client is not None and self._client.client_state == KeeperState.CLOSED:
+            due.append((self._ended_ms or now) + RENEW_MS)
         return max(0, min(due, default=now + 60_000) - now)
 
     def run(self, wait_ms: int) -> None:
@@ -303,6 +319,7 @@ class Session:
         for kept in list(self._kept.values()):
             if kept.retry_ms is not None and now >= kept.retry_ms:
                 self._establish(kept)
+        self._renew_if_ended(now)
 
     def deliver(self, action: Callable[[], None]) -> None:
         """Have ``action`` run by ``poll``.  From any thread, kazoo's callbacks above all."""
@@ -624,6 +641,14 @@ class Session:
         return client.delete_async(path, version=request.version)
 
 
+def _stop_kazoo(client: Any) -> None:
+    try:
+        client.stop()
+        client.close()
+    except (refusals.KazooException, OSError) as error:
+        log.debug("closing the ZooKeeper session: %s", error)
+
+
 def _transaction(client: Any, parts: Iterable[Request]) -> Any:
     transaction = client.transaction()
     for part in parts:
@@ -658,7 +683,7 @@ def _reply_of(verb: str, result: Any) -> Any:
         raise InvalidRequest(f"ZooKeeper does not take this: {refusal!r}") from None
     except (refusals.NoAuthError, refusals.AuthFailedError) as refusal:
         raise ConfigFault(f"ZooKeeper refuses access ({refusal!r}); correct its ACLs") from None
-    except refusals.KazooException as error:
+    except (refusals.KazooException, RuntimeError, OSError) as error:  # also what ends kazoo's own thread
         raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {error!r}") from None
     if verb == "get":
         return _node(value[0], value[1])
