@@ -30,6 +30,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -59,6 +60,15 @@ class Removal(msgspec.Struct, frozen=True):
     id: str
     partitions: list[int]
     whole: bool = True
+
+
+class Change(NamedTuple):
+    """Put a topic, drop one by its name, note a removal, and forget one that is done."""
+
+    put: Topic | None = None
+    drop: str = ""
+    note: Removal | None = None
+    done: Removal | None = None
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
@@ -160,25 +170,26 @@ class Catalog:
         replace_file(self.path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
         self.in_doubt = False
 
-    def change(
-        self, *, put: Topic | None = None, drop: str = "", note: Removal | None = None, done: Removal | None = None
-    ) -> None:
-        """Put a topic, drop one by its name, note a removal and forget one that is done: all in one store, or nothing.
+    def change(self, *changes: Change) -> None:
+        """Carry out all changes in one store, or none of them.
 
         Raises:
             DiskFull, StorageFault: nothing is changed.
         """
-        topics, removals = self.topics, self.removals
-        self.topics = {name: topic for name, topic in topics.items() if name != drop}
-        if put is not None:
-            self.topics[put.name] = put
-        self.removals = [removal for removal in removals if removal != done]
-        if note is not None and note not in self.removals:
-            self.removals.append(note)
+        before = self.topics, self.removals
+        self.topics, self.removals = dict(self.topics), list(self.removals)
+        for put, drop, note, done in changes:
+            self.topics.pop(drop, None)
+            if put is not None:
+                self.topics[put.name] = put
+            if done in self.removals:
+                self.removals.remove(done)
+            if note is not None and note not in self.removals:
+                self.removals.append(note)
         try:
             self.store()
         except ApplianceError:
-            self.topics, self.removals = topics, removals
+            self.topics, self.removals = before
             raise
 
     def hosted(self, broker_id: int) -> list[tuple[str, int]]:

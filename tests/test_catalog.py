@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.catalog import FILE_NAME, Catalog, Removal, Topic, new_id
+from appliance.catalog import FILE_NAME, Catalog, Change, Removal, Topic, new_id
 from appliance.errors import ApplianceError, DiskFull, StorageFault
 
 names = st.from_regex(r"[a-zA-Z0-9._-]{1,249}", fullmatch=True).filter(lambda name: name not in (".", ".."))
@@ -84,7 +84,7 @@ def test_a_write_that_fails_leaves_the_old_catalog(
     catalog = Catalog.load(tmp_path)
     kept, refused = (Topic(name, {0: [1]}, {}, new_id()) for name in "ab")
     note = Removal("a", kept.id, [0])
-    catalog.change(put=kept)
+    catalog.change(Change(put=kept))
 
     def fail(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -92,9 +92,9 @@ def test_a_write_that_fails_leaves_the_old_catalog(
     with monkeypatch.context() as broken:
         broken.setattr("os.fsync", fail)
         with pytest.raises(expected, match=FILE_NAME):
-            catalog.change(put=refused)
+            catalog.change(Change(put=refused))
         with pytest.raises(expected, match=FILE_NAME):
-            catalog.change(drop="a", note=note)
+            catalog.change(Change(drop="a", note=note))
     for seen in (catalog, Catalog.load(tmp_path)):
         assert list(seen.topics) == ["a"] and not seen.removals
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
@@ -106,7 +106,7 @@ def test_what_was_refused_is_not_in_the_file_after_the_next_store(
     """Method: the sync of the directory fails, when the new file has the name already."""
     catalog = Catalog.load(tmp_path)
     topic = Topic("a", {0: [1]}, {}, new_id())
-    catalog.change(put=topic)
+    catalog.change(Change(put=topic))
     sync = os.fsync
 
     def fail_for_directories(descriptor: int) -> None:
@@ -117,7 +117,7 @@ def test_what_was_refused_is_not_in_the_file_after_the_next_store(
     with monkeypatch.context() as broken:
         broken.setattr("os.fsync", fail_for_directories)
         with pytest.raises(StorageFault):
-            catalog.change(drop="a", note=Removal("a", topic.id, [0]))
+            catalog.change(Change(drop="a", note=Removal("a", topic.id, [0])))
     assert catalog.topics == {"a": topic} and catalog.in_doubt
     catalog.store()
     assert not catalog.in_doubt and Catalog.load(tmp_path).topics == {"a": topic}
@@ -127,10 +127,10 @@ def test_a_deletion_is_one_store_and_so_is_its_end(tmp_path: Path) -> None:
     catalog = Catalog.load(tmp_path)
     topic = Topic("a", {0: [1]}, {}, new_id())
     removal = Removal("a", topic.id, [0])
-    catalog.change(note=removal)
-    catalog.change(put=topic, done=removal)
+    catalog.change(Change(note=removal))
+    catalog.change(Change(put=topic, done=removal))
     assert Catalog.load(tmp_path).topics == {"a": topic} and not Catalog.load(tmp_path).removals
-    catalog.change(drop="a", note=removal)
+    catalog.change(Change(drop="a", note=removal))
     assert not Catalog.load(tmp_path).topics and Catalog.load(tmp_path).removals == [removal]
-    catalog.change(done=removal)
+    catalog.change(Change(done=removal))
     assert not Catalog.load(tmp_path).removals

@@ -17,7 +17,7 @@ import msgpack
 import pytest
 
 from appliance import config as configs
-from appliance.catalog import Catalog, Removal, new_id
+from appliance.catalog import Catalog, Change, Removal, new_id
 from appliance.errors import (
     BadValue,
     InvalidRequest,
@@ -80,7 +80,7 @@ def test_what_a_killed_coordinator_had_begun_is_finished(tmp_path: Path) -> None
         catalog = Catalog.load(tmp_path)
         catalog.topics["made"].partitions[1] = [0]
         gone = catalog.topics["gone"]
-        catalog.change(drop="gone", note=Removal("gone", gone.id, [0]))
+        catalog.change(Change(drop="gone", note=Removal("gone", gone.id, [0])))
         rig.fork()
         rig.until(lambda: not Catalog.load(tmp_path).removals)
         assert sorted(rig.tables) == [("made", 0), ("made", 1)]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from appliance.catalog import Catalog, Removal
+from appliance.catalog import Catalog, Change, Removal
 from appliance.errors import DiskFull, RequestTimedOut, StorageFault, WriterGone
 from appliance.log import identity
 from appliance.records.encode import encode_values
@@ -165,7 +165,7 @@ def test_whatever_a_power_loss_leaves_of_a_deletion_the_next_start_finishes(tmp_
         peer.produce("x", OLD, acks=-1)
     catalog = Catalog.load(server.data_dir)
     topic_id = catalog.topics["x"].id
-    catalog.change(drop="x", note=Removal("x", topic_id, [0]))
+    catalog.change(Change(drop="x", note=Removal("x", topic_id, [0])))
     if left != "old name":
         identity.set_aside(server.data_dir, "x", 0, topic_id)
     if left == "half deleted":

@@ -31,7 +31,7 @@ from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from ...catalog import Catalog, Removal, Topic, new_id
+from ...catalog import Catalog, Change, Removal, Topic, new_id
 from ...config import KIB, TOPIC_KEYS, Config, TopicSettings
 from ...errors import (
     ApplianceError,
@@ -84,6 +84,7 @@ class Topics:
         self._spawn = spawn
         self._config = config
         self._broker_id = config.broker.id
+        self._changes: list[tuple[Change, asyncio.Future[None]]] = []
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def _changed(self) -> None:
@@ -173,7 +174,7 @@ class Topics:
                 if self._registry.enabled:
                     await self._registry.ask(self._registry.topics.create_topic(name, _info(topic)))
                 await self._open(topic)
-                self.catalog.change(put=topic, done=removal)
+                await self._commit(Change(put=topic, done=removal))
             self._changed()
             self._registry.announce()
             return topic
@@ -241,7 +242,7 @@ class Topics:
         if removal is not None:  # others may have placed the same partitions elsewhere in the meantime
             elsewhere = [p for p in removal.partitions if self._broker_id not in topic.partitions[p]]
             note = Removal(old.name, old.id, elsewhere, whole=False) if elsewhere else None
-            self.catalog.change(put=topic, done=removal, note=note)
+            await self._commit(Change(put=topic, done=removal, note=note))
             self._changed()
             self._set(old, topic)
         await self._adopt(topic)
@@ -272,7 +273,7 @@ class Topics:
         if self._registry.enabled:  # who cannot ask cannot unregister: nothing is begun then
             await self._registry.ask(self._registry.topics.topics([topic.name]))
         removal = Removal(topic.name, topic.id, [partition for _, partition in self.hosted(topic)])
-        self.catalog.change(drop=topic.name, note=removal)
+        await self._commit(Change(drop=topic.name, note=removal))
         self._changed()
         return removal
 
@@ -411,7 +412,7 @@ class Topics:
         old = self.catalog.topics.get(topic.name)
         if topic == old and all(key in self._partitions for key in self.hosted(topic)):
             return
-        self.catalog.change(put=topic)
+        await self._commit(Change(put=topic))
         self._changed()
         if old is not None:
             self._set(old, topic)
@@ -429,7 +430,7 @@ class Topics:
     @asynccontextmanager
     async def _making(self, removal: Removal) -> AsyncIterator[Removal]:
         """Note what is to be removed unless the block, which makes it, succeeds and takes the note back."""
-        self.catalog.change(note=removal)
+        await self._commit(Change(note=removal))
         try:
             yield removal
         except ApplianceError as error:
@@ -454,8 +455,36 @@ class Topics:
         await self._partitions.delete([(removal.name, partition) for partition in removal.partitions], removal.id)
         if removal.whole and self._registry.enabled:
             await self._registry.ask(retire_topic(removal.name, removal.id))
-        self.catalog.change(done=removal)
+        await self._commit(Change(done=removal))
         self._registry.announce()
+
+    async def _commit(self, change: Change) -> None:
+        """Change the catalog.  What comes together is stored together, so that many topics cost few stores.
+
+        Raises:
+            DiskFull, StorageFault: nothing is changed.
+        """
+        loop = asyncio.get_running_loop()
+        stored: asyncio.Future[None] = loop.create_future()
+        self._changes.append((change, stored))
+        if len(self._changes) == 1:
+            loop.call_soon(self._store_changes)
+        await stored
+
+    def _store_changes(self) -> None:
+        waiting, self._changes = self._changes, []
+        error: ApplianceError | None = None
+        try:
+            self.catalog.change(*[change for change, _ in waiting])
+        except ApplianceError as refused:
+            error = refused
+        for _, stored in waiting:
+            if stored.done():  # who waited has been cancelled
+                continue
+            if error is None:
+                stored.set_result(None)
+            else:
+                stored.set_exception(error)
 
     @asynccontextmanager
     async def _changing(self, name: str) -> AsyncIterator[None]:

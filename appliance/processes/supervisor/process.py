@@ -168,6 +168,7 @@ class Supervisor:
         self._offline: dict[Key, str] = {}
         self._needed: set[Key] = set()
         self._opening: dict[Key, int] = {}
+        self._to_open: list[Key] = []
         self._topic_ids: dict[Key, str] = {}
         self._removals = removal.Removals()
         self._cleaner: Child | None = None
@@ -265,7 +266,9 @@ class Supervisor:
 
     def _turn(self) -> None:
         """Wait for something to happen, act on it, do what has become due."""
+        self._deal_out()
         self._handle_events(self._timeout_s())
+        self._deal_out()
         self._actions.run()
         if signal.SIGHUP in self._signals:
             self._signals.discard(signal.SIGHUP)
@@ -676,10 +679,15 @@ class Supervisor:
             self._place_tables.drop()
 
     def _open_all(self, keys: list[Key]) -> None:
-        """Deal partitions out to openers, no more of them than cores."""
-        count = min(os.cpu_count() or 1, len(keys))
+        """Have partitions opened, together with all others that are to be opened in this turn."""
         for key in keys:
             self._opening[key] = self._opening.get(key, 0) + 1
+        self._to_open += keys
+
+    def _deal_out(self) -> None:
+        """Deal what is to be opened out to openers, no more of them than cores."""
+        keys, self._to_open = self._to_open, []
+        count = min(os.cpu_count() or 1, len(keys))
         for index in range(count):
             self._start_opener.want(tuple(keys[index::count]))
 
