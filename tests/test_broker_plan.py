@@ -99,3 +99,12 @@ def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None
         end = held.table.end
         records = (5_000, 0) if counted else (-1, -1)
         assert lookup.results == [OffsetsResult(0, end, -1, records[0]), OffsetsResult(0, 0, -1, records[1])]
+
+
+def test_a_partition_that_is_deleted_between_two_slices_is_unknown(held: Held) -> None:
+    """What its files held is nobody's business any more: another log may live under their names."""
+    lookup = Lookup(Offsets(None, [OffsetsPart("t", 0, 5_000, -1)] * 3), [held] * 3)
+    lookup.look(1)
+    lookup.forget(held)
+    lookup.look(1 << 40)
+    assert [result.error for result in lookup.results] == [0, UnknownPartition.code, UnknownPartition.code]

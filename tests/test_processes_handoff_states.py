@@ -109,7 +109,7 @@ class Bench:
         self._start_worker()
         self.sent: dict[str, list[bytes]] = {X: [], Y: []}
         self.acknowledged: dict[str, set[bytes]] = {X: set(), Y: set()}
-        self.number = 0
+        self.number = self.handed_over = 0
 
     def restart(self, what: str) -> None:
         """Kill a process, and put another in its place, as the supervisor does."""
@@ -155,13 +155,13 @@ class Bench:
         for process in self.processes.values():
             process.turn()
 
-    def holders(self, sock: socket.socket) -> int:
-        """How many of the processes hold the other end of a client's connection."""
+    def holders(self, sock: socket.socket, *names: str) -> int:
+        """How many of the processes, all or those with these names, hold the other end of a client's connection."""
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         port = f"{sock.getsockname()[1]:04X}"
         inodes = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port}")}
         count = 0
-        for process in self.processes.values():
+        for process in [self.processes[name] for name in names or self.processes]:
             fds = Path(f"/proc/{process.pid}/fd")
             count += sum(os.readlink(fds / name) in inodes for name in os.listdir(fds))  # noqa: PTH208, PTH115
         return count
@@ -303,6 +303,8 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
     client = Client(bench)
     client.pieces = [client.ask(X) + client.ask(Y), client.produce(X), client.produce(X)]  # the next one: worth it
     client.settle()
+    assert not client.hung_up
+    bench.handed_over += not bench.holders(client.sock, WORKER)  # it is on its way to the writer
     client.pieces = script(client)
     died = False
     for step in word:
@@ -323,6 +325,7 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
 
 def check_logs(bench: Bench) -> None:
     """What is in the logs: see the head of this module."""
+    assert bench.handed_over > bench.number // 2, "hardly any connection was handed over"
     while bench.processes:
         bench.processes.popitem()[1].kill()
     for topic in (X, Y):

@@ -123,3 +123,25 @@ def test_answered_fetches_behind_one_that_waits_long_are_not_kept() -> None:
         poll.unpark(busy)
     assert len(poll._deadlines) <= 2 * STALE_MAX
     assert len(spot._heap) <= 2 * STALE_MAX
+
+
+def test_a_place_that_is_named_often_is_waited_at_once_for_the_lowest_end() -> None:
+    poll, (spot, cells, table) = LongPoll(WORKER), place(10)
+    first, second = parked(), parked()
+    for one in (first, second):
+        assert poll.park(one, [(spot, end) for end in range(4_000, 20, -1)])
+    assert cells.wait == 21 and len(spot) == 2 and len(spot._heap) == 2
+    poll.unpark(first)
+    table.publish_end(21, 0)
+    assert poll.reached() == [second]
+
+
+def test_who_is_parked_again_and_again_has_one_deadline() -> None:
+    poll, (spot, _, _) = LongPoll(WORKER), place()
+    one = parked(300)
+    for _ in range(10 * STALE_MAX):
+        park(poll, one, fetch(0), [spot])
+        poll.unpark(one)
+    park(poll, one, fetch(0), [spot])
+    assert len(poll._deadlines) == 1 and poll.next_deadline_ms() == 300
+    assert list(poll.expired(300)) == [one]

@@ -129,7 +129,11 @@ class Lookup:
     def __init__(self, request: Offsets, partitions: Sequence[Readable | None]) -> None:
         self.request = request
         self.results: list[OffsetsResult] = []
-        self._rest = iter(zip(request.parts, partitions, strict=True))
+        self._partitions = list(partitions)
+
+    def forget(self, partition: Readable) -> None:
+        """The partition is deleted: it is unknown from now on, whatever its files hold."""
+        self._partitions = [None if one is partition else one for one in self._partitions]
 
     def look(self, bytes_max: int) -> int:
         """Answer parts until all are answered (:attr:`done`) or ``bytes_max`` have been looked at.
@@ -138,7 +142,8 @@ class Lookup:
             How many bytes that were; the last part may have gone beyond what was allowed, by a batch.
         """
         looked = 0
-        for part, partition in self._rest:
+        for index in range(len(self.results), len(self.request.parts)):
+            part, partition = self.request.parts[index], self._partitions[index]
             before = 0 if partition is None else partition.reader.looked_bytes
             self.results.append(offsets(part, partition, self.request.counted))
             looked += PART_BYTES if partition is None else PART_BYTES + partition.reader.looked_bytes - before

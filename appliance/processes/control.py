@@ -161,10 +161,10 @@ class Channel:
 
     def _give_up(self) -> None:
         self.closed = True
-        for _, fds in self._queue:
-            _close_all(fds)
-        self._queue.clear()
+        queue, self._queue = self._queue, deque()  # first, since two threads may notice the end
         self._queue_bytes = 0
+        for _, fds in queue:
+            _close_all(fds)
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from ...shared.doorbell import fence
 from ...shared.table import SegmentTable
-from ...wire.requests import Fetch
+from ...wire.requests import Fetch, Offsets
 from .connection import Pending
 
 STALE_MAX = 1_000
@@ -30,40 +30,63 @@ _sequence = itertools.count()
 
 
 class Parked:
-    """A request that waits until one of its places reaches its END, or until ``deadline_ms``."""
+    """A request that waits until one of its places reaches its END, or until ``deadline_ms``.
 
-    __slots__ = ("deadline_ms", "pending", "places")
+    ``timed``: it is among the deadlines already, where it stays while it is parked again.
+    """
+
+    __slots__ = ("deadline_ms", "pending", "places", "timed")
 
     def __init__(self, pending: Pending, deadline_ms: int) -> None:
         self.pending = pending
         self.deadline_ms = deadline_ms
         self.places: list[Place] = []
+        self.timed = False
+
+    @property
+    def parts(self) -> int:
+        """What looking at it again costs."""
+        request = self.pending.request
+        return len(request.parts) if isinstance(request, Fetch | Offsets) else 0
 
 
 class Place:
     """Where requests about one partition are parked, each with the END it needs; the lowest is on top of a heap."""
 
-    __slots__ = ("_heap", "table", "wanted")
+    __slots__ = ("_heap", "_live", "table")
 
     def __init__(self, table: SegmentTable) -> None:
         self.table = table
-        self.wanted: dict[Parked, int] = {}
+        self._live: dict[Parked, tuple[int, int, Parked]] = {}
         self._heap: list[tuple[int, int, Parked]] = []
 
+    def __len__(self) -> int:
+        """How many requests are parked here."""
+        return len(self._live)
+
+    @property
+    def parked(self) -> list[Parked]:
+        return list(self._live)
+
     def add(self, parked: Parked, end: int) -> None:
-        self.wanted[parked] = end
-        heapq.heappush(self._heap, (end, next(_sequence), parked))
+        """Park a request that is not parked here."""
+        entry = self._live[parked] = (end, next(_sequence), parked)
+        heapq.heappush(self._heap, entry)
 
     def remove(self, parked: Parked) -> None:
-        self.wanted.pop(parked, None)
-        if len(self._heap) > STALE_MAX + 2 * len(self.wanted):
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
+        del self._live[parked]
+        if len(self._heap) > STALE_MAX + 2 * len(self._live):
+            self._heap = list(self._live.values())
             heapq.heapify(self._heap)
+
+    def end_for(self, parked: Parked) -> int:
+        """The END that a request waits for here."""
+        return self._live[parked][0]
 
     def lowest(self) -> int:
         """The lowest END that is waited for; 0: none."""
         heap = self._heap
-        while heap and not self._is_live(heap[0]):
+        while heap and self._live.get(heap[0][2]) is not heap[0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else 0
 
@@ -72,14 +95,11 @@ class Place:
         live = []
         while self._heap and self._heap[0][0] <= end:
             entry = heapq.heappop(self._heap)
-            if self._is_live(entry):
+            if self._live.get(entry[2]) is entry:
                 live.append(entry)
         for entry in live:
             heapq.heappush(self._heap, entry)
         return [parked for _, _, parked in live]
-
-    def _is_live(self, entry: tuple[int, int, Parked]) -> bool:
-        return self.wanted.get(entry[2]) == entry[0]
 
 
 Want = tuple[Place, int]
@@ -105,22 +125,30 @@ class LongPoll:
         self._stale = 0
 
     def park(self, parked: Parked, wants: Sequence[Want]) -> bool:
-        """Wait at every place; False when an END has moved meanwhile: look again instead."""
+        """Wait at every place; False when an END has moved meanwhile: look again instead.
+
+        A place that is named several times is waited at once, for the lowest END.
+        """
+        lowest: dict[Place, int] = {}
         for place, end in wants:
+            lowest[place] = min(end, lowest.get(place, end))
+        for place, end in lowest.items():
             parked.places.append(place)
             place.add(parked, end)
             self._places.add(place)
             place.table.set_wait(self._number, place.lowest())
         fence()
-        heapq.heappush(self._deadlines, (parked.deadline_ms, next(_sequence), parked))
-        if any(place.table.end >= place.wanted[parked] for place in parked.places):
+        if not parked.timed:
+            parked.timed = True
+            heapq.heappush(self._deadlines, (parked.deadline_ms, next(_sequence), parked))
+        if any(place.table.end >= end for place, end in lowest.items()):
             self.unpark(parked)
             return False
         return True
 
     def wants_of(self, parked: Parked) -> list[Want]:
         """What a parked request waits for."""
-        return [(place, place.wanted[parked]) for place in parked.places]
+        return [(place, place.end_for(parked)) for place in parked.places]
 
     def unpark(self, parked: Parked) -> None:
         """Wait no more; the caller answers, or parks it again."""
@@ -129,12 +157,14 @@ class LongPoll:
         for place in parked.places:
             place.remove(parked)
             place.table.set_wait(self._number, place.lowest())
-            if not place.wanted:
+            if not place:
                 self._places.discard(place)
         parked.places.clear()
         self._stale += 1
         if self._stale > max(STALE_MAX, len(self._deadlines) // 2):
-            self._deadlines = [entry for entry in self._deadlines if entry[2].places]
+            for entry in self._deadlines:
+                entry[2].timed = bool(entry[2].places)
+            self._deadlines = [entry for entry in self._deadlines if entry[2].timed]
             heapq.heapify(self._deadlines)
             self._stale = 0
 
@@ -150,13 +180,14 @@ class LongPoll:
         """The requests whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             parked = heapq.heappop(self._deadlines)[2]
+            parked.timed = False
             if parked.places:
                 yield parked
 
     def next_deadline_ms(self) -> int | None:
         while self._deadlines and not self._deadlines[0][2].places:
-            heapq.heappop(self._deadlines)
+            heapq.heappop(self._deadlines)[2].timed = False
         return self._deadlines[0][0] if self._deadlines else None
 
     def everybody(self) -> list[Parked]:
-        return list({parked: None for place in self._places for parked in place.wanted})
+        return list({parked: None for place in self._places for parked in place.parked})

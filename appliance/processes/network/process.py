@@ -76,6 +76,10 @@ WRITER_PART_MAX: Final = 4
 """No more than this part (a quarter) of the arena waits for one writer."""
 SPARE_DESCRIPTORS: Final = 64
 """Descriptors that no connection gets: channels to processes that are started anew, segments in use."""
+PARTS_PER_TURN: Final = 5_000
+"""Parts of parked requests that are looked at again before others have their turn."""
+CONTROL_RETRY_MS: Final = 10
+"""How soon what the supervisor has not taken is sent again."""
 STARVED_MS_MAX: Final = 500
 """How long connections wait for memory that an unfinished request of another keeps, before that one is closed."""
 ACCEPT_PAUSE_MS: Final = 100
@@ -147,6 +151,8 @@ class NetworkWorker:
         """What is left for this turn to look into."""
         self._ready: dict[Connection, None] = {}
         """Connections with requests that can start in the next turn."""
+        self._rung = False
+        """Parked requests whose END has come are left over from the last turn."""
         self._away_count = self._away_bytes = 0
         self._refused = 0
         self._paused_ms = 0
@@ -190,7 +196,7 @@ class NetworkWorker:
             self.turn(0 if self._lookups else 0.1)
 
     def _timeout_s(self) -> float:
-        if self._ready or self._lookups:
+        if self._ready or self._lookups or self._rung or self._touched or self._bundled:
             return 0
         next_ms = self._now_ms + self._post.heart.beat_ms
         if self._connections or len(self._files):
@@ -198,6 +204,8 @@ class NetworkWorker:
         deadline_ms = self._long_poll.next_deadline_ms()
         if deadline_ms is not None:
             next_ms = min(next_ms, deadline_ms)
+        if self._control.pending:
+            next_ms = min(next_ms, self._now_ms + CONTROL_RETRY_MS)
         if self._paused_ms:
             next_ms = min(next_ms, self._paused_ms)
         if self._starved:
@@ -214,10 +222,14 @@ class NetworkWorker:
             self._watch_listeners(True)
         self._look_bytes = self._limits.look_bytes_max
         self._look_up()
+        if self._control.pending:
+            self._control.flush()
         if self._ready:
             self._obey()
             self._touched.update(self._ready)
             self._ready = {}
+        if self._rung:
+            self._look_again()
         connections = self._connections
         control_fd = self._control.fileno()
         for fd, event in events:
@@ -253,9 +265,13 @@ class NetworkWorker:
                 self._advance(connection)
         if self._starved:
             self._feed_starved()
+        parts = 0
         for parked in self._long_poll.expired(self._now_ms):
             self._answer_parked(parked)
             self._advance(parked.pending.connection)
+            parts += parked.parts
+            if parts >= PARTS_PER_TURN:
+                break
         if self._now_ms - self._sweep_ms >= SWEEP_MS:
             self._sweep()
 
@@ -292,12 +308,12 @@ class NetworkWorker:
             found.append(partition)
         return found
 
-    def _looks_again(self, connection: Connection) -> bool:
+    def _looks_again(self, connection: Connection, partitions: Sequence[Partition | None]) -> bool:
         """Whether a request that names an unknown partition waits for a turn, so that the supervisor is heard first.
 
         It may have announced the partition since this turn began: the client has been told so by somebody else.
         """
-        connection.looked = not connection.looked
+        connection.looked = not connection.looked and None in partitions
         if connection.looked:
             self._ready[connection] = None
         return connection.looked
@@ -326,7 +342,9 @@ class NetworkWorker:
         if partition.link.channel is not None:  # its writer stores into the arena until it has answered
             partition.link.retiring = True
             self._let_go(partition)
-        for parked in list(partition.place.wanted):
+        for _, lookup in self._lookups:
+            lookup.forget(partition)
+        for parked in partition.place.parked:
             self._answer_parked(parked)
 
     def _join_writer(self, key: tuple[str, int], fd: int) -> None:
@@ -411,10 +429,12 @@ class NetworkWorker:
 
     def _refuse_for_lack(self, listener: socket.socket, error: OSError) -> None:
         """Close a connection with the descriptor that is kept for that, so that its client is told now."""
-        os.close(self._spare)
+        spare, self._spare = self._spare, -1
         with contextlib.suppress(OSError):
-            listener.accept()[0].close()
-            self._refused += 1
+            if spare >= 0:
+                os.close(spare)
+                listener.accept()[0].close()
+                self._refused += 1
         with contextlib.suppress(OSError):  # then the next shortage closes none
             self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._complain("connections are refused: %s: raise LimitNOFILE, or lower connections", str(error))
@@ -498,7 +518,7 @@ class NetworkWorker:
         match request:
             case Fetch() | Offsets():
                 partitions = self._partitions_of(request.parts)
-                if None in partitions and self._looks_again(connection):
+                if self._looks_again(connection, partitions):
                     return False
                 connection.expect(pending)
                 if isinstance(request, Fetch):
@@ -534,7 +554,7 @@ class NetworkWorker:
     def _produce(self, connection: Connection, request: Produce, start: int) -> bool:
         parts = request.parts
         partitions = self._partitions_of(parts)
-        if None in partitions and self._looks_again(connection):
+        if self._looks_again(connection, partitions):
             return False
         for partition in partitions:
             if partition is not None and partition.link.is_full:
@@ -619,7 +639,7 @@ class NetworkWorker:
             self._resume_stalled(link)
         if returned is not None:
             self._take_back(*returned)
-        if channel.closed:
+        if channel.closed and channel is link.channel:  # no other writer has joined meanwhile
             self._lose_writer(partition)
             if link.waiting:
                 self._bundled[partition] = None
@@ -804,9 +824,16 @@ class NetworkWorker:
             self._touched[connection] = None
 
     def _look_again(self) -> None:
-        """A writer has rung: answer the requests whose END has come."""
+        """A writer has rung: answer the requests whose END has come, as many as fit into a turn."""
+        parts = 0
+        self._rung = False
         for parked in self._long_poll.reached():
-            self._retry_parked(parked)
+            self._rung = parts >= PARTS_PER_TURN
+            if self._rung:
+                return
+            parts += parked.parts
+            if parked.places:  # else it has been answered meanwhile
+                self._retry_parked(parked)
 
     def _retry_parked(self, parked: Parked) -> None:
         """Answer, or go on waiting when several partitions together have not come to what is asked for."""
@@ -947,8 +974,8 @@ class NetworkWorker:
     def _close_slowest(self) -> None:
         """Others wait for memory: close who has kept an unfinished request in it longest."""
         oldest = self._buffers.oldest
-        if oldest is None or self._now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
-            return
+        if oldest is None or oldest.starved or self._now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
+            return  # a starved one, which may always grow, is whole: it waits for writers, too
         for connection in self._connections.values():
             if connection.inbox is oldest:
                 self._hang_up(connection, "its unfinished request keeps memory that others wait for")
@@ -983,8 +1010,9 @@ class NetworkWorker:
         self._starved.pop(connection, None)
         if connection.delayed is not None:
             self._long_poll.unpark(connection.delayed)
-        self._coordinator.forget(connection)
-        self._watch_coordinator()
+        if connection.started and connection.overlap != Produce.overlap:
+            self._coordinator.forget(connection)
+            self._watch_coordinator()
         connection.close()
 
     def _sweep(self) -> None:

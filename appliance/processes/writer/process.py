@@ -241,6 +241,8 @@ class Writer:
         handoffs = self._handoffs
         idle = not self._unflushed_since_ms and not handoffs
         events = self._epoll.poll(timeout_s)
+        if self._control.pending:
+            self._control.flush()
         self._assignment.heart.beat()
         arrived: list[tuple[Source, Bundle]] = []
         for fd, event in events:
