@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -176,11 +177,10 @@ class Rig:
 
     def until(self, condition: Any, timeout_s: float = WAIT_S) -> None:
         """Pump until ``condition()`` holds."""
-        for _ in range(int(timeout_s / 0.05)):
-            if condition():
-                return
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "this did not happen in time"
             self.pump()
-        raise AssertionError("this did not happen in time")
 
     # ---- the network worker's part
 
@@ -230,9 +230,8 @@ class Rig:
 
 def pump(rigs: Sequence[Rig], condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
     """Move several appliances along until ``condition()`` holds."""
-    for _ in range(int(timeout_s / 0.02)):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "this did not happen in time"
         for rig in rigs:
             rig.pump(0.01)
-        if condition():
-            return
-    raise AssertionError("this did not happen in time")

@@ -129,7 +129,7 @@ def test_a_peer_that_goes_away_or_talks_nonsense_is_named() -> None:
             connection.greet(TIMEOUT_S)
     with connected() as (connection, server):
         server.sendall(encode_frame([1, UnsupportedVersion.code, 9, 7, {}]))
-        with pytest.raises(UnsupportedVersion, match="refused"):
+        with pytest.raises(UnsupportedVersion, match="refuses"):
             connection.greet(TIMEOUT_S)
 
 

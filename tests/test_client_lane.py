@@ -52,7 +52,7 @@ class Broker:
 
     def append(self, batch: Batch) -> tuple[ApplianceError | None, int]:
         try:
-            repeat = self.sequences.check(batch.producer_id, batch.epoch, batch.sequence)
+            repeat = self.sequences.check(batch.producer_id, batch.epoch, batch.sequence, batch.count)
         except ClientFault as error:
             return error, OFFSET_UNKNOWN
         if repeat is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import json
 import os
 import re
 import shutil
@@ -715,7 +716,7 @@ def test_registries_have_the_papers_paths_and_kinds(
     assert tree.get_children(f"{group}/ids") == [] == tree.get_children(f"{group}/owners/{topic}")
     value, stat = tree.get(f"{group}/offsets/{topic}/1")
     with Peer(server.native) as peer:
-        assert not stat.ephemeralOwner and value == b"%d" % peer.end(topic, 1)
+        assert not stat.ephemeralOwner and json.loads(value)["offset"] == peer.end(topic, 1)
 
 
 def test_a_failed_broker_leaves_the_registry(

@@ -52,6 +52,11 @@ class Buffers:
         return self.private_bytes >= self.private_bytes_max
 
     @property
+    def crowded(self) -> bool:
+        """Whether half of the arena is taken."""
+        return 2 * self.arena.used_bytes >= self.arena.size_bytes
+
+    @property
     def oldest(self) -> Inbox | None:
         """The inbox whose frame has been unfinished longest."""
         return next(iter(self.unfinished), None)
@@ -103,6 +108,8 @@ class Inbox:
             if extent is None:
                 self.starved = True
                 return True
+            if self._filled == extent.stop:
+                return True  # whole frames that wait
             target = self._buffers.memory[self._filled : extent.stop]
         try:
             count = sock.recv_into(target)

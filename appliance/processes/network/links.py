@@ -170,6 +170,11 @@ class WriterLink:
             self._flush_asked = written, now
             self.channel.send(("flush",) if now else ())
 
+    def ask_for_room(self) -> None:
+        """Somebody waits for memory that this writer has in hand, if only until a flush."""
+        if self.channel is not None and self._bytes:
+            self.channel.send(("flush",))
+
     @property
     def may_hand_over(self) -> bool:
         return self.channel is not None and not self.retiring and len(self.away) < handoff.CONNECTIONS_MAX

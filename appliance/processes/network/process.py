@@ -73,7 +73,7 @@ SWEEP_MS: Final = 1_000
 REQUESTS_PER_TURN: Final = 100
 """Requests of one connection, produce requests alike counted once, before others have their turn."""
 WRITER_PART_MAX: Final = 4
-"""No more than this part (a quarter) of the arena waits for one writer."""
+"""Once half of the arena is taken, no more than this part (a quarter) of it waits for one writer."""
 SPARE_DESCRIPTORS: Final = 64
 """Descriptors that no connection gets: channels to processes that are started anew, segments in use."""
 PARTS_PER_TURN: Final = 5_000
@@ -473,6 +473,8 @@ class NetworkWorker:
         """It waits until there is room for what it sends."""
         if not self._starved:
             self._starved_ms = self._now_ms
+            for partition in self._links.values():
+                partition.link.ask_for_room()
         self._starved.setdefault(connection)
 
     def _take_frames(self, connection: Connection) -> bool:
@@ -557,8 +559,9 @@ class NetworkWorker:
         if self._looks_again(connection, partitions):
             return False
         for partition in partitions:
-            if partition is not None and partition.link.is_full:
+            if partition is not None and partition.link.is_full and self._buffers.crowded:
                 partition.link.stalled[connection] = None
+                partition.link.ask_for_room()
                 return False
         pending = None
         if request.acks:
