@@ -17,8 +17,8 @@ from appliance.groups.group_api import coordinator_of
 from appliance.wire.kafka.apis import APIS
 from appliance.zookeeper.ensemble import Ensemble
 
+from .clients.proxy import CuttingProxy
 from .coordinator_fixture import Rig, pump
-from .cut_proxy import CutProxy
 from .groups_fixture import SUBSCRIPTION
 from .kafka_messages import decode_response, fill, message, request_frame
 from .zookeeper_fixture import fresh_connect, now_ms
@@ -32,7 +32,7 @@ GROUP = next(f"g{n}" for n in range(99) if coordinator_of(f"g{n}", [Broker(0, ""
 class Pair:
     """Brokers 0 and 1; broker 1 coordinates GROUP while both live, and can be cut off from ZooKeeper."""
 
-    def __init__(self, rigs: list[Rig], proxy: CutProxy) -> None:
+    def __init__(self, rigs: list[Rig], proxy: CuttingProxy) -> None:
         self.rigs, self.proxy = rigs, proxy
 
     def pump(self, condition: Any, timeout_s: float = 20) -> None:
@@ -92,7 +92,10 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path, standalone: Ensemble) -> Iterator[Pair]:
     chroot = fresh_connect(standalone).partition("/")[2]
-    with CutProxy(standalone.connect) as proxy:
+    with CuttingProxy(1, 0) as proxy:
+        proxy.calm = True  # it cuts when it is told to, not at random
+        host, _, port = standalone.connect.rpartition(":")
+        proxy.target = (host, int(port))
         rigs = []
         for broker_id, address in enumerate((standalone.connect, proxy.address)):
             data_dir = tmp_path / str(broker_id)
@@ -114,7 +117,7 @@ def test_a_coordinator_that_is_cut_off_coordinates_nothing_and_its_commits_are_n
     assert pair.coordinator(0) == pair.coordinator(1) == 1
     first = pair.join_soon(1)
     assert pair.commit(1, first, 50) == 0 and pair.beat(1, first) == 0
-    pair.proxy.cut()
+    pair.proxy.cut_off()
     cut_ms = now_ms()
     pair.pump(lambda: pair.coordinator(0) == 0)
     assert pair.coordinator(1) == -1, "it knows that it may not be"
@@ -129,7 +132,7 @@ def test_a_coordinator_that_is_cut_off_coordinates_nothing_and_its_commits_are_n
     values = {"group_id": GROUP, "topics": [{"name": "logs", "partitions": [partition]}], **who}
     key = KEY["OffsetCommit"]
     token = rig.post("kafka", request_frame(key, 7, fill(message(key, "Request")._struct, 7, values)), KAFKA)
-    pair.proxy.mend()
+    pair.proxy.join()
     pair.pump(lambda: token in rig.replies)
     code = decode_response(key, 7, rig.replies[token] or b"").topics[0].partitions[0].error_code
     assert code in (Code.NOT_COORDINATOR, Code.REBALANCE_IN_PROGRESS, Code.UNKNOWN_MEMBER_ID, Code.ILLEGAL_GENERATION)
@@ -164,10 +167,10 @@ def test_a_short_cut_costs_nobody_his_group(pair: Pair) -> None:
     """The same session comes back: what was claimed is still claimed, and what was committed meanwhile is stored."""
     first = pair.join_soon(1)
     assert pair.commit(1, first, 50) == 0
-    pair.proxy.cut()
+    pair.proxy.cut_off()
     rig = pair.rigs[1]
     pair.pump(lambda: rig.zookeeper.get("state") == "suspended")
-    pair.proxy.mend()
+    pair.proxy.join()
     assert pair.commit(1, first, 60) == 0
     pair.pump(lambda: rig.zookeeper.get("state") == "connected")
     assert pair.beat(1, first) == 0 and pair.position(1) == 60
