@@ -36,7 +36,7 @@ from uuid import uuid4
 import msgspec
 
 from .errors import ApplianceError, InvalidTopic, StorageFault, disk_fault
-from .names import check_topic
+from .names import TopicPartition, check_topic
 
 FILE_NAME = "catalog.json"
 LEADER_EPOCH = 0
@@ -192,10 +192,10 @@ class Catalog:
             self.topics, self.removals = before
             raise
 
-    def hosted(self, broker_id: int) -> list[tuple[str, int]]:
-        """The (topic, partition) pairs stored on a broker, sorted."""
+    def hosted(self, broker_id: int) -> list[TopicPartition]:
+        """The partitions stored on a broker, sorted."""
         return sorted(
-            (topic.name, partition)
+            TopicPartition(topic.name, partition)
             for topic in self.topics.values()
             for partition, brokers in topic.partitions.items()
             if broker_id in brokers

@@ -20,7 +20,7 @@ grows at most threefold when it is written as JSON.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from .errors import InvalidGroup, InvalidTopic
 
@@ -41,6 +41,13 @@ INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"}
 TOPIC_PATTERN: Final = rf"\A(?!\.{{1,2}}\Z)[a-zA-Z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}\Z"
 _TOPIC: Final = re.compile(TOPIC_PATTERN)
 _TOPIC_BYTES: Final = re.compile(TOPIC_PATTERN.encode())
+
+
+class TopicPartition(NamedTuple):
+    """A topic's name and the number of one of its partitions, from 0.  Equal to the plain tuple of both."""
+
+    topic: str
+    partition: int
 
 
 def is_topic(name: str | bytes | memoryview) -> bool:

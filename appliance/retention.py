@@ -22,6 +22,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from .names import TopicPartition
+
 ROLL_BYTES_MIN: Final = 1 << 20
 """Active segments that are smaller are not worth a roll: of each partition so much is kept at least."""
 
@@ -60,7 +62,7 @@ class Plan(NamedTuple):
 
     cuts: list[Cut]
     lacking_bytes: int
-    rolls: list[tuple[str, int]]
+    rolls: list[TopicPartition]
 
 
 def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacking_bytes: int = 0) -> Plan:
@@ -104,7 +106,7 @@ def _base(use: PartitionUse, count: int) -> int:
     return use.segments[count].base if count < len(use.segments) else use.segments[-1].base + use.segments[-1].bytes
 
 
-def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: int) -> Iterator[tuple[str, int]]:
+def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: int) -> Iterator[TopicPartition]:
     """The partitions with the largest active segments, as many as would suffice."""
     large = [
         (-use.segments[-1].disk_bytes, use.topic, use.partition)
@@ -115,7 +117,7 @@ def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: i
         if lacking_bytes <= 0:
             return
         lacking_bytes += size
-        yield topic, partition
+        yield TopicPartition(topic, partition)
 
 
 def _aged(use: PartitionUse, now_ms: int) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.cluster import Broker, Commit, RegisteredGroup, RegisteredMember, TopicPartition
+from appliance.groups.cluster import Broker, Commit, RegisteredGroup, RegisteredMember
 from appliance.groups.codes import Code
 from appliance.groups.group_api import coordinator_of
+from appliance.names import TopicPartition
 from appliance.wire.kafka.apis import APIS
 
 from .groups_fixture import ASSIGNMENT, KEY, LISTENER, SUBSCRIPTION, Client, FakeCluster, run

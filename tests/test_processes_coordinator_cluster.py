@@ -16,6 +16,7 @@ from appliance import config as configs
 from appliance.catalog import Catalog, Topic
 from appliance.errors import InvalidRequest, OffsetOutOfRange, UnknownPartition, ZooKeeperAway
 from appliance.groups.cluster import Commit, RegisteredMember
+from appliance.names import TopicPartition as Part
 from appliance.processes.coordinator import shown
 from appliance.processes.coordinator.cluster import Cluster
 from appliance.processes.coordinator.partitions import Partitions
@@ -24,7 +25,6 @@ from appliance.processes.coordinator.topics import Topics
 from appliance.shared.table import ONLINE, ROWS, SegmentTable
 from appliance.zookeeper.operations import Operation
 from appliance.zookeeper.paths import BrokerInfo, TopicInfo, consumer, owner
-from appliance.zookeeper.paths import TopicPartition as Part
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry
 
 from .zookeeper_fixture import Tree

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from appliance.errors import ApplianceError, NotCoordinator, PositionsFull, RequestTimedOut, ZooKeeperAway
+from appliance.names import TopicPartition
 from appliance.processes.coordinator import positions
 from appliance.processes.coordinator.commit_queue import State
 from appliance.processes.coordinator.position_count import UNIT_BYTES
@@ -17,7 +18,7 @@ from appliance.processes.coordinator.positions import Positions
 from appliance.zookeeper import claims
 from appliance.zookeeper.claims import Claimant, GroupInfo
 from appliance.zookeeper.operations import Operation, ask, create, delete
-from appliance.zookeeper.paths import CommittedOffset, TopicPartition, group, offset
+from appliance.zookeeper.paths import CommittedOffset, group, offset
 from appliance.zookeeper.registry import GroupRegistry
 
 from .zookeeper_fixture import Tree

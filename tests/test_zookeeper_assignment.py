@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import BrokerAway
+from appliance.names import TopicPartition
 from appliance.zookeeper.assignment import Stream, group_assignment, place_partitions, range_assignment
-from appliance.zookeeper.paths import Subscription, TopicPartition
+from appliance.zookeeper.paths import Subscription
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import ApplianceError, InvalidRequest, NotCoordinator, UnknownGroup, ZooKeeperAway
+from appliance.names import TopicPartition
 from appliance.zookeeper import claims, paths
 from appliance.zookeeper.claims import Claimant, GroupInfo, Held
 from appliance.zookeeper.operations import Operation, Request, ask, create, delete
-from appliance.zookeeper.paths import CommittedOffset, Subscription, TopicPartition
+from appliance.zookeeper.paths import CommittedOffset, Subscription
 from appliance.zookeeper.registry import GroupRegistry
 
 from .zookeeper_fixture import Tree

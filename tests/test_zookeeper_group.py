@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from appliance.errors import ApplianceError, InvalidRequest, ZooKeeperAway
+from appliance.names import TopicPartition
 from appliance.zookeeper.assignment import group_assignment
 from appliance.zookeeper.ensemble import Ensemble
-from appliance.zookeeper.paths import Subscription, TopicInfo, TopicPartition
+from appliance.zookeeper.paths import Subscription, TopicInfo
 from appliance.zookeeper.rebalance import Claim, GroupMember
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
 from appliance.zookeeper.session import Session, State

@@ -7,9 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.errors import BadValue, InvalidRequest, InvalidTopic
+from appliance.names import TopicPartition
 from appliance.zookeeper import paths
 from appliance.zookeeper.operations import check_request, get
-from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
+from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo
 
 names = st.text(max_size=40)
 topics = st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True)

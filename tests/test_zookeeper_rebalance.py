@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import InvalidRequest, ZooKeeperAway
+from appliance.names import TopicPartition
 from appliance.zookeeper import paths
 from appliance.zookeeper.assignment import group_assignment
 from appliance.zookeeper.deletion import retire_topic
 from appliance.zookeeper.operations import Operation, Request, ask, delete, hold_ephemeral
-from appliance.zookeeper.paths import CommittedOffset, Subscription, TopicInfo, TopicPartition
+from appliance.zookeeper.paths import CommittedOffset, Subscription, TopicInfo
 from appliance.zookeeper.rebalance import Claim, Rebalancer
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from appliance.errors import BadValue, TopicExists, UnknownPartition
+from appliance.names import TopicPartition
 from appliance.zookeeper import identity, paths
 from appliance.zookeeper.deletion import retire_topic
 from appliance.zookeeper.operations import Operation, Request, ask, create, delete, hold_ephemeral
-from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
+from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry, StoredOffset
 
 from .zookeeper_fixture import Tree

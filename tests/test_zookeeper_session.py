@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import InvalidRequest, ZooKeeperAway
+from appliance.names import TopicPartition
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import (
     REQUEST_BYTES_MAX,
@@ -28,7 +29,7 @@ from appliance.zookeeper.operations import (
     set_value,
     sync,
 )
-from appliance.zookeeper.paths import CommittedOffset, TopicPartition
+from appliance.zookeeper.paths import CommittedOffset
 from appliance.zookeeper.registry import OffsetRegistry
 from appliance.zookeeper.session import Session, State
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from appliance.zookeeper.paths import Subscription, TopicPartition
+from appliance.names import TopicPartition
+from appliance.zookeeper.paths import Subscription
 from appliance.zookeeper.rebalance import Claim, GroupMember
 from appliance.zookeeper.session import Session, boot_clock_ms
 

@@ -39,9 +39,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, NotLeader, ZooKeeperAway
+from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
-from ..zookeeper.paths import STREAMS_MAX, Subscription, TopicPartition
+from ..zookeeper.paths import STREAMS_MAX, Subscription
 from .cluster import Cluster
 from .consumer import MEBIBYTE, Decoder
 from .fetcher import Fetcher, FetchOptions, Place

@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 from appliance.catalog import Topic
 from appliance.config import Config, TopicSettings
 from appliance.errors import ApplianceError
+from appliance.names import TopicPartition
 
-TopicPartition = tuple[str, int]
 NO_LEADER = -1
 
 

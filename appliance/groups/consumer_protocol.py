@@ -16,6 +16,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
+from ..names import TopicPartition
+
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 ELEMENTS_MAX = 100_000
@@ -33,7 +35,7 @@ def subscribed_topics(data: bytes) -> tuple[str, ...]:
     return tuple(topics)
 
 
-def assigned_partitions(data: bytes) -> tuple[tuple[str, int], ...]:
+def assigned_partitions(data: bytes) -> tuple[TopicPartition, ...]:
     try:
         topics, position = _count(data, _I16.size)
         partitions = []
@@ -42,7 +44,7 @@ def assigned_partitions(data: bytes) -> tuple[tuple[str, int], ...]:
             count, position = _count(data, position)
             numbers = struct.unpack_from(f">{count}i", data, position)
             position += 4 * count
-            partitions += [(topic, number) for number in numbers]
+            partitions += [TopicPartition(topic, number) for number in numbers]
     except (struct.error, ValueError):
         return ()
     return tuple(partitions)

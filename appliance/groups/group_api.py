@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from appliance.errors import ApplianceError, NotCoordinator
-from appliance.names import GROUP_CHARACTERS_MAX, NOTE_BYTES_MAX
 
+from ..names import GROUP_CHARACTERS_MAX, NOTE_BYTES_MAX, TopicPartition
 from . import consumer_protocol
 from .call import Answer, Call, Handler, retriable
-from .cluster import Broker, Cluster, Commit, RegisteredGroup, RegisteredMember, TopicPartition
+from .cluster import Broker, Cluster, Commit, RegisteredGroup, RegisteredMember
 from .codes import Code
 from .membership import Membership
 from .metadata import GROUP_OPERATIONS
@@ -310,7 +310,7 @@ class GroupApi:
         topics = self._cluster.topics()
         for topic in request.topics:
             for each in topic.partitions:
-                key = topic.name, each.partition_index
+                key = TopicPartition(topic.name, each.partition_index)
                 note = each.committed_metadata or ""
                 known = topics.get(topic.name)
                 codes[key] = error
@@ -360,7 +360,7 @@ class GroupApi:
     async def _fetch_one(self, name: str, topics: Any, call: Call) -> dict[str, Any]:
         wanted = None
         if topics is not None:
-            wanted = [(topic.name, number) for topic in topics for number in topic.partition_indexes]
+            wanted = [TopicPartition(topic.name, number) for topic in topics for number in topic.partition_indexes]
         unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
         error: int = self._refuse(name, call.listener, nameless=True, without_lease=unready)
         found: Mapping[TopicPartition, Commit] = {}
@@ -392,7 +392,11 @@ class GroupApi:
 
     async def _delete_offsets(self, call: Call) -> Answer:
         name = call.request.group_id
-        keys = [(topic.name, each.partition_index) for topic in call.request.topics for each in topic.partitions]
+        keys = [
+            TopicPartition(topic.name, each.partition_index)
+            for topic in call.request.topics
+            for each in topic.partitions
+        ]
         error: int = self._refuse(name, call.listener)
         subscribed: set[str] = set()
         group = self._membership.get(name)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import BrokerAway
-from .paths import Subscription, TopicPartition
+from ..names import TopicPartition
+from .paths import Subscription
 
 
 class Stream(NamedTuple):

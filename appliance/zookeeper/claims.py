@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..errors import BadValue, InvalidRequest, NotCoordinator, UnknownGroup, ZooKeeperAway
-from ..names import is_topic
+from ..names import TopicPartition, is_topic
 from . import paths
 from .operations import (
     ATTEMPTS_MAX,
@@ -45,7 +45,7 @@ from .operations import (
     set_value,
     sync,
 )
-from .paths import CommittedOffset, TopicPartition
+from .paths import CommittedOffset
 from .registry import GroupRegistry, StoredOffset, read_offsets
 
 CLAIM: Final = "claim-"

@@ -31,7 +31,7 @@ import msgspec
 
 from ..catalog import check_id
 from ..errors import BadValue, InvalidRequest
-from ..names import check_topic
+from ..names import TopicPartition, check_topic
 from . import patterns
 
 BROKER_IDS = "/brokers/ids"
@@ -42,11 +42,6 @@ NO_NAME = "%"
 """The path component of the empty name; encoded names have two digits behind each percent sign."""
 STREAMS_MAX = 1_000
 """Of one member on one topic: all the others count them."""
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):

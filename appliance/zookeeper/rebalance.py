@@ -31,10 +31,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..errors import ApplianceError, InvalidRequest, ZooKeeperAway
+from ..names import TopicPartition
 from . import paths
 from .assignment import Stream, group_assignment
 from .operations import Node, Operation, ask, get
-from .paths import CommittedOffset, Subscription, TopicPartition
+from .paths import CommittedOffset, Subscription
 from .registry import BrokerRegistry, CancellableWatch, GroupRegistry, OffsetRegistry, StoredOffset, WatchSet
 from .session import Session, State, Task
 

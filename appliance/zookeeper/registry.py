@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from ..errors import BadValue, TopicExists, UnknownPartition, ZooKeeperAway
-from ..names import is_topic
+from ..names import TopicPartition, is_topic
 from . import paths
 from .operations import (
     ATTEMPTS_MAX,
@@ -40,7 +40,7 @@ from .operations import (
     read_children,
     set_value,
 )
-from .paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo, TopicPartition
+from .paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

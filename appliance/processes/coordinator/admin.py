@@ -52,11 +52,10 @@ from ...errors import (
 from ...groups.cluster import Commit, RegisteredGroup
 from ...groups.directory import MetadataAnswers
 from ...groups.state import Group, State
-from ...names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN
+from ...names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN, TopicPartition
 from ...wire import native
 from ...wire.bounds import PARTS_MAX_MAX
 from .cluster import Cluster, Measured
-from .partitions import Key
 
 STATES = {
     State.EMPTY: "empty",
@@ -194,15 +193,15 @@ class NativeDoor:
         names = sorted(self._cluster.topics()) if wanted.names is None else wanted.names
         topics = [self._cluster.topic_operations.get(name) for name in names]
         measured = await self._cluster.measure(
-            {(topic.name, partition): None for topic in topics for partition in topic.partitions}
+            {TopicPartition(topic.name, partition): None for topic in topics for partition in topic.partitions}
         )
         return [self._describe(topic, measured) for topic in topics]
 
-    def _describe(self, topic: Topic, measured: Mapping[Key, Measured]) -> dict[str, Any]:
+    def _describe(self, topic: Topic, measured: Mapping[TopicPartition, Measured]) -> dict[str, Any]:
         cluster = self._cluster
         rows = []
         for partition in sorted(topic.partitions):
-            key = (topic.name, partition)
+            key = TopicPartition(topic.name, partition)
             row = {"partition": partition, "leader": cluster.leader(topic, partition), **_extent(measured.get(key))}
             here = cluster.broker_id in topic.partitions[partition]
             state = cluster.partitions.state(*key) if here else "elsewhere"
@@ -238,9 +237,9 @@ class NativeDoor:
         offsets = {key: positions[key].offset if key in positions else None for key in sorted(keys)}
         measured = await self._cluster.measure({key: offset or 0 for key, offset in offsets.items()})
         rows = [
-            {"topic": topic, "partition": partition, "offset": offset, "owner": owners.get((topic, partition), "")}
-            | _lag(measured.get((topic, partition)))
-            for (topic, partition), offset in offsets.items()
+            {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
+            | _lag(measured.get(key))
+            for key, offset in offsets.items()
         ]
         return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
 
@@ -257,11 +256,11 @@ class NativeDoor:
         return [[*key, position.offset] for key, position in sorted(positions.items())]
 
     async def _commit(self, wanted: CommitOffsets) -> None:
-        offsets: dict[Key, Commit | None] = {}
+        offsets: dict[TopicPartition, Commit | None] = {}
         for topic, partition, offset in wanted.offsets:
             if offset < 0:
                 raise InvalidRequest(f"offset {offset} of {topic}-{partition}: must be 0 or more")
-            offsets[topic, partition] = Commit(offset)
+            offsets[TopicPartition(topic, partition)] = Commit(offset)
         arguments = {"group": wanted.group, "offsets": wanted.offsets}
         if not await self._cluster.elsewhere(wanted.group, "commit", arguments, wanted.forwarded):
             for error in (await self._cluster.commit(wanted.group, offsets)).values():
@@ -274,7 +273,8 @@ class NativeDoor:
         if wanted.partitions is None:
             await self._cluster.forget(wanted.group)
         else:
-            await self._cluster.commit(wanted.group, dict.fromkeys(wanted.partitions))
+            dropped = [TopicPartition(*key) for key in wanted.partitions]
+            await self._cluster.commit(wanted.group, dict.fromkeys(dropped))
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

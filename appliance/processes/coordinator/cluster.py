@@ -35,12 +35,13 @@ from ...groups import cluster as kafka
 from ...groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
 from ...groups.group_api import coordinator_of
 from ...log.reader import FileCache, LogReader
+from ...names import TopicPartition
 from ...wire.requests import EARLIEST, LATEST, OffsetsPart
 from ...zookeeper import operations, paths
 from ...zookeeper.claims import Claimant, GroupInfo, decode_info
-from ...zookeeper.paths import CommittedOffset, Subscription, TopicPartition
+from ...zookeeper.paths import CommittedOffset, Subscription
 from .. import snapshot
-from .partitions import Key, Partitions
+from .partitions import Partitions
 from .peers import ask_admin, ask_offsets
 from .positions import Positions
 from .producer_ids import ProducerIds
@@ -202,14 +203,14 @@ class Cluster:
         view = self.partitions.view(topic, partition)
         return Extent(view.start, max(view.end, self.partitions.table(topic, partition).written))
 
-    async def measure(self, positions: Mapping[Key, int | None]) -> dict[Key, Measured]:
+    async def measure(self, positions: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, Measured]:
         """What is in these partitions, wherever they are stored, and how far the positions (if any) are
         behind.
 
         A partition that cannot be read now, or whose broker does not answer soon, is left out.
         """
-        measured: dict[Key, Measured] = {}
-        elsewhere: dict[str, list[Key]] = {}
+        measured: dict[TopicPartition, Measured] = {}
+        elsewhere: dict[str, list[TopicPartition]] = {}
         await self._wait_until_shown(key for key in positions if key in self.partitions)
         for key, position in positions.items():
             topic = self.topics().get(key[0])
@@ -227,7 +228,7 @@ class Cluster:
             measured |= found
         return measured
 
-    async def _wait_until_shown(self, keys: Iterable[Key]) -> None:
+    async def _wait_until_shown(self, keys: Iterable[TopicPartition]) -> None:
         """Let readers see what is written by now, if they do within SHOWN_MS_MAX."""
         tables = [self.partitions.table(*key) for key in keys]
         behind = [(table, table.written) for table in tables if table.end < table.written]
@@ -236,7 +237,7 @@ class Cluster:
                 while behind := [(table, end) for table, end in behind if table.end < end]:
                     await asyncio.sleep(SHOWN_POLL_S)
 
-    def _measure_here(self, key: Key, position: int | None) -> Measured:
+    def _measure_here(self, key: TopicPartition, position: int | None) -> Measured:
         table = self.partitions.table(*key)
         bases, start, end = table.view()
         if start == end:
@@ -253,15 +254,15 @@ class Cluster:
         return Measured(start, end, messages, self._lag(offset, end, table.records - before, timestamp))
 
     async def _measure_there(
-        self, address: str, keys: Sequence[Key], positions: Mapping[Key, int | None]
-    ) -> dict[Key, Measured]:
+        self, address: str, keys: Sequence[TopicPartition], positions: Mapping[TopicPartition, int | None]
+    ) -> dict[TopicPartition, Measured]:
         questions = [
             OffsetsPart(*key, timestamp, offset)
             for key in keys
             for timestamp, offset in ((EARLIEST, -1), (LATEST, -1), (EARLIEST, positions[key] or 0))
         ]
         answers = iter(await ask_offsets(address, questions))
-        measured: dict[Key, Measured] = {}
+        measured: dict[TopicPartition, Measured] = {}
         for key, start, end, at in zip(keys, answers, answers, answers, strict=False):
             if not (start.error or end.error or at.error):
                 lag = self._lag(at.offset, end.offset, end.records - at.records, at.timestamp)
@@ -353,32 +354,29 @@ class Cluster:
         await self.positions.claim(group)
 
     async def commit(
-        self, group: str, offsets: Mapping[Key, Commit | None], protocol_type: str = ""
-    ) -> Mapping[Key, ApplianceError]:
+        self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
+    ) -> Mapping[TopicPartition, ApplianceError]:
         """Store positions, or (None) drop them; the result names those that were refused, and why."""
         known: dict[TopicPartition, CommittedOffset | None] = {}
-        refused: dict[Key, ApplianceError] = {}
-        for (topic, partition), commit in offsets.items():
-            described = self.topics().get(topic)
+        refused: dict[TopicPartition, ApplianceError] = {}
+        for key, commit in offsets.items():
+            described = self.topics().get(key.topic)
             if commit is None:
-                known[TopicPartition(topic, partition)] = None
-            elif described is not None and partition in described.partitions:
-                offset, metadata, epoch = commit
-                known[TopicPartition(topic, partition)] = CommittedOffset(offset, metadata, described.id, epoch)
+                known[key] = None
+            elif described is not None and key.partition in described.partitions:
+                known[key] = CommittedOffset(commit.offset, commit.metadata, described.id, commit.leader_epoch)
             else:
-                refused[topic, partition] = UnknownPartition(f"there is no partition {topic}-{partition}")
+                refused[key] = UnknownPartition(f"there is no partition {key.topic}-{key.partition}")
         if known:
-            errors = await self.positions.commit(group, known, protocol_type)
-            refused |= {(part.topic, part.partition): error for part, error in errors.items()}
+            refused |= await self.positions.commit(group, known, protocol_type)
         return refused
 
-    async def committed(self, group: str, partitions: Sequence[Key] | None) -> Mapping[Key, Commit]:
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition] | None
+    ) -> Mapping[TopicPartition, Commit]:
         """Positions of ``partitions``, or (None) of all that the group has; those without are left out."""
-        wanted = None if partitions is None else [TopicPartition(*part) for part in partitions]
-        stored = await self.positions.read(group, wanted)
-        return {
-            (part.topic, part.partition): Commit(at.offset, at.metadata, at.leader_epoch) for part, at in stored.items()
-        }
+        stored = await self.positions.read(group, partitions)
+        return {key: Commit(at.offset, at.metadata, at.leader_epoch) for key, at in stored.items()}
 
     async def forget(self, group: str) -> None:
         """The whole group goes from the registry, if it has no live members."""
@@ -445,9 +443,9 @@ def _group(
     members: Mapping[str, Subscription],
     owners: Mapping[TopicPartition, tuple[str, int]],
 ) -> RegisteredGroup:
-    owned: dict[str, list[Key]] = {}
+    owned: dict[str, list[TopicPartition]] = {}
     for part, (member, _) in sorted(owners.items()):
-        owned.setdefault(member, []).append((part.topic, part.partition))
+        owned.setdefault(member, []).append(part)
     native = any(subscription.protocol == "native" for subscription in members.values())
     rows = [
         RegisteredMember(

@@ -12,8 +12,9 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from ...errors import ApplianceError
+from ...names import TopicPartition
 from ...zookeeper.claims import GroupInfo, Held
-from ...zookeeper.paths import CommittedOffset, TopicPartition
+from ...zookeeper.paths import CommittedOffset
 
 Changes = Mapping[TopicPartition, CommittedOffset | None]
 """None: the position is deleted."""

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import ApplianceError, Unavailable, UnknownGroup
+from ...names import TopicPartition
 from ...zookeeper import claims
 from ...zookeeper.claims import Seen
-from ...zookeeper.paths import TopicPartition
 from .positions import Asker, Positions
 
 CHECK_MS: Final = 600_000

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
+from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
 
@@ -25,7 +26,6 @@ ORDER_MS_MAX: Final = 15_000
 ORDER_ROWS_MAX: Final = 50
 """A row holds a name of 249 bytes and all settings, well below 2 KiB: 50 rows fit a message of 128 KiB."""
 
-Key = tuple[str, int]
 Send = Callable[[Sequence[Any]], None]
 
 
@@ -34,7 +34,7 @@ class Partitions:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._tables: dict[Key, SegmentTable] = {}
+        self._tables: dict[TopicPartition, SegmentTable] = {}
         self._orders: dict[int, asyncio.Future[list[list[Any]]]] = {}
         # Tokens differ between incarnations: an answer to an order of a killed coordinator is nobody's.
         self._tokens = itertools.count(os.getpid() << 32)
@@ -52,10 +52,10 @@ class Partitions:
         except OSError:
             self._send(["refused", "table", topic, partition])
             return
-        self._tables[topic, partition] = SegmentTable(memoryview(mapped).cast("Q"))
+        self._tables[TopicPartition(topic, partition)] = SegmentTable(memoryview(mapped).cast("Q"))
 
     def drop(self, topic: str, partition: int) -> None:
-        self._tables.pop((topic, partition), None)
+        self._tables.pop(TopicPartition(topic, partition), None)
 
     def done(self, token: int, rows: list[list[Any]]) -> None:
         order = self._orders.pop(token, None)
@@ -64,16 +64,16 @@ class Partitions:
 
     # ---- what the others ask
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: TopicPartition) -> bool:
         return key in self._tables
 
-    def stored(self) -> list[Key]:
+    def stored(self) -> list[TopicPartition]:
         return sorted(self._tables)
 
     def table(self, topic: str, partition: int) -> SegmentTable:
         """Raises UnknownPartition when the partition is not stored here."""
         try:
-            return self._tables[topic, partition]
+            return self._tables[TopicPartition(topic, partition)]
         except KeyError:
             raise UnknownPartition(f"{topic}-{partition} is not stored on this broker") from None
 
@@ -91,12 +91,12 @@ class Partitions:
         return table.view()
 
     def state(self, topic: str, partition: int) -> str:
-        table = self._tables.get((topic, partition))
+        table = self._tables.get(TopicPartition(topic, partition))
         return STATE_NAMES[table.state] if table is not None else STATE_NAMES[0]
 
     # ---- orders
 
-    async def create(self, keys: Iterable[Key], topic_id: str, settings: Mapping[str, str]) -> None:
+    async def create(self, keys: Iterable[TopicPartition], topic_id: str, settings: Mapping[str, str]) -> None:
         """Have partitions of the topic with this id opened, made if need be; one that is open is no error.
 
         Raises:
@@ -104,7 +104,7 @@ class Partitions:
         """
         await self._order("create", [[*key, topic_id, dict(settings)] for key in keys])
 
-    async def delete(self, keys: Iterable[Key], topic_id: str) -> None:
+    async def delete(self, keys: Iterable[TopicPartition], topic_id: str) -> None:
         """Have partitions of the topic with this id closed and their names freed; one that is gone is no error.
 
         Partitions of another topic under the same name are left alone.
@@ -114,7 +114,7 @@ class Partitions:
         """
         await self._order("delete", [[*key, topic_id] for key in keys])
 
-    def set(self, keys: Iterable[Key], settings: Mapping[str, str]) -> None:
+    def set(self, keys: Iterable[TopicPartition], settings: Mapping[str, str]) -> None:
         """Tell writers the settings that a topic has now."""
         for some in _chunks([list(key) for key in keys]):
             self._send(["settings", some, dict(settings)])

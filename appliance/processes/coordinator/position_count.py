@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ...errors import PositionsFull
+from ...names import TopicPartition
 from ...zookeeper import paths
 from ...zookeeper.claims import Held
-from ...zookeeper.paths import TopicPartition
 from .commit_queue import Changes, Refusals
 
 UNIT_BYTES: Final = 512

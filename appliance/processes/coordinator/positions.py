@@ -35,10 +35,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from typing import Any, Final, Protocol, TypeVar
 
 from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, Unavailable, ZooKeeperAway
+from ...names import TopicPartition
 from ...zookeeper import claims
 from ...zookeeper.claims import Claimant, GroupInfo, Held
 from ...zookeeper.operations import Node, Operation
-from ...zookeeper.paths import TopicPartition
 from ...zookeeper.registry import GroupRegistry, StoredOffset
 from .commit_queue import Changes, Commit, GroupQueue, Refusals, State
 from .position_count import PositionCount, units

@@ -21,9 +21,10 @@ from typing import Any, Final, Protocol, TypeVar
 from ...catalog import Topic
 from ...errors import ApplianceError, Unavailable
 from ...groups.cluster import RegisteredMember
+from ...names import TopicPartition
 from ...zookeeper import paths
 from ...zookeeper.operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral
-from ...zookeeper.paths import Subscription, TopicPartition
+from ...zookeeper.paths import Subscription
 from ...zookeeper.registry import GroupRegistry
 
 WINDOW: Final = 100

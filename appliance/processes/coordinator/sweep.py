@@ -17,9 +17,10 @@ from typing import Final
 from ...config import Config
 from ...errors import Unavailable
 from ...log.files import log_path
+from ...names import TopicPartition
 from ...retention import PartitionUse, Segment, plan
 from ...shared.table import OFFLINE, View
-from .partitions import Key, Partitions
+from .partitions import Partitions
 from .topics import Topics
 
 CUTS_MAX: Final = 100
@@ -34,7 +35,7 @@ class Sweep:
         self._topics = topics
         self._partitions = partitions
         self._clock_ms = clock_ms
-        self._sealed: dict[Key, dict[int, Segment]] = {}
+        self._sealed: dict[TopicPartition, dict[int, Segment]] = {}
         self._lacking = False
 
     async def run(self, config: Config) -> None:
@@ -61,7 +62,8 @@ class Sweep:
         uses: list[PartitionUse] = []
         looked = 0
         known, self._sealed = self._sealed, {}
-        for topic, partition in self._partitions.stored():
+        for key in self._partitions.stored():
+            topic, partition = key
             if topic not in self._topics.catalog.topics:
                 continue
             table = self._partitions.table(topic, partition)
@@ -71,7 +73,6 @@ class Sweep:
                 continue
             if table.state == OFFLINE:
                 continue
-            key = (topic, partition)
             sealed = self._sealed[key] = known.get(key, {})
             looked += len(view.bases) - len(sealed)
             segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.written, sealed)

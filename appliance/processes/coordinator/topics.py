@@ -46,13 +46,13 @@ from ...errors import (
     ZooKeeperAway,
 )
 from ...kafka_settings import ACCEPTED
-from ...names import check_topic, collides, is_reserved
+from ...names import TopicPartition, check_topic, collides, is_reserved
 from ...zookeeper import identity
 from ...zookeeper.assignment import place_partitions
 from ...zookeeper.deletion import retire_topic
 from ...zookeeper.paths import TopicInfo
 from ...zookeeper.session import State
-from .partitions import Key, Partitions
+from .partitions import Partitions
 from .registry import Registry
 
 QUEUE_MS_MAX: Final = 10_000
@@ -110,9 +110,13 @@ class Topics:
         """What holds for a topic: its own settings over the defaults."""
         return TopicSettings.parse(topic.settings, self.defaults)
 
-    def hosted(self, topic: Topic) -> list[Key]:
+    def hosted(self, topic: Topic) -> list[TopicPartition]:
         """The partitions of a topic that are stored here."""
-        return [(topic.name, p) for p, brokers in sorted(topic.partitions.items()) if self._broker_id in brokers]
+        return [
+            TopicPartition(topic.name, p)
+            for p, brokers in sorted(topic.partitions.items())
+            if self._broker_id in brokers
+        ]
 
     # ---- changes that clients ask for
 
@@ -214,7 +218,7 @@ class Topics:
             placed = await self._place(range(len(old.partitions), partitions))
             here = [partition for partition, brokers in placed.items() if self._broker_id in brokers]
             async with self._making(Removal(name, old.id, here, whole=False)) as removal:
-                keys = [(name, partition) for partition in here]
+                keys = [TopicPartition(name, partition) for partition in here]
                 await self._partitions.create(keys, old.id, self.settings(old).as_kafka())
                 return await self._alter(old, given, taken_back, placed, removal)
 
@@ -452,7 +456,8 @@ class Topics:
         """
         if removal not in self.catalog.removals:
             return
-        await self._partitions.delete([(removal.name, partition) for partition in removal.partitions], removal.id)
+        keys = [TopicPartition(removal.name, partition) for partition in removal.partitions]
+        await self._partitions.delete(keys, removal.id)
         if removal.whole and self._registry.enabled:
             await self._registry.ask(retire_topic(removal.name, removal.id))
         await self._commit(Change(done=removal))
