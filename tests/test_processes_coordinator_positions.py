@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Mapping
 from itertools import count
 from typing import Any, TypeVar
@@ -28,14 +29,16 @@ PART, OTHER = TopicPartition("logs", 0), TopicPartition("logs", 1)
 
 
 class SlowZooKeeper:
-    """A session on a tree: every operation takes a turn of the loop, or as long as ``held_up``; ``away``: it fails."""
+    """A session on a tree: every operation takes a turn of the loop, or as long as ``held_up``; ``away``: it fails;
+    ``mute``: it is carried out and fails.
+    """
 
     enabled = True
 
     def __init__(self, tree: Tree, session_id: int) -> None:
         self.tree, self.session_id = tree, session_id
         self.groups = GroupRegistry()
-        self.leased, self.away = True, False
+        self.leased, self.away, self.mute = True, False, False
         self.held_up: asyncio.Event | None = None
         self.running = self.running_max = self.writes = 0
 
@@ -51,6 +54,8 @@ class SlowZooKeeper:
                 operation.close()
                 raise ZooKeeperAway("away")
             result: T = self.tree.run(operation, self.session_id)
+            if self.mute:
+                raise ZooKeeperAway("done, but the answer is lost")
             return result
         finally:
             self.running -= 1
@@ -233,6 +238,96 @@ def test_the_states_of_a_claim() -> None:
         await two.commit(None)
         await two.positions.left("g")
         assert two.positions.state("g") is State.UNCLAIMED and group("g") not in tree.nodes
+
+    run(scenario())
+
+
+async def taken(broker: Broker) -> None:
+    """The group's next coordinator has it, after some attempts."""
+    while broker.positions.state("g") is not State.HELD:
+        with contextlib.suppress(ZooKeeperAway):
+            await broker.positions.claim("g")
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("positions_stored", [False, True])
+@pytest.mark.parametrize("trouble", ["away", "mute"])
+def test_a_claim_that_cannot_be_given_back_at_once_is_given_back_later(trouble: str, positions_stored: bool) -> None:
+    """The others of the same review are given back at once."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        await two.positions.claim("g")
+        if positions_stored:
+            await two.commit(1)
+        two.elsewhere.add("g")
+        setattr(two.zookeeper, trouble, True)
+        await two.positions.review()
+        setattr(two.zookeeper, trouble, False)
+        await taken(one)
+        await asyncio.gather(*two.tasks)
+        assert not two.positions._groups and not two.positions._withdrawing
+
+    run(scenario())
+
+
+def test_a_claim_that_nobody_knows_was_made_keeps_no_other_out() -> None:
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        two.zookeeper.mute = True
+        with pytest.raises(ZooKeeperAway):
+            await two.positions.claim("g")
+        two.zookeeper.mute = False
+        await taken(one)
+        await asyncio.gather(*two.tasks)
+        assert not two.positions._groups and one.positions.state("g") is State.HELD
+
+    run(scenario())
+
+
+def test_a_claim_is_given_back_although_a_write_was_put_back_and_somebody_has_come() -> None:
+    """Method: the group is given up while a write is under way that ZooKeeper does not answer."""
+
+    async def scenario() -> None:
+        tree = Tree()
+        one, two = Broker(tree, 1), Broker(tree, 2)
+        await two.commit(1, protocol_type="consumer")
+        two.zookeeper.held_up = asyncio.Event()
+        writing = asyncio.create_task(two.commit(2))
+        await asyncio.sleep(0.005)
+        two.elsewhere.add("g")
+        review = asyncio.create_task(two.positions.review())
+        await asyncio.sleep(0.005)
+        two.members.add("g")
+        late = asyncio.create_task(two.commit(3))
+        two.zookeeper.away = True
+        two.zookeeper.held_up.set()
+        await asyncio.sleep(0.005)
+        two.zookeeper.away = False
+        await review
+        for refused in (writing, late):
+            with pytest.raises(NotCoordinator):
+                await refused
+        assert not two.members
+        await taken(one)
+        assert await one.stored() == {PART: 1}
+
+    run(scenario())
+
+
+def test_withdrawing_ends_with_the_session() -> None:
+    async def scenario() -> None:
+        two = Broker(Tree(), 2)
+        two.zookeeper.away = True
+        with pytest.raises(ZooKeeperAway):
+            await two.positions.claim("g")
+        await asyncio.sleep(0.005)
+        assert two.positions._withdrawing
+        two.zookeeper.session_id = 3
+        await asyncio.gather(*two.tasks)
+        assert not two.positions._groups and not two.positions._withdrawing
 
     run(scenario())
 

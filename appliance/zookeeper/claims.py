@@ -260,6 +260,16 @@ def release(held: Held) -> Operation[None]:
     yield [delete(held.path)]
 
 
+def withdraw(group: str, claimant: Claimant) -> Operation[None]:
+    """Remove any claim that was made on this broker's behalf: one that nobody knows of, because no answer came."""
+    path = paths.group(group)
+    theirs = [f"{path}/{name}" for name in (yield from list_children(path)) if name.startswith(CLAIM)]
+    value = msgspec.json.encode(claimant)
+    for own, node in zip(theirs, (yield from ask([get(path) for path in theirs])), strict=True):
+        if isinstance(node, Node) and node.value == value:
+            yield [delete(own)]
+
+
 def vacate(group: str, held: Held) -> Operation[None]:
     """Give the claim back, and remove what is empty of the group: without positions and members nothing stays."""
     yield from release(held)

@@ -12,6 +12,9 @@ A group's claim (see :mod:`appliance.zookeeper.claims`) goes through these state
     HELD        nobody in it, and nothing asked for CLAIM_IDLE_S   UNCLAIMED   the claim is given back
     HELD        nobody in it, and no positions                     UNCLAIMED   and nothing of the group stays
 
+A claim that is UNCLAIMED here may still stand in ZooKeeper: its request, or the one that gives it back, was not
+answered.  No other broker can take the group then.  So ``_withdraw`` goes on until it is certain that no claim is left.
+
 While the session's lease is over, held claims are kept but nothing is done with them: if the same session comes back,
 nobody else can have had the group.
 
@@ -23,7 +26,8 @@ ones.)
 
 Bounds: ``positions_max`` positions, as counted by the last look at all groups and corrected with every write; a new
 one beyond it is :class:`PositionsFull`.  See :mod:`.position_count`.
-CLAIMS_MAX claims: idle ones are given back first.  Commits waiting: as many as requests of workers may be unanswered.
+CLAIMS_MAX claims: idle ones are given back first.  As many withdrawals at once; a claim beyond them stands until its
+broker takes it again, or its session ends.  Commits waiting: as many as requests of workers may be unanswered.
 """
 
 from __future__ import annotations
@@ -94,6 +98,7 @@ class Positions:
         self._registry, self._claimant, self._spawn = registry, claimant, spawn
         self._coordinates, self._new_epoch, self._clock_ms = coordinates, new_epoch, clock_ms
         self._groups: dict[str, GroupQueue] = {}
+        self._withdrawing: set[str] = set()
 
     # ---- what the listeners ask
 
@@ -213,13 +218,16 @@ class Positions:
         """The brokers that live have changed: give back the groups that another is to coordinate now."""
         for entry in list(self._groups.values()):
             if not self._coordinates(entry.name):
-                await self._give_up(entry)
+                try:
+                    await self._give_up(entry)
+                except Unavailable as error:  # it is withdrawn in the background: go on with the others
+                    log.warning("the claim on group %r is not given back yet: %s", entry.name, error)
 
     async def tidy(self) -> None:
         """From time to time: give claims back that nobody uses."""
         idle = [entry for entry in self._groups.values() if self._idle(entry, CLAIM_IDLE_S)]
         for entry in idle[:RELEASES_MAX]:
-            await self._release(entry)
+            await self._release_idle(entry)
 
     # ---- claims
 
@@ -248,8 +256,7 @@ class Positions:
             self._groups.pop(entry.name, None)
 
     async def _vacate(self, entry: GroupQueue, held: Held) -> None:
-        self._unclaim(entry)
-        await self._registry.ask(claims.vacate(entry.name, held), session_id=entry.session_id)
+        await self._give_back(entry, claims.vacate(entry.name, held))
         self.count.drop(entry.name)
 
     def _entry(self, group: str) -> GroupQueue:
@@ -277,6 +284,9 @@ class Positions:
         try:
             taking = claims.take(entry.name, self._claimant, self._new_epoch(), make=make)
             held = await self._registry.ask(taking, session_id=session_id)
+        except Unavailable:
+            self._start_withdrawing(entry.name, session_id)
+            raise
         finally:
             entry.state = State.UNCLAIMED
         if session_id != self._registry.session_id:
@@ -306,21 +316,54 @@ class Positions:
                 commit.fail(error)
 
     async def _give_up(self, entry: GroupQueue) -> None:
-        """Another broker is to coordinate the group."""
+        """Another broker is to coordinate the group, which it cannot before our claim is gone."""
+        refusal = NotCoordinator(f"another broker coordinates group {entry.name!r}")
         self.on_lost(entry.name)
-        self._fail(entry, NotCoordinator(f"another broker coordinates group {entry.name!r}"))
-        await self._release(entry)
-
-    async def _release(self, entry: GroupQueue) -> None:
+        self._fail(entry, refusal)
         async with self._locked(entry.name) as entry:
-            held = entry.held
-            if held is None or entry.commits or self.has_members(entry.name):
-                return
-            if not held.positions:
-                await self._vacate(entry, held)
-                return
-            self._unclaim(entry)
-            await self._registry.ask(claims.release(held), session_id=entry.session_id)
+            if entry.held is not None and not self._coordinates(entry.name):
+                if self.has_members(entry.name):  # they have come while we waited
+                    self.on_lost(entry.name)
+                self._fail(entry, refusal)  # as commits have, or what could not be written has been put back
+                await self._release(entry, entry.held)
+
+    async def _release_idle(self, entry: GroupQueue) -> None:
+        async with self._locked(entry.name) as entry:
+            if entry.held is not None and not entry.commits and not self.has_members(entry.name):
+                await self._release(entry, entry.held)
+
+    async def _release(self, entry: GroupQueue, held: Held) -> None:
+        if held.positions:
+            await self._give_back(entry, claims.release(held))
+        else:
+            await self._vacate(entry, held)
+
+    async def _give_back(self, entry: GroupQueue, giving: Operation[None]) -> None:
+        self._unclaim(entry)
+        try:
+            await self._registry.ask(giving, session_id=entry.session_id)
+        except Unavailable:
+            self._start_withdrawing(entry.name, entry.session_id)
+            raise
+
+    def _start_withdrawing(self, group: str, session_id: int) -> None:
+        if group not in self._withdrawing and len(self._withdrawing) < CLAIMS_MAX:
+            self._withdrawing.add(group)
+            self._spawn(self._withdraw(group, session_id))
+
+    async def _withdraw(self, group: str, session_id: int) -> None:
+        """Remove what claim of ours may stand, until it is certain, or we have the group again, or the session ends."""
+        try:
+            while self._registry.session_id == session_id:
+                async with self._locked(group) as entry:
+                    if entry.held is not None:
+                        return
+                    with contextlib.suppress(Unavailable):
+                        await self._registry.ask(claims.withdraw(group, self._claimant), session_id=session_id)
+                        return
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._withdrawing.discard(group)
 
     async def _make_room(self) -> None:
         if sum(entry.held is not None for entry in self._groups.values()) < CLAIMS_MAX:
@@ -329,7 +372,7 @@ class Positions:
         if not oldest:
             raise ZooKeeperAway(f"this broker coordinates {CLAIMS_MAX} groups already: try again")
         for entry in sorted(oldest, key=lambda entry: entry.used)[:RELEASES_MAX]:
-            await self._release(entry)
+            await self._release_idle(entry)
 
     def _idle(self, entry: GroupQueue, idle_s: float) -> bool:
         rests = entry.held is not None and not entry.users and not self.has_members(entry.name)
