@@ -12,13 +12,13 @@ import threading
 from typing import Final
 
 from appliance.client import Admin
-from appliance.errors import ApplianceError, TopicExists, Unavailable
+from appliance.errors import ApplianceError
 
 from .beds import Run, hold
 from .client import Guarded, Recorder, Spec
 from .clients import KINDS
 from .history import Log
-from .workload import persistently
+from .workload import create_topic, delete_topic
 
 TOPIC: Final = "churn"
 PARTITIONS: Final = 2
@@ -38,7 +38,7 @@ class Churn:
         """One incarnation under load, which is deleted under load; or the last one, which stays to be checked."""
         logs = tuple(Log(TOPIC, self._incarnation, partition) for partition in range(PARTITIONS))
         with Admin(self._load.control) as admin:
-            persistently(lambda: admin.create_topic(TOPIC, PARTITIONS), Unavailable, TopicExists)
+            create_topic(admin, TOPIC, PARTITIONS)
             if self._load.groups and not self._incarnation:
                 self._start_groups()
             path = self._load.directory / f"churn-{self._incarnation}.jsonl"
@@ -48,7 +48,7 @@ class Churn:
                 client.start()
             hold(LIFE_S)
             if delete:
-                persistently(lambda: admin.delete_topic(TOPIC), Unavailable)
+                delete_topic(admin, TOPIC)
                 self._run.injected += 1
         stopping.set()
         for client in clients:

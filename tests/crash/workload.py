@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from appliance.client import Admin
-from appliance.errors import Unavailable
+from appliance.errors import TopicExists, Unavailable, UnknownPartition
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_values
 
@@ -41,6 +41,7 @@ T = TypeVar("T")
 PROGRESS_S_MAX: Final = 60
 END_S_MAX: Final = 60
 EXIT_S_MAX: Final = 90
+ERROR_CHARACTERS_MAX: Final = 3_000
 FETCH_BYTES: Final = 1 << 22
 TOPICS: Final = {"first": 2, "second": 2}
 SETTINGS: Final = {"first": {}, "second": {"segment.bytes": "256KiB"}}
@@ -72,13 +73,25 @@ class ClientProcess:
         return list(decode_lines(whole.splitlines(keepends=True)))
 
     def errors(self) -> str:
-        return self._errors.read_text(errors="replace")
+        """The end of what it has written to stderr."""
+        return self._errors.read_text(errors="replace")[-ERROR_CHARACTERS_MAX:] or "(nothing on stderr)"
+
+    def __str__(self) -> str:
+        return f"{self._path.stem} ({', '.join(sorted(self.names))})"
 
     def stop(self) -> None:
-        """SIGTERM; it ends in good order."""
+        """SIGTERM; it ends in good order.
+
+        A process that has just been started is given the time to make its file: before that SIGTERM would kill it.
+        """
+        wait_for(lambda: self._path.exists() or self.process.poll() is not None, f"{self} begins", PROGRESS_S_MAX)
         if self.process.poll() is None:
             self.process.terminate()
-        assert self.process.wait(EXIT_S_MAX) == 0, f"a client has failed:\n{self.errors()[-3000:]}"
+        try:
+            status = self.process.wait(EXIT_S_MAX)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self} has not ended within {EXIT_S_MAX} s of SIGTERM:\n{self.errors()}") from None
+        assert status == 0, f"{self} has failed with exit status {status}:\n{self.errors()}"
 
     def kill(self) -> None:
         self.process.kill()
@@ -119,7 +132,7 @@ class Workload:
         self.directory.mkdir(exist_ok=True)
         with Admin(self.control) as admin:
             for topic, count in TOPICS.items():
-                persistently(lambda: admin.create_topic(topic, count, SETTINGS[topic]), Unavailable)  # noqa: B023
+                create_topic(admin, topic, count, SETTINGS[topic])
         self.start("producers", *self._producers())
         readers = [self.spec("kafka-reader", "kafka-reader"), self.spec("native-reader", "native-reader")]
         watch = [self.spec("watch", "watch", groups=self.groups)] if self.groups else []
@@ -217,7 +230,7 @@ class Workload:
             wait_for(condition, "", seconds_max)
         except AssertionError:
             self.save()
-            errors = "\n".join(process.errors()[-1000:] for process in self.processes.values())
+            errors = "\n".join(f"{process}: {process.errors()}" for process in self.processes.values())
             raise AssertionError(f"not within {seconds_max} s: {what()}\n{errors}") from None
 
     def save(self) -> Path:
@@ -284,6 +297,36 @@ def persistently(action: Callable[[], T], *passing: type[Exception], seconds_max
     except AssertionError:
         raise AssertionError(f"still after {seconds_max} s: {errors[-1]!r}") from None
     return results[0]
+
+
+def create_topic(admin: Admin, name: str, partitions: int, settings: Mapping[str, str | int] | None = None) -> None:
+    """Make a topic that is not there yet, tried again for as long as it cannot be made."""
+    _once(lambda: admin.create_topic(name, partitions, settings), TopicExists)
+
+
+def delete_topic(admin: Admin, name: str) -> None:
+    """Delete a topic that is there, tried again for as long as it cannot be deleted."""
+    _once(lambda: admin.delete_topic(name), UnknownPartition)
+
+
+def _once(action: Callable[[], object], done: type[Exception]) -> None:
+    """Do what can be done once.
+
+    An attempt whose answer is lost or late may have been successful; then the next one is refused with ``done``, by
+    Kafka's brokers too, and it is the caller that has to know.  Without an earlier attempt ``done`` is an error.
+    """
+    attempts = 0
+
+    def attempt() -> None:
+        nonlocal attempts
+        attempts += 1
+        try:
+            action()
+        except done:
+            if attempts == 1:
+                raise
+
+    persistently(attempt, Unavailable)
 
 
 class NotStored(Exception):
