@@ -1,4 +1,4 @@
-"""appliance.cli.demo_ledger: no line is lost, altered or out of order unnoticed."""
+"""appliance.cli.demo.ledger: no line is lost, altered or out of order unnoticed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cli.demo_ledger import ENTRY, Ledger, Spool, line_bytes
+from appliance.cli.demo.ledger import ENTRY, Ledger, Spool, line_bytes
 
 LINES = [line_bytes(b"a.log", number, b"text %d" % number) for number in range(1, 6)]
 

@@ -22,7 +22,6 @@ from ..errors import ApplianceError
 from . import (
     config_commands,
     data_commands,
-    demo_command,
     groups,
     log_commands,
     output,
@@ -30,6 +29,7 @@ from . import (
     service,
     topics,
 )
+from .demo import command as demo_command
 from .ending import Ended
 from .faults import EXIT_STATUSES, report
 

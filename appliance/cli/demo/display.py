@@ -1,4 +1,4 @@
-"""What the demo shows while it works: remarks, and on a terminal a bar for lines in and one for lines out."""
+"""Shows the progress of the demo: remarks, and on a terminal a bar for lines in and a bar for lines out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from . import output
+from .. import output
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 LOG_EVERY_S = 5.0
 
 
-class View:
+class Display:
     """Use as a context; ``lines`` is the expected total."""
 
     def __init__(self, lines: int) -> None:
@@ -24,7 +24,7 @@ class View:
         self._said_s = time.monotonic()
         self._said = (0, 0)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> Display:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

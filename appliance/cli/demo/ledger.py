@@ -1,13 +1,12 @@
-"""The demo's accounts: every line that went in, every line that came out, per partition and in order.
+"""Compares, per partition and in order, the lines that went in with the lines that came out.
 
-Both sides write a line down as 12 bytes: CRC32 of its key (its file), its number in the file, CRC32 of its
-text.  What went into a partition is the sequence of these in the order of sending.  What came out is the same
-sequence, ordered by offset, each offset counted once: delivery is at least once, so a consumer that was
-killed between writing down and committing makes its successor read some messages again, and these must be the
-same messages.
+Both sides note a line as 12 bytes: CRC32 of its key (its file), its number in the file, CRC32 of its text.  The input
+of a partition is the sequence of these notes in the order of sending.  The output must be the same sequence, ordered
+by offset, each offset counted once.  Delivery is at least once: a consumer that is killed between its note and its
+commit makes its successor read some messages again.  These must be the same messages.
 
-Consumers are other processes, and killed on the way; so each writes a *spool*, a file of 24-byte entries,
-before it commits.  What has been committed is in a spool, whatever happens to the consumer.
+A consumer is another process, and may be killed.  It writes each note to its *spool*, a file of 24-byte entries,
+before it commits.  So what has been committed is in a spool, whenever the consumer dies.
 """
 
 from __future__ import annotations
@@ -71,37 +70,37 @@ class Ledger:
         self.lines_in = 0
         self.lines_out = 0
 
-    def sent(self, place: Partition, line: bytes, size: int) -> None:
-        self._sent.setdefault(place, bytearray()).extend(line)
-        self._bytes[place] = self._bytes.get(place, 0) + size
+    def sent(self, partition: Partition, line: bytes, size: int) -> None:
+        self._sent.setdefault(partition, bytearray()).extend(line)
+        self._bytes[partition] = self._bytes.get(partition, 0) + size
         self.lines_in += 1
 
-    def received(self, topic: int, partition: int, offset: int, line: bytes) -> None:
-        place = (topic, partition)
-        seen = self._received.setdefault(place, {})
+    def received(self, topic: int, number: int, offset: int, line: bytes) -> None:
+        partition = (topic, number)
+        seen = self._received.setdefault(partition, {})
         if offset not in seen:
             seen[offset] = line
             self.lines_out += 1
             return
-        self._repeats[place] = self._repeats.get(place, 0) + 1
+        self._repeats[partition] = self._repeats.get(partition, 0) + 1
         if seen[offset] != line:
-            self._altered[place] = offset
+            self._altered[partition] = offset
 
     def accounts(self) -> dict[Partition, Account]:
-        places = sorted(self._sent.keys() | self._received.keys())
-        return {place: self._account(place) for place in places}
+        partitions = sorted(self._sent.keys() | self._received.keys())
+        return {partition: self._account(partition) for partition in partitions}
 
-    def _account(self, place: Partition) -> Account:
-        sent = bytes(self._sent.get(place, b""))
-        seen = self._received.get(place, {})
+    def _account(self, partition: Partition) -> Account:
+        sent = bytes(self._sent.get(partition, b""))
+        seen = self._received.get(partition, {})
         came = b"".join(seen[offset] for offset in sorted(seen))
         fault = "" if came == sent else _difference(sent, came)
-        if place in self._altered:
-            fault = f"offset {self._altered[place]} was delivered twice with different content"
+        if partition in self._altered:
+            fault = f"offset {self._altered[partition]} was delivered twice with different content"
         return Account(
             lines=len(sent) // LINE.size,
-            bytes=self._bytes.get(place, 0),
-            repeats=self._repeats.get(place, 0),
+            bytes=self._bytes.get(partition, 0),
+            repeats=self._repeats.get(partition, 0),
             checksum_in=_checksum(sent),
             checksum_out=_checksum(came),
             fault=fault,

@@ -1,12 +1,11 @@
-"""Where the demo lives: a temporary directory, the processes in it, and their removal, whatever happens.
+"""Owns the demo's temporary directory and its processes, and removes both at the end.
 
-Every demo holds a lock on ``owner`` in its directory.  A directory whose lock is free belongs to a demo that
-was killed: its processes (known by the directory in their command line), its names in /dev/shm (known by the
-inode of its data directory) and its files are removed at the next run, which is the only thing that can do it
-after a SIGKILL.
+Every demo holds a lock on the file ``owner`` in its directory.  If the lock is free, the demo was killed.  The next
+demo then removes its processes (found by the directory in their command line), its names in /dev/shm (found by the
+inode of its data directory) and its files.  After a SIGKILL nothing else can do that.
 
-Children are started in a session of their own, so that Ctrl-C reaches the demo alone and it can stop them in
-order, and with a parent-death signal, so that they stop by themselves when it is killed.
+Children run in sessions of their own: Ctrl-C reaches the demo only, which stops them in order.  They are started with
+a parent-death signal, so that they end when the demo is killed.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ..errors import Unavailable
-from ..shared import memory
+from ...errors import Unavailable
+from ...shared import memory
 
 PREFIX = "appliance-demo-"
 OWNER = "owner"
@@ -37,8 +36,8 @@ POLL_S = 0.02
 SETTLING_S = 2.0
 
 
-class Room:
-    """One demo's directory and children; leave it with :meth:`close`."""
+class Sandbox:
+    """The directory and the children of one demo; :meth:`close` removes them."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-"))
@@ -94,28 +93,28 @@ class Room:
         return leftovers
 
 
-def clear(room: Path, instance: str) -> list[str]:
+def clear(directory: Path, instance: str) -> list[str]:
     """Remove processes, shared memory and files of a demo; says which processes and names there were."""
-    found = [f"process {pid}" for pid in processes_in(room)]
+    found = [f"process {pid}" for pid in processes_in(directory)]
     deadline = time.monotonic() + STOP_S
-    while pids := list(processes_in(room)):
+    while pids := list(processes_in(directory)):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise Unavailable(f"processes {pids} of {room} do not die")
+            raise Unavailable(f"processes {pids} of {directory} do not die")
         time.sleep(POLL_S)
     found += [f"/dev/shm{name}" for name in memory.unlink_all(instance)]
-    shutil.rmtree(room, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     return found
 
 
-def processes_in(room: Path) -> Iterator[int]:
+def processes_in(directory: Path) -> Iterator[int]:
     """Pythons and Javas of ours that have the directory in their command line."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                named = f"{room}/".encode() in (entry / "cmdline").read_bytes()
+                named = f"{directory}/".encode() in (entry / "cmdline").read_bytes()
                 if named and (entry / "exe").readlink().name.startswith(("python", "java")):
                     yield int(entry.name)
 
@@ -123,11 +122,11 @@ def processes_in(room: Path) -> Iterator[int]:
 def clear_abandoned() -> list[str]:
     """Remove what killed demos of this user left behind; names what was found."""
     found: list[str] = []
-    for room in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getuid()}-*")):
-        if time.time() - room.stat().st_mtime < SETTLING_S:  # its demo may not have taken the lock yet
+    for directory in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getuid()}-*")):
+        if time.time() - directory.stat().st_mtime < SETTLING_S:  # its demo may not have taken the lock yet
             continue
-        with contextlib.suppress(OSError), (room / OWNER).open("a") as owner:
+        with contextlib.suppress(OSError), (directory / OWNER).open("a") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running demo holds it: leave that one alone
-            instance = memory.instance_of(room / DATA) if (room / DATA).is_dir() else ""
-            found += [str(room), *clear(room, instance or "none")]
+            instance = memory.instance_of(directory / DATA) if (directory / DATA).is_dir() else ""
+            found += [str(directory), *clear(directory, instance or "none")]
     return found

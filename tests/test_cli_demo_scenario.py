@@ -1,4 +1,4 @@
-"""appliance.cli.demo, whole: the accounts are right, and nothing stays behind, also after Ctrl-C."""
+"""appliance.cli.demo.scenario, whole: the accounts are right, and nothing stays behind, also after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class RunningDemo:
     """A demo of a small file, with a directory for temporary files of its own."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.room = tmp_path / "tmp"
-        self.room.mkdir()
+        self.directory = tmp_path / "tmp"
+        self.directory.mkdir()
         log = tmp_path / "a.log"
         log.write_text("".join(f"line {number} of a log\n" for number in range(LINES // 2)))
         words = [sys.executable, "-m", "appliance", "demo", str(log), "--lines", str(LINES), "--json", "--no-pipeline"]
         self.process = subprocess.Popen(
             words,
-            env=os.environ | {"TMPDIR": str(self.room)},
+            env=os.environ | {"TMPDIR": str(self.directory)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -39,13 +39,13 @@ class RunningDemo:
         for line in self.process.stderr:
             if line.startswith(start):
                 break
-        (data,) = self.room.glob("*/data")
+        (data,) = self.directory.glob("*/data")
         self.prefix = memory.name_of(memory.instance_of(data), "")[1:]
 
     def left_behind(self) -> list[str]:
-        done = subprocess.run(["pgrep", "-f", f"{self.room}/"], capture_output=True, text=True, check=False)
+        done = subprocess.run(["pgrep", "-f", f"{self.directory}/"], capture_output=True, text=True, check=False)
         names = [path.name for path in memory.SHM_DIR.iterdir() if path.name.startswith(self.prefix)]
-        return done.stdout.split() + names + [str(path) for path in self.room.iterdir()]
+        return done.stdout.split() + names + [str(path) for path in self.directory.iterdir()]
 
 
 def test_every_line_is_accounted_for(tmp_path: Path) -> None:

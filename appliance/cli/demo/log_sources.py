@@ -1,8 +1,8 @@
-"""The text logs of this host that the demo ships, cut or repeated to a size that is worth watching.
+"""Chooses the text logs of this host that the demo ships, and how much of them.
 
-Every line is shipped as it stands, without its line break.  Small logs are shipped several times over, each
-time as a source of its own (``/var/log/dpkg.log``, ``/var/log/dpkg.log#2``…), and large ones up to a limit;
-what was done is said, so that nobody takes the numbers for something that they are not.
+Every line is shipped unchanged, without its line break.  Small logs are shipped several times, each time as a source
+of its own (``/var/log/dpkg.log``, ``/var/log/dpkg.log#2``…).  Large ones are shipped up to a limit.  The plan's remark
+states which of the two happened, since the figures depend on it.
 """
 
 from __future__ import annotations

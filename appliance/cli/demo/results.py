@@ -1,14 +1,14 @@
-"""What the demo found: one row per partition, one per consumer, and whether every line is accounted for."""
+"""Prints what the demo found: a row per partition, a row per consumer, and whether every line is accounted for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from . import output
-from .demo_ledger import Account, Partition
-from .demo_logs import Plan
-from .demo_pipeline import Tables
+from .. import output
+from .ledger import Account, Partition
+from .log_sources import Plan
+from .pipeline_step import Tables
 
 
 class Move(NamedTuple):
@@ -20,7 +20,7 @@ class Move(NamedTuple):
 
 
 @dataclass(slots=True)
-class Report:
+class Results:
     """``shares``: lines that each consumer read, repeats included; ``leftovers``: what needed force to go away."""
 
     plan: Plan
@@ -97,30 +97,32 @@ class Report:
         }
 
 
-def show(report: Report, as_json: bool) -> None:
+def show(results: Results, as_json: bool) -> None:
     if as_json:
-        output.print_json(report.as_json())
+        output.print_json(results.as_json())
         return
-    files = {source.path for source in report.plan.sources}
+    files = {source.path for source in results.plan.sources}
     columns = ["topic", "partition", "messages", "bytes", "repeats", "checksum_in", "checksum_out"]
-    output.print_rows(report.partitions(), columns, title="Every line, per partition")
-    shares = [{**row, "share": f"{row['share']:.0%}"} for row in report.consumers()]
+    output.print_rows(results.partitions(), columns, title="Every line, per partition")
+    shares = [{**row, "share": f"{row['share']:.0%}"} for row in results.consumers()]
     output.print_rows(shares, ["consumer", "messages", "share"], title="Read by, repeats included")
-    output.say(f"{len(files)} files, {report.lines:,} lines, {output.size(report.size)}" + _aside(report.plan.remark))
-    move = report.move
+    output.say(
+        f"{len(files)} files, {results.lines:,} lines, {output.size(results.size)}" + _aside(results.plan.remark)
+    )
+    move = results.move
     output.say(
         f"{move.seconds:.1f} s in and out, a death and its discovery included: "
-        f"{report.lines / move.seconds:,.0f} messages/s, shipped at {report.lines / move.shipping_s:,.0f} messages/s"
+        f"{results.lines / move.seconds:,.0f} messages/s, shipped at {results.lines / move.shipping_s:,.0f} messages/s"
     )
     output.say(f"first consumer killed: its successor read its first line {move.takeover_s:.1f} s later")
-    output.say(f"lag of the group: {report.lag}")
-    if report.tables is not None:
-        show_tables(report.tables)
-    for fault in report.faults:
+    output.say(f"lag of the group: {results.lag}")
+    if results.tables is not None:
+        show_tables(results.tables)
+    for fault in results.faults:
         output.remark(f"FAULT: {fault}")
-    rest = "" if report.tables is None else " but these tables"
+    rest = "" if results.tables is None else " but these tables"
     good = f"every line accounted for, nothing left behind{rest}"
-    output.say(good if report.good else "NOT every line is accounted for")
+    output.say(good if results.good else "NOT every line is accounted for")
 
 
 def show_tables(tables: Tables) -> None:

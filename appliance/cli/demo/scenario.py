@@ -1,12 +1,16 @@
-"""The demo: an appliance, a producer, a group of consumers of which one is killed, a pipeline, and the accounts.
+"""Runs the demo: an appliance, a producer, a group of consumers of which one is killed, and a pipeline.
 
-The order of things is fixed, so that the death of a consumer always falls into the middle of the work.  When two
-consumers share the partitions, half of the lines are shipped; when both have read some, one is killed and a successor
-started; most of the rest is shipped, and the last of it when the successor has got partitions.  What comes back is
-compared with what was sent by :mod:`.demo_ledger`; where all of it lives and how it is removed is :mod:`.demo_room`'s
-business.  In the end :mod:`.demo_pipeline` turns the same lines into tables, and audits them.
+The order of the steps is fixed, so that the consumer always dies in the middle of the work:
 
-Every wait has a limit that counts from the last progress, so a demo that hangs fails and says what it waited for.
+1. Two consumers join the group.  Half of the lines are shipped.
+2. When both have read some, the first is killed (SIGKILL) and a successor started.
+3. Most of the rest is shipped.  The last tenth follows when the successor owns partitions.
+4. :mod:`.ledger` compares what came back with what was sent.
+5. :mod:`.pipeline_step` turns the same lines into tables and audits them.
+6. :mod:`.sandbox` stops every process and removes every file.
+
+Every wait has a limit, which starts again with each progress.  A demo that hangs therefore fails and names what it
+waited for.
 """
 
 from __future__ import annotations
@@ -20,16 +24,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..client import Audit, Producer
-from ..client.cluster import Cluster
-from ..errors import RequestTimedOut, Unavailable, UnknownGroup
-from ..status import collect
-from . import demo_pipeline, output
-from .demo_ledger import Ledger, Spool, line_bytes
-from .demo_logs import Plan, Source, plan, shipped
-from .demo_report import Move, Report, show
-from .demo_room import Room, clear_abandoned
-from .demo_view import View
+from ...client import Audit, Producer
+from ...client.cluster import Cluster
+from ...errors import RequestTimedOut, Unavailable, UnknownGroup
+from ...status import collect
+from .. import output
+from . import pipeline_step
+from .display import Display
+from .ledger import Ledger, Spool, line_bytes
+from .log_sources import Plan, Source, plan, shipped
+from .results import Move, Results, show
+from .sandbox import Sandbox, clear_abandoned
 
 GROUP = "demo"
 PARTITIONS = 4
@@ -44,24 +49,24 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int:
-    """The whole demo; the exit status."""
+    """Runs the whole demo and prints its results.  Returns the exit status."""
     for left in clear_abandoned():
         output.remark(f"removed what a killed demo left behind: {left}")
     work = plan(files, lines_min)
     handlers = {number: signal.signal(number, _interrupt) for number in INTERRUPTS}
-    room = Room()
+    sandbox = Sandbox()
     try:
-        report = Demo(room, work, pipeline).run()
+        results = Demo(sandbox, work, pipeline).run()
     finally:
         for number in INTERRUPTS:  # a second Ctrl-C must not leave things half removed
             signal.signal(number, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        left_behind = room.close()
+        left_behind = sandbox.close()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    report.leftovers = left_behind
-    show(report, as_json)
-    return 0 if report.good else 1
+    results.leftovers = left_behind
+    show(results, as_json)
+    return 0 if results.good else 1
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -71,8 +76,10 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 class Demo:
-    def __init__(self, room: Room, work: Plan, pipeline: bool) -> None:
-        self._room = room
+    """One run; ``run`` is the whole of it."""
+
+    def __init__(self, sandbox: Sandbox, work: Plan, pipeline: bool) -> None:
+        self._sandbox = sandbox
         self._plan = work
         self._pipeline = pipeline
         self._topics = sorted({source.topic for source in work.sources})
@@ -80,24 +87,24 @@ class Demo:
         self._spools: dict[str, Spool] = {}
         self._consumers: dict[str, subprocess.Popen[bytes]] = {}
         self._first_read_s: dict[str, float] = {}
-        self._view = View(work.lines)
+        self._display = Display(work.lines)
         self._bootstrap = ""
         self._shipping_s = 0.0
 
-    def run(self) -> Report:
+    def run(self) -> Results:
         begun = time.monotonic()
-        with self._view:
+        with self._display:
             self._start_appliance()
-            self._view.say(f"appliance serves at {self._bootstrap} after {time.monotonic() - begun:.1f} s")
+            self._display.say(f"appliance serves at {self._bootstrap} after {time.monotonic() - begun:.1f} s")
             names = ", ".join(f"{topic} with {PARTITIONS} partitions" for topic in self._topics)
-            self._view.say(f"topics {names}")
-            move = self._move()
+            self._display.say(f"topics {names}")
+            move = self._ship_and_kill()
             groups = self._wait_for_lag()
             for name in self._consumers:
                 self._end(name)
             tables = self._tables()
-            status = self._room.stop(self._appliance)
-        return Report(
+            status = self._sandbox.stop(self._appliance)
+        return Results(
             plan=self._plan,
             topics=self._topics,
             accounts=self._ledger.accounts(),
@@ -111,22 +118,22 @@ class Demo:
     # ---- the appliance
 
     def _start_appliance(self) -> None:
-        room = self._room
+        sandbox = self._sandbox
         settings = ["native.listen=127.0.0.1:0", "kafka.listen=127.0.0.1:0"]
         words = [word for setting in settings for word in ("--set", setting)]
-        self._appliance = room.spawn("appliance", "start", "--data", str(room.data), *words, log="appliance")
-        self._view.say("starting an appliance with three ZooKeeper nodes")
-        self._until(lambda: "serving" in room.said("appliance"), "the appliance to serve")
-        doors = dict(word.split("=", 1) for word in room.said("appliance").split() if "=" in word)
-        self._bootstrap = doors["native"]
-        self._until(lambda: collect(room.data)["zookeeper"]["state"] == "connected", "ZooKeeper to be connected")
-        with self._asking() as cluster:
+        self._appliance = sandbox.spawn("appliance", "start", "--data", str(sandbox.data), *words, log="appliance")
+        self._display.say("starting an appliance with three ZooKeeper nodes")
+        self._until(lambda: "serving" in sandbox.said("appliance"), "the appliance to serve")
+        listeners = dict(word.split("=", 1) for word in sandbox.said("appliance").split() if "=" in word)
+        self._bootstrap = listeners["native"]
+        self._until(lambda: collect(sandbox.data)["zookeeper"]["state"] == "connected", "ZooKeeper to be connected")
+        with self._connected() as cluster:
             for topic in self._topics:
                 cluster.admin("create_topic", {"name": topic, "partitions": PARTITIONS})
-            cluster.admin("create_topic", {"name": demo_pipeline.AUDIT, "partitions": 1})
+            cluster.admin("create_topic", {"name": pipeline_step.AUDIT, "partitions": 1})
 
     @contextmanager
-    def _asking(self) -> Iterator[Cluster]:
+    def _connected(self) -> Iterator[Cluster]:
         cluster = Cluster(self._bootstrap, client_name="demo")
         try:
             yield cluster
@@ -136,27 +143,27 @@ class Demo:
     # ---- consumers
 
     def _start_consumer(self, name: str) -> None:
-        spool = self._room.path / f"{name}.spool"
+        spool = self._sandbox.path / f"{name}.spool"
         words = [self._bootstrap, GROUP, str(spool), str(SESSION_MS), *self._topics]
-        self._consumers[name] = self._room.spawn("appliance.cli.demo_consumer", *words, log=name)
+        self._consumers[name] = self._sandbox.spawn("appliance.cli.demo.spooling_consumer", *words, log=name)
         self._spools[name] = Spool(spool)
 
     def _end(self, name: str) -> None:
         child = self._consumers[name]
-        if child.poll() is None and self._room.stop(child):
-            raise Unavailable(f"consumer {name} did not stop in order:\n{self._room.complaint(name)}")
+        if child.poll() is None and self._sandbox.stop(child):
+            raise Unavailable(f"consumer {name} did not stop in order:\n{self._sandbox.complaint(name)}")
 
     # ---- the work
 
-    def _move(self) -> Move:
+    def _ship_and_kill(self) -> Move:
         """Ship everything, with a death half-way, and wait until all of it has come back."""
         self._start_consumer("first")
         self._start_consumer("second")
         lines = shipped(self._plan.sources)
         with (
             Producer(self._bootstrap, client_name="demo") as sender,
-            Audit(sender, demo_pipeline.AUDIT) as producer,
-            self._asking() as cluster,
+            Audit(sender, pipeline_step.AUDIT) as producer,
+            self._connected() as cluster,
         ):
             self._until(lambda: len(self._owners(cluster)) == len(self._consumers), "both consumers to join")
             begun = time.monotonic()
@@ -166,7 +173,7 @@ class Demo:
             self._consumers.pop("first").kill()
             killed = time.monotonic()
             self._start_consumer("successor")
-            self._view.say(
+            self._display.say(
                 f"killed the first consumer after {self._spools['first'].count:,} lines (SIGKILL); "
                 f"its partitions are free when its ZooKeeper session is over, within {SESSION_MS / 1000:.0f} s"
             )
@@ -186,7 +193,7 @@ class Demo:
         return self._spools[name].count > 0
 
     def _owners(self, cluster: Cluster) -> set[str]:
-        """The members of the group that own partitions, as the appliance sees them."""
+        """The ids of the members that own partitions, from the appliance."""
         try:
             members = cluster.admin("group", {"group": GROUP})["members"]
         except UnknownGroup:  # until the first has joined
@@ -194,52 +201,52 @@ class Demo:
         return {member["id"] for member in members if member["partitions"]}
 
     def _ship(self, producer: Audit, lines: Iterable[tuple[Source, int, bytes]]) -> None:
-        """Send lines; those of one block of a file have one key, so they stay together and in order."""
+        """Sends lines.  The lines of one block of a file have one key, so they stay together and in order."""
         begun = time.monotonic()
         block_lines = max(1, min(BLOCK_LINES_MAX, self._plan.lines // BLOCKS_MIN))
         for count, (source, number, text) in enumerate(lines, 1):
             key = f"{source.name}:{number // block_lines}".encode()
             delivery = producer.send(source.topic, text, key=key, headers=[("line", b"%d" % number)])
-            place = (self._topics.index(source.topic), delivery.partition)
-            self._ledger.sent(place, line_bytes(key, number, text), len(text))
+            partition = (self._topics.index(source.topic), delivery.partition)
+            self._ledger.sent(partition, line_bytes(key, number, text), len(text))
             if count % PIECE_LINES == 0:
                 self._look()
         producer.flush()
         self._shipping_s += time.monotonic() - begun
 
-    def _tables(self) -> demo_pipeline.Tables | None:
-        """What the pipeline makes of the lines; None when it is not wanted, or cannot be."""
+    def _tables(self) -> pipeline_step.Tables | None:
+        """Runs the pipeline.  Returns None when it is not wanted, or its packages are missing."""
         if not self._pipeline:
             return None
-        if without := demo_pipeline.missing():
-            self._view.say(f"no pipeline: {without}")
+        if without := pipeline_step.missing():
+            self._display.say(f"no pipeline: {without}")
             return None
-        self._view.say("the pipeline reads the same lines with Spark")
-        return demo_pipeline.run(self._room, self._bootstrap, self._topics)
+        self._display.say("the pipeline reads the same lines with Spark")
+        return pipeline_step.run(self._sandbox, self._bootstrap, self._topics)
 
     def _look(self) -> None:
-        """Take in what the consumers have written down, and show how far things are."""
+        """Reads what the consumers have written to their spools, and shows the progress."""
         for name, spool in self._spools.items():
             for entry in spool.news():
                 self._ledger.received(*entry)
             if spool.count:
                 self._first_read_s.setdefault(name, time.monotonic())
-        self._view.at(self._ledger.lines_in, self._ledger.lines_out)
+        self._display.at(self._ledger.lines_in, self._ledger.lines_out)
 
     def _wait_for_lag(self) -> list[dict[str, Any]]:
-        """The group as the appliance sees it, once its last offsets are committed."""
+        """Waits until the group has committed its last offsets.  Returns the partitions of the group."""
         seen: list[dict[str, Any]] = []
 
         def caught_up() -> bool:
             seen[:] = cluster.admin("group", {"group": GROUP})["partitions"]
             return bool(seen) and not any(row["lag_messages"] for row in seen)
 
-        with self._asking() as cluster:
+        with self._connected() as cluster:
             self._until(caught_up, "the group's lag to be 0")
         return seen
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
-        """Wait for ``done``, as long as lines keep coming or for STALL_S.
+        """Waits for ``done``: without end while lines keep coming, then STALL_S.
 
         Raises:
             RequestTimedOut: nothing happened for too long, or a process ended that should not have.
@@ -247,23 +254,23 @@ class Demo:
         last, progress = time.monotonic(), -1
         while True:
             self._look()
-            if self._tolerant(done):
+            if self._is_true(done):
                 return
             count = sum(spool.count for spool in self._spools.values())
             if count != progress:
                 last, progress = time.monotonic(), count
             for name, child in {"appliance": self._appliance, **self._consumers}.items():
                 if child.poll() is not None:
-                    raise Unavailable(f"{name} ended (status {child.returncode}):\n{self._room.complaint(name)}")
+                    raise Unavailable(f"{name} ended (status {child.returncode}):\n{self._sandbox.complaint(name)}")
             if time.monotonic() - last > STALL_S:
                 raise RequestTimedOut(
                     f"waited {STALL_S:.0f} s for {what}; the appliance's log ends with\n"
-                    + self._room.complaint("appliance")
+                    + self._sandbox.complaint("appliance")
                 )
             time.sleep(POLL_S)
 
-    def _tolerant(self, done: Callable[[], bool]) -> bool:
-        """A condition that cannot be asked for yet is not fulfilled yet."""
+    def _is_true(self, done: Callable[[], bool]) -> bool:
+        """A condition that cannot be asked for yet is not true yet."""
         try:
             return done()
         except Unavailable:

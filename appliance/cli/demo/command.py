@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .target import Json
+from ..target import Json
 
 
 def demo(
@@ -36,7 +36,7 @@ def demo(
 
         appliance demo /var/log/syslog app.log --json
     """
-    from .demo import run
+    from .scenario import run
 
     raise typer.Exit(run(files or [], lines, pipeline, as_json))
 

@@ -1,8 +1,7 @@
-"""The end of the demo: the Spark pipeline over the lines that were shipped.
+"""Runs the Spark pipeline over the lines that the demo has shipped.
 
-It runs as a process of its own, ``appliance pipeline run --once``, like everybody's would.  Its tables are what the
-demo leaves behind, in one directory that the next demo replaces; everything else, Spark's files too, lies in the demo's
-room and goes with it.
+The pipeline is a process of its own, ``appliance pipeline run --once``.  Its tables stay after the demo, in one
+directory that the next demo replaces.  Everything else, Spark's files included, is in the sandbox and is removed.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import RequestTimedOut, Unavailable
-from .demo_room import Room
+from ...errors import RequestTimedOut, Unavailable
+from .sandbox import Sandbox
 
 AUDIT = "audit"
 DEAD_LETTERS = "dead-letters"
@@ -65,7 +64,7 @@ def missing() -> str:
     return f"without {', '.join(names)} (pip install 'appliance[spark]')" if names else ""
 
 
-def run(room: Room, bootstrap: str, topics: Sequence[str]) -> Tables:
+def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     """Read all that is in the topics.
 
     Raises:
@@ -73,12 +72,12 @@ def run(room: Room, bootstrap: str, topics: Sequence[str]) -> Tables:
     """
     tables = Path(tempfile.gettempdir()) / f"appliance-tables-{os.getuid()}"
     shutil.rmtree(tables, ignore_errors=True)
-    config = room.path / "pipeline.toml"
-    config.write_text(_config(room.path, tables, bootstrap, topics))
-    result = _told(room, "run", str(config), "--once")
-    page = _told(room, "report", str(config), "--to", str(tables))["html"]
-    from ..spark.pipeline.settings import load
-    from ..spark.pipeline.status import heaviest
+    config = sandbox.path / "pipeline.toml"
+    config.write_text(_config(sandbox.path, tables, bootstrap, topics))
+    result = _run_command(sandbox, "run", str(config), "--once")
+    page = _run_command(sandbox, "report", str(config), "--to", str(tables))["html"]
+    from ...spark.pipeline.settings import load
+    from ...spark.pipeline.status import heaviest
 
     talkers = heaviest(load(config), TALKERS, TOP)
     return Tables(
@@ -93,19 +92,19 @@ def run(room: Room, bootstrap: str, topics: Sequence[str]) -> Tables:
     )
 
 
-def _told(room: Room, *words: str) -> Any:
-    """What a command of the pipeline prints."""
-    child = room.spawn("appliance", "pipeline", *words, "--json", log=LOG)
+def _run_command(sandbox: Sandbox, *words: str) -> Any:
+    """Runs a command of the pipeline and returns the JSON that it prints."""
+    child = sandbox.spawn("appliance", "pipeline", *words, "--json", log=LOG)
     try:
         status = child.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise RequestTimedOut(f"the pipeline took more than {PATIENCE_S:.0f} s:\n{room.complaint(LOG)}") from None
+        raise RequestTimedOut(f"the pipeline took more than {PATIENCE_S:.0f} s:\n{sandbox.complaint(LOG)}") from None
     if status:
-        raise Unavailable(f"the pipeline ended with status {status}:\n{room.complaint(LOG)}")
-    return json.loads(room.said(LOG))
+        raise Unavailable(f"the pipeline ended with status {status}:\n{sandbox.complaint(LOG)}")
+    return json.loads(sandbox.said(LOG))
 
 
-def _config(room: Path, tables: Path, bootstrap: str, topics: Sequence[str]) -> str:
+def _config(directory: Path, tables: Path, bootstrap: str, topics: Sequence[str]) -> str:
     """TOML; JSON texts and lists are TOML, too."""
     sources = "".join(
         f"[[source]]\ntopics = {json.dumps([topic])}\nparsers = {json.dumps(PARSERS[topic])}\n"

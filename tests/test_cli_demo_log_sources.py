@@ -1,4 +1,4 @@
-"""appliance.cli.demo_logs: which lines the demo ships."""
+"""appliance.cli.demo.log_sources: which lines the demo ships."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer import BadParameter
 
-from appliance.cli import demo_logs
-from appliance.cli.demo_logs import find, plan, read_lines, shipped
+from appliance.cli.demo import log_sources
+from appliance.cli.demo.log_sources import find, plan, read_lines, shipped
 
 
 def test_find_takes_text_and_leaves_the_rest(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_small_logs_are_repeated_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_large_logs_are_cut_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_logs, "LINES_MAX", 10)
+    monkeypatch.setattr(log_sources, "LINES_MAX", 10)
     path = tmp_path / "a.log"
     path.write_text("line\n" * 100)
     made = plan([path], lines_min=5)

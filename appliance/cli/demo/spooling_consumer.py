@@ -1,8 +1,10 @@
-"""One consumer of the demo's group, as a process that may be killed: ``python -m appliance.cli.demo_consumer``.
+"""Consumes as a member of the demo's group and writes every message to a spool; it may be killed at any time.
 
-Arguments: address, group, spool file, session timeout in ms, topics.  Every message is written down in the spool
-(see :mod:`.demo_ledger`) before the next one is asked for, and positions are committed only of messages whose
-successor has been asked for: what is committed has been written down, at whatever instruction this process dies.
+Run as ``python -m appliance.cli.demo.spooling_consumer``.  Arguments: address, group, spool file, session timeout in
+ms, topics.
+
+A message is in the spool (see :mod:`.ledger`) before the next one is requested.  An offset is committed only after the
+next message was requested.  So what is committed is in the spool, at whatever instruction this process dies.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ import os
 import signal
 import sys
 
-from ..client import GroupConsumer, Message
-from .demo_ledger import ENTRY, line_bytes
+from ...client import GroupConsumer, Message
+from .ledger import ENTRY, line_bytes
 
 COMMIT_MS = 500
 PATIENCE_S = 0.2
 
 
 def entry(topics: list[str], message: Message) -> bytes:
-    """What is written down about a message."""
+    """The spool's entry for a message."""
     number = next(int(value or 0) for name, value in message.headers if name == "line")
     line = line_bytes(message.key or b"", number, message.value or b"")
     return ENTRY.pack(topics.index(message.topic), message.partition, message.offset, line)
