@@ -22,12 +22,12 @@ from ..errors import ApplianceError
 from . import (
     config_commands,
     data_commands,
-    groups,
+    groups_commands,
     log_commands,
     output,
     pipeline_commands,
-    service,
-    topics,
+    service_commands,
+    topics_commands,
 )
 from .demo import command as demo_command
 from .ending import Ended
@@ -96,10 +96,10 @@ def _root(
     pass
 
 
-service.register(app)
+service_commands.register(app)
 data_commands.register(app)
-app.add_typer(topics.app, name="topics", rich_help_panel="Topics and groups")
-app.add_typer(groups.app, name="groups", rich_help_panel="Topics and groups")
+app.add_typer(topics_commands.app, name="topics", rich_help_panel="Topics and groups")
+app.add_typer(groups_commands.app, name="groups", rich_help_panel="Topics and groups")
 app.add_typer(pipeline_commands.app, name="pipeline", rich_help_panel="Topics and groups")
 app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")

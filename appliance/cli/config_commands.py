@@ -8,7 +8,7 @@ import typer
 
 from ..config import KEYS, Config, Key, load
 from . import output
-from .service import ConfigFile, Overrides
+from .service_commands import ConfigFile, Overrides
 from .target import Json
 
 app = typer.Typer(no_args_is_help=True, help="Show and check the configuration.")

@@ -23,7 +23,7 @@ import typer
 from ..errors import ApplianceError, MessageTooLarge, Unavailable
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
-from .positions import Position, parse_position, resolve
+from .offset_spec import OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, address, cluster
 from .waiting import Watch
 
@@ -75,13 +75,13 @@ def produce(
         raise typer.BadParameter("--key-separator: must not be empty")
     for path in files or []:
         path.open("rb").close()  # all or none: a missing file is found before the first line is sent
-    door = address(data, connect)
-    with cluster(None, door) as asked:  # says at once when nobody is there; a producer would go on trying
+    listener = address(data, connect)
+    with cluster(None, listener) as asked:  # says at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
         asked.topic(topic)
     begun = time.monotonic()
-    producer = Producer(door, acks=acks, codec=codec, client_name="appliance-produce")
-    with ending.in_order(), _Sending(producer, door, topic, partition, key_separator) as sending:
+    producer = Producer(listener, acks=acks, codec=codec, client_name="appliance-produce")
+    with ending.in_order(), _Sending(producer, listener, topic, partition, key_separator) as sending:
         for source in _sources(files or []):
             sending.send(source)
         sending.finish()
@@ -101,12 +101,14 @@ class _Sending:
         ApplianceError: the first line that was not delivered, with the cause and how many there were.
     """
 
-    def __init__(self, producer: Producer, door: str, topic: str, partition: int | None, separator: str | None) -> None:
+    def __init__(
+        self, producer: Producer, listener: str, topic: str, partition: int | None, separator: str | None
+    ) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
         self._separator = separator.encode() if separator else None
-        self._watch = Watch(door, producer.troubles, lambda: f"{self.left:,} lines on their way")
+        self._watch = Watch(listener, producer.troubles, lambda: f"{self.left:,} lines on their way")
         self.count = 0
         self.size = 0
 
@@ -249,17 +251,17 @@ def consume(
 
         appliance consume web --from 4711 --partition 0 --max 1
     """
-    position = parse_position(since or ("earliest" if group else "latest"), datetime.now().astimezone())
+    spec = parse_offset_spec(since or ("earliest" if group else "latest"), datetime.now().astimezone())
     printing = _Printing(as_json, key_separator, raw=raw or not sys.stdout.isatty())
-    door = address(data, connect)
+    listener = address(data, connect)
     if group is None:
-        _read(door, topic, partitions, position, Limits(count_max, timeout), printing)
-    elif position.offset is not None:
+        _read(listener, topic, partitions, spec, Limits(count_max, timeout), printing)
+    elif spec.offset is not None:
         raise typer.BadParameter("--from: a group begins at a time, not at an offset; see groups reset-offsets")
     elif partitions:
         raise typer.BadParameter("--partition: a group divides the partitions itself; leave out --group or --partition")
     else:
-        _read_as_group(door, topic, group, position, Limits(count_max, timeout), printing)
+        _read_as_group(listener, topic, group, spec, Limits(count_max, timeout), printing)
 
 
 class Limits(NamedTuple):
@@ -309,21 +311,21 @@ def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 def _read(
-    door: str, topic: str, chosen: list[int] | None, position: Position, limits: Limits, printing: _Printing
+    listener: str, topic: str, chosen: list[int] | None, spec: OffsetSpec, limits: Limits, printing: _Printing
 ) -> None:
     from ..client import Consumer
 
-    with cluster(None, door) as asked:
+    with cluster(None, listener) as asked:
         asked.refresh([topic])
         places = [(topic, partition) for partition in chosen or range(len(asked.topic(topic).leaders))]
-        offsets = None if position.offset is None else resolve(asked, position, places)
+        offsets = None if spec.offset is None else resolve(asked, spec, places)
     left = limits.count_max
-    with ending.in_order(), Consumer(door, client_name="appliance-consume", on_out_of_range="raise") as consumer:
+    with ending.in_order(), Consumer(listener, client_name="appliance-consume", on_out_of_range="raise") as consumer:
         if offsets is None:
-            consumer.assign(places, at=position.timestamp)
+            consumer.assign(places, at=spec.timestamp)
         else:
             consumer.assign(offsets)
-        with Watch(door, consumer.troubles) as watch:
+        with Watch(listener, consumer.troubles) as watch:
             while left is None or left > 0:
                 messages = consumer.poll(limits.timeout, BATCH_MAX if left is None else min(left, BATCH_MAX))
                 if not messages:
@@ -333,19 +335,21 @@ def _read(
                 left = None if left is None else left - len(messages)
 
 
-def _read_as_group(door: str, topic: str, group: str, position: Position, limits: Limits, printing: _Printing) -> None:
+def _read_as_group(
+    listener: str, topic: str, group: str, spec: OffsetSpec, limits: Limits, printing: _Printing
+) -> None:
     """Each message is printed and flushed before the next is asked for, so none is committed that was not."""
     from ..client import GroupConsumer
 
-    with cluster(None, door) as asked:
+    with cluster(None, listener) as asked:
         asked.refresh([topic])
         asked.topic(topic)  # a group would wait for a topic that does not exist
-    start = {EARLIEST: "earliest", LATEST: "latest"}.get(position.timestamp, position.timestamp)
+    start = {EARLIEST: "earliest", LATEST: "latest"}.get(spec.timestamp, spec.timestamp)
     left = limits.count_max
     with (
         ending.in_order(),
-        GroupConsumer(door, group, start=start, client_name="appliance-consume") as consumer,
-        Watch(door, consumer.troubles) as watch,
+        GroupConsumer(listener, group, start=start, client_name="appliance-consume") as consumer,
+        Watch(listener, consumer.troubles) as watch,
     ):
         (stream,) = consumer.create_message_streams({topic: 1})[topic]
         joining_until = time.monotonic() + JOIN_S_MAX

@@ -1,7 +1,7 @@
-"""Which appliance a command talks to: ``--data DIR``, ``--connect HOST:PORT``, or the default door.
+"""Chooses the appliance that a command talks to: ``--data DIR``, ``--connect HOST:PORT``, or the default listener.
 
-``--data`` reads ``<data>/state.json``, which the supervisor keeps while it runs, and needs no port to be
-known; it works for ports that the system chose.  Errors: :class:`BrokerAway` when nothing serves there.
+``--data`` finds the port in ``<data>/state.json``, which the supervisor writes while it runs.  So it also works with
+ports that the system chose.  Raises :class:`BrokerAway` when nothing serves there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ Connect = Annotated[
     typer.Option(
         "--connect",
         metavar="HOST:PORT",
-        help=f"Native door of an appliance [dim](or APPLIANCE_CONNECT; else {KEYS['native.listen'].default})[/dim].",
+        help="Native listener of an appliance "
+        f"[dim](or APPLIANCE_CONNECT; else {KEYS['native.listen'].default})[/dim].",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -54,7 +55,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def address(data: Path | None, connect: str | None) -> str:
-    """The native door to use, as "host:port".  What the command line says wins over the environment.
+    """The native listener to use, as "host:port".  What the command line says wins over the environment.
 
     Raises:
         BadParameter: the address is none, or both were given.
@@ -78,10 +79,12 @@ def address(data: Path | None, connect: str | None) -> str:
     state = read_state(data)
     if state is None:
         raise BrokerAway(f"no appliance serves {data}")
-    door = str(state["doors"].get("native", ""))
-    if not door:
-        raise BrokerAway(f"the appliance of {data} is {state.get('state', 'starting')}: its door is not open")
-    host, port = parse_addresses(door)[0]
+    listener = str(state["doors"].get("native", ""))
+    if not listener:
+        raise BrokerAway(
+            f"the appliance of {data} is {state.get('state', 'starting')}: its native listener is not open"
+        )
+    host, port = parse_addresses(listener)[0]
     host = LOOPBACK.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -96,12 +99,12 @@ def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
     from ..client.cluster import Cluster
     from ..client.connection import speaks_kafka
 
-    door = address(data, connect)
-    asked = Cluster(door, client_name="appliance-cli")
+    listener = address(data, connect)
+    asked = Cluster(listener, client_name="appliance-cli")
     try:
         yield asked
     except BrokerAway:
-        for host, port in parse_addresses(door):
+        for host, port in parse_addresses(listener):
             if speaks_kafka((host, port)):
                 raise ProtocolFault(
                     f"{host}:{port} speaks Kafka's protocol: name the address of native.listen, or the data directory"

@@ -1,4 +1,4 @@
-"""appliance.cli.groups and ``consume --group``, against a real appliance with a ZooKeeper of its own."""
+"""appliance.cli.groups_commands and ``consume --group``, against a real appliance with a ZooKeeper of its own."""
 
 from __future__ import annotations
 

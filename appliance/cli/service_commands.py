@@ -73,7 +73,7 @@ def start(
 
 
 def status(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """Show doors, processes and partitions, of a running appliance or of a data directory.
+    """Show listeners, processes and partitions, of a running appliance or of a data directory.
 
     [b]Examples[/b]
 

@@ -10,7 +10,7 @@ import typer
 from ..errors import InvalidRequest, UnknownGroup
 from ..wire.requests import EARLIEST, LATEST
 from . import output
-from .positions import Place, parse_position, resolve
+from .offset_spec import Place, parse_offset_spec, resolve
 from .target import Connect, Data, Json, cluster
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group."
 
 @app.command(name="list")
 def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """List groups of both doors.
+    """List groups of both listeners.
 
     [b]Example[/b]
 
@@ -90,14 +90,14 @@ def reset_offsets(
 
         appliance groups reset-offsets reports --topic web --to 2026-11-20T06:00 --partition 0
     """
-    position = parse_position(to, datetime.now().astimezone())
+    spec = parse_offset_spec(to, datetime.now().astimezone())
     with cluster(data, connect) as asked:
         known = [row for row in asked.admin("groups", {}) if row["group"] == group]
         if known and known[0]["members"]:
             raise InvalidRequest(f"group {group!r} has {known[0]['members']} members running: stop them first")
         asked.refresh([topic])
         chosen = partitions or list(range(len(asked.topic(topic).leaders)))
-        offsets = resolve(asked, position, [(topic, number) for number in chosen])
+        offsets = resolve(asked, spec, [(topic, number) for number in chosen])
         if not known and not new:
             raise UnknownGroup(f"there is no group {group!r}: `appliance groups list` shows them; --new makes it")
         offsets = _inside(asked, offsets)

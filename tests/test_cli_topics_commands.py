@@ -1,4 +1,4 @@
-"""appliance.cli.topics, against a real appliance."""
+"""appliance.cli.topics_commands, against a real appliance."""
 
 from __future__ import annotations
 
