@@ -9,11 +9,11 @@ from appliance.wire.kafka.apis import ADVERTISED, APIS, HOT
 
 from .kafka_messages import message
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PAGE = (Path(__file__).parent / "clients" / "README.md").read_text()
 
 
-def test_the_readme_lists_what_is_served() -> None:
-    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+)-(\d+) \| (worker|coordinator) \|", README, re.MULTILINE)
+def test_the_page_for_clients_lists_what_is_served() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+)-(\d+) \| (worker|coordinator) \|", PAGE, re.MULTILINE)
     listed = {int(key): (name, int(least), int(most), by == "worker") for name, key, least, most, by in rows}
     assert listed == {key: (api.name, api.version_min, api.version_max, key in HOT) for key, api in APIS.items()}
     assert list(listed) == sorted(listed), "in the order of their keys"

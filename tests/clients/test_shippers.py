@@ -1,11 +1,9 @@
-"""Log shippers of the distribution against the appliance, also while it is restarted: no line is lost.
+"""Log shippers ship to the appliance while it is restarted: no line is lost.
 
-These are the configurations that README shows.  syslog-ng is found by SYSLOG_NG (a directory that its packages were
-unpacked into) where it is not installed: Debian's rsyslog and syslog-ng exclude each other.  fluent-bit, Vector and
-Filebeat, which Debian does not have, are found by FLUENT_BIT, VECTOR and FILEBEAT (their programs).
-
-``queue.dequeueBatchSize="1"``: when its action is suspended in mid-batch, rsyslog 8.2302 sends one line of the batch
-twice and another never (seen on the wire, with every Produce answered well); librdkafka batches them anyway.
+They run with the files in ``shippers/``; only the address, the topic and the paths are replaced.  syslog-ng is found
+by SYSLOG_NG (a directory that its packages were unpacked into) where it is not installed: Debian's rsyslog and
+syslog-ng exclude each other.  fluent-bit, Vector and Filebeat, which Debian does not have, are found by FLUENT_BIT,
+VECTOR and FILEBEAT (their programs).
 """
 
 from __future__ import annotations
@@ -29,85 +27,8 @@ RSYSLOG = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
 OMKAFKA = Path("/usr/lib/x86_64-linux-gnu/rsyslog/omkafka.so")
 SYSLOG_NG = Path(os.environ.get("SYSLOG_NG", "/"))
 
-RSYSLOG_CONF = """
-global(workDirectory="{work}")
-module(load="imfile" pollingInterval="1")
-module(load="omkafka")
-template(name="raw" type="string" string="%msg%")
-input(type="imfile" File="{work}/in.log" Tag="test:" freshStartTail="off" ruleset="ship")
-ruleset(name="ship") {{
-  action(type="omkafka" broker=["{door}"] topic="{topic}" template="raw" partitions.auto="on"
-    resubmitOnFailure="on" keepFailedMessages="on" failedMsgFile="{work}/failed.json"
-    confParam=["compression.codec=lz4", "enable.idempotence=true", "queue.buffering.max.ms=5"]
-    queue.type="LinkedList" queue.filename="kafka" queue.maxDiskSpace="100m" queue.saveOnShutdown="on"
-    queue.dequeueBatchSize="1" action.resumeRetryCount="-1" action.resumeInterval="1")
-}}
-"""
-
-SYSLOG_NG_CONF = """@version: 3.38
-source in {{ file("{work}/in.log" flags(no-parse) follow-freq(0.2)); }};
-destination kafka {{
-  kafka-c(bootstrap-servers("{door}") topic("{topic}") message("$MSG") sync-send(no)
-    config("enable.idempotence"("true"))
-    disk-buffer(reliable(yes) disk-buf-size(50000000) dir("{work}")));
-}};
-log {{ source(in); destination(kafka); flags(flow-control); }};
-"""
-
-FLUENT_BIT_CONF = """
-[SERVICE]
-    Flush        0.2
-    storage.path {work}/buffer
-[INPUT]
-    Name           tail
-    Path           {work}/in.log
-    DB             {work}/positions.db
-    Read_from_Head On
-    Refresh_Interval 1
-    storage.type   filesystem
-[OUTPUT]
-    Name               kafka
-    Match              *
-    Brokers            {door}
-    Topics             {topic}
-    Format             raw
-    Raw_Log_Key        log
-    queue_full_retries 0
-    Retry_Limit        no_limits
-    rdkafka.enable.idempotence true
-    rdkafka.message.timeout.ms 0
-"""
-
-VECTOR_CONF = """
-data_dir = "{work}/vector"
-[sources.in]
-type = "file"
-include = ["{work}/in.log"]
-read_from = "beginning"
-[sinks.appliance]
-type = "kafka"
-inputs = ["in"]
-bootstrap_servers = "{door}"
-topic = "{topic}"
-encoding.codec = "text"
-buffer = {{ type = "disk", max_size = 268435488, when_full = "block" }}
-acknowledgements.enabled = true
-librdkafka_options."enable.idempotence" = "true"
-"""
-
-FILEBEAT_CONF = """
-filebeat.inputs:
-  - type: filestream
-    id: host
-    paths: ["{work}/in.log"]
-    prospector.scanner.check_interval: 1s
-output.kafka:
-  hosts: ["{door}"]
-  topic: "{topic}"
-  codec.format.string: "%{{[message]}}"
-  required_acks: -1
-  compression: lz4
-"""
+SHIPPERS_DIR = Path(__file__).parent / "shippers"
+STATE_DIRS = ("/var/spool/rsyslog", "/var/lib/syslog-ng", "/var/lib/fluent-bit", "/var/lib/vector")
 
 
 @contextmanager
@@ -134,10 +55,17 @@ def program(name: str) -> str:
     return found
 
 
-def configured(name: str, text: str, work: Path, door: Door, topic: str) -> str:
-    """A configuration file; Filebeat, for one, takes none that others may write."""
+def configured(name: str, work: Path, door: Door, topic: str) -> str:
+    """Copies a file of ``shippers/`` with the test's address, topic and paths.  Filebeat wants mode 0600."""
+    text = (SHIPPERS_DIR / name).read_text()
+    for shown, used in (("HOST:9092", door.kafka), ("app-logs", topic), ("/var/log/app.log", f"{work}/in.log")):
+        assert shown in text, f"{name} does not have {shown}"
+        text = text.replace(shown, used)
+    for state_dir in STATE_DIRS:
+        text = text.replace(state_dir, str(work))
+    assert "/var/" not in text, f"{name}: a path that the test does not replace"
     conf = work / name
-    conf.write_text(text.format(work=work, door=door.kafka, topic=topic))
+    conf.write_text(text)
     conf.chmod(0o600)
     return str(conf)
 
@@ -149,7 +77,7 @@ def rsyslog(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, st
         RSYSLOG,
         "-n",
         "-f",
-        configured("rsyslog.conf", RSYSLOG_CONF, work, door, topic),
+        configured("rsyslog.conf", work, door, topic),
         "-i",
         str(work / "pid"),
     ], {}
@@ -160,7 +88,7 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
     if not binary.exists():
         pytest.skip("no syslog-ng: install syslog-ng-core and syslog-ng-mod-rdkafka, or set SYSLOG_NG")
     modules = next((SYSLOG_NG / "usr/lib/syslog-ng").glob("*.*"))
-    conf = configured("syslog-ng.conf", SYSLOG_NG_CONF, work, door, topic)
+    conf = configured("syslog-ng.conf", work, door, topic)
     command = [str(binary), "--foreground", "--no-caps", f"--module-path={modules}", "--cfgfile", conf]
     for option, name in (("control", "ctl"), ("persist-file", "persist"), ("pidfile", "pid")):
         command.append(f"--{option}={work / name}")
@@ -169,16 +97,15 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
 
 
 def fluent_bit(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    return [program("fluent-bit"), "-c", configured("fluent-bit.conf", FLUENT_BIT_CONF, work, door, topic)], {}
+    return [program("fluent-bit"), "-c", configured("fluent-bit.conf", work, door, topic)], {}
 
 
 def vector(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    (work / "vector").mkdir()
-    return [program("vector"), "--config", configured("vector.toml", VECTOR_CONF, work, door, topic)], {}
+    return [program("vector"), "--config", configured("vector.toml", work, door, topic)], {}
 
 
 def filebeat(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    conf = configured("filebeat.yml", FILEBEAT_CONF, work, door, topic)
+    conf = configured("filebeat.yml", work, door, topic)
     own = ["--path.home", str(work), "--path.data", str(work / "filebeat")]
     return [program("filebeat"), "-e", "-c", conf, *own], {}
 

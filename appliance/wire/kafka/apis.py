@@ -1,5 +1,5 @@
-"""Which Kafka APIs are served, and in which versions: the one table that ApiVersions, the codecs and README
-read.
+"""Which Kafka APIs are served, and in which versions.  ApiVersions and the codecs read this table;
+``tests/clients/README.md`` shows it.
 
 Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the
 range; ceilings are below the versions that replace topic names by topic ids (Produce 13, Fetch 13);
