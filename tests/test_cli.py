@@ -17,7 +17,7 @@ from appliance import cli, errors
 from appliance.cli import faults
 from appliance.config import KEYS, load
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PAGE = (Path(__file__).parent.parent / "systemd" / "README.md").read_text()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -64,8 +64,8 @@ def test_help_is_drawn(
 
 
 def test_exit_statuses_are_documented() -> None:
-    """Goal: help, README and errors agree.  Method: compare all three."""
-    documented = {int(number): text for number, text in re.findall(r"^\| (\d+) \| (.+) \|$", README, re.MULTILINE)}
+    """Goal: help, systemd/README.md and errors agree.  Method: compare all three."""
+    documented = {int(number): text for number, text in re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE)}
     assert documented == faults.EXIT_STATUSES
     kinds = [value for value in vars(errors).values() if isinstance(value, type)]
     assert {kind.exit_status for kind in kinds if issubclass(kind, errors.ApplianceError)} <= set(documented)

@@ -1,4 +1,4 @@
-"""The exit statuses that README lists, each from what really leads to it."""
+"""The exit statuses that systemd/README.md lists, each from what really leads to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How faults end: what is wrong on one line, what to do about it on the next, and an exit status.
+"""Reports a fault: what is wrong on one line, what to do about it on the next, and an exit status.
 
-The exit statuses are those of ``sysexits.h``; scripts rely on them, so they are listed by ``appliance --help``
-and in README.  Each error class carries its own (``errors.py``).
+The exit statuses are those of ``sysexits.h``.  Scripts rely on them, so ``appliance --help`` and
+``systemd/README.md`` list them.  Each error class has its own (``errors.py``).
 """
 
 from __future__ import annotations
