@@ -27,9 +27,9 @@ PAYLOAD_BYTES = 200
 
 
 class Appliance:
-    """``appliance start`` as a process of its own; the default settings, but for doors on free ports.
+    """``appliance start`` as a process of its own; the default settings, but for listeners on free ports.
 
-    ``serving_s``: from exec until its Kafka door answers; ``ready_s``: until it says so, with ZooKeeper.
+    ``serving_s``: from exec until its Kafka listener answers; ``ready_s``: until it says so, with ZooKeeper.
     """
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:

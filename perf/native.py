@@ -1,4 +1,4 @@
-"""How fast is the native door?  One producer, then one consumer, 200-byte messages, one partition, Python client.
+"""How fast is the native listener?  One producer, then one consumer, 200-byte messages, one partition, Python client.
 
     python perf/native.py [--smoke] [--rounds N]
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="medians of so many runs (default 3)")
     arguments = parser.parse_args()
     rounds, scale = (1, 100) if arguments.smoke else (arguments.rounds, 1)
-    headline("native door", message_bytes=PAYLOAD_BYTES, partitions=1, rounds=rounds, scale=f"1/{scale}")
+    headline("native listener", message_bytes=PAYLOAD_BYTES, partitions=1, rounds=rounds, scale=f"1/{scale}")
     with appliance() as server:
         measure(server, rounds, scale)
 

@@ -6,9 +6,10 @@ One session in local[2], reader and appliance on the same machine. ``batch`` is 
 ``readStream`` with AvailableNow into Spark's noop and Parquet sinks; each on a topic with one partition and on one
 with four. A stream's rate counts from its start to its end; Spark needs about a second of that to begin a query with
 a Python source, so ``ours_within_batches`` shows the rate of its micro-batches alone. The connector reads the same
-topics through the Kafka door, in the same run, in turn; the ratio counts. CPU is what Spark (JVM and Python workers)
-and the appliance used together, in seconds per million rows: on a machine that has other work to do, it says more
-than the clock.
+topics through the Kafka listener, in the same run, in turn; the ratio counts. CPU is what Spark (JVM and Python
+workers) and the appliance used together, in seconds per million rows: on a machine that has other work to do, it says
+more than the clock.
+
 ``pipeline`` is the whole product: access lines parsed, totalled and written exactly once.
 
 The connector's jars (Spark's is not part of pyspark) come through Maven into the local repository and are kept in

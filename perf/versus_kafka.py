@@ -1,4 +1,4 @@
-"""Is the Kafka door faster than Apache Kafka 4.1 on the same machine, with the same client?
+"""Is the Kafka listener faster than Apache Kafka 4.1 on the same machine, with the same client?
 
     python perf/versus_kafka.py [--smoke] [--rounds N] [--only WORD]
 
@@ -51,7 +51,7 @@ Broker = Appliance | Kafka
 
 
 class Side:
-    """One of the two brokers, by the address of its Kafka door."""
+    """One of the two brokers, by the address of its Kafka listener."""
 
     def __init__(self, name: str, broker: Broker, address: str) -> None:
         self.name, self.broker, self.address = name, broker, address
@@ -259,7 +259,7 @@ def main() -> None:
     if lib is None:
         print("skipped: there is no Maven here; set KAFKA_LIB to a directory with Apache Kafka's jars")
         return
-    headline("Kafka door against Apache Kafka 4.1", message_bytes=PAYLOAD_BYTES, rounds=rounds, scale=f"1/{scale}")
+    headline("Kafka listener against Apache Kafka 4.1", message_bytes=PAYLOAD_BYTES, rounds=rounds, scale=f"1/{scale}")
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         kafka = Kafka(lib, Path(directory) / "kafka")
         settings = {"zookeeper.nodes": 3} | dict(setting.split("=", 1) for setting in arguments.settings)
