@@ -22,7 +22,7 @@ demo: setup
 	@$(BIN)/appliance demo $(FILES)
 
 test: setup
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -27,6 +28,7 @@ class Said(NamedTuple):
 def run(*words: str, stdin: bytes = b"") -> Said:
     """Exit status and streams of ``appliance <words>``."""
     out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
+    handlers, level = logging.root.handlers[:], logging.root.level
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["appliance", *words])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -34,6 +36,7 @@ def run(*words: str, stdin: bytes = b"") -> Said:
         patch.delenv("APPLIANCE_CONNECT", raising=False)
         with pytest.raises(SystemExit) as ended:
             cli.main()
+    logging.root.handlers[:], logging.root.level = handlers, level  # a command may log to its own standard error
     out.flush()
     text = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
     return Said(int(ended.value.code or 0), text, err.getvalue())

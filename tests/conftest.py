@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that
 settings.register_profile("suite", deadline=None)  # the machine may be busy: no test is about time
 settings.load_profile("suite")
 
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: commands that tests start would ignore it, too
+    signal.signal(signal.SIGHUP, lambda *_: None)  # exec() resets a handler to the default, but keeps SIG_IGN
+
 HERE = Path(__file__).parent
 _topics = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers a file stays on one, and all that needs Spark does: one session in a run."""
+    """With several workers a file stays on one, and all that needs Spark does: one session in a run, begun first."""
+    items.sort(key=lambda item: "spark" not in item.path.relative_to(HERE).parts)
     for item in items:
         spark = "spark" in item.path.relative_to(HERE).parts
         item.add_marker(pytest.mark.xdist_group("spark" if spark else str(item.path.relative_to(HERE))))

@@ -11,6 +11,7 @@ none is missing unless somebody died; one process at most holds the connection.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -73,6 +74,7 @@ def start(make: Callable[[Channel], Callable[[], None]], keep: Sequence[int] = (
     pid = os.fork()
     if pid == 0:
         try:
+            gc.freeze()  # what is garbage here must not close descriptors that have got a new owner
             kept = {0, 1, 2, theirs.fileno(), its_control.fileno(), *keep}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
                 if fd not in kept:
