@@ -9,9 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from appliance.groups.codes import Code
+from appliance.groups.group_state import State
+from appliance.groups.members import Member
 from appliance.groups.membership import Membership
-from appliance.groups.state import Join, Joined, Limits, Member, Metadata, State
+from appliance.groups.messages import Join, Joined, Limits, Metadata
+from appliance.wire.kafka.codes import Code
 
 LIMITS = Limits(groups_max=2, members_max=3, metadata_bytes_max=64, bytes_max=5_000, initial_delay_ms=100)
 OFFERS = [
@@ -291,14 +293,14 @@ class AnyInterleaving(RuleBasedStateMachine):
                 assert not any(m.joining is not None for m in members)
             if group.state is not State.COMPLETING:
                 assert not any(m.syncing is not None for m in members)
-            assert group.static == {m.instance: m.id for m in members if m.instance is not None}
+            assert group.roster.static == {m.instance: m.id for m in members if m.instance is not None}
 
     @invariant()
     def everything_is_bounded(self) -> None:
         names = self.members.names()
         assert len(names) <= LIMITS.groups_max
         groups = [group for name in names if (group := self.members.get(name))]
-        assert all(len(g.members) + len(g.expected) <= LIMITS.members_max for g in groups)
+        assert all(len(g.members) + len(g.roster.expected) <= LIMITS.members_max for g in groups)
         assert self.members._size == sum(g.size for g in groups) <= LIMITS.bytes_max
         assert len(self.members._alarms) <= 2 * LIMITS.groups_max + 64
 

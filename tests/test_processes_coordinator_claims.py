@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from appliance import config as configs
-from appliance.groups.cluster import Broker
-from appliance.groups.codes import Code
-from appliance.groups.group_api import coordinator_of
+from appliance.groups.group_coordinator import coordinator_of
 from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.codes import Code
+from appliance.wire.kafka.metadata_reply import Broker
 from appliance.zookeeper.ensemble import Ensemble
 
 from .clients.proxy import CuttingProxy
 from .coordinator_fixture import Rig, pump
-from .groups_fixture import SUBSCRIPTION
+from .kafka_apis_fixture import SUBSCRIPTION
 from .kafka_messages import decode_response, fill, message, request_frame
 from .zookeeper_fixture import fresh_connect, now_ms
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from appliance import config as configs
 from appliance.catalog import Catalog, Topic
 from appliance.errors import InvalidRequest, OffsetOutOfRange, UnknownPartition, ZooKeeperAway
-from appliance.groups.cluster import Commit, RegisteredMember
+from appliance.groups.store import Commit, RegisteredMember
 from appliance.names import TopicPartition as Part
 from appliance.processes.coordinator import shown
 from appliance.processes.coordinator.cluster import Cluster
@@ -130,7 +130,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def member(name: str, *partitions: tuple[str, int]) -> RegisteredMember:
-    return RegisteredMember(name, "client", "/192.0.2.1", ("logs",), partitions)
+    return RegisteredMember(name, "client", "/192.0.2.1", ("logs",), tuple(Part(*one) for one in partitions))
 
 
 async def nothing() -> None:
@@ -231,14 +231,16 @@ def test_what_is_shown_is_bounded_and_members_come_before_what_they_own(
 
 def test_commits_name_the_partitions_that_do_not_exist(bench: Bench) -> None:
     refused = bench.run(
-        bench.cluster.commit("g", {("logs", 0): Commit(7, "note"), ("logs", 9): Commit(1), ("x", 0): Commit(1)})
+        bench.cluster.commit(
+            "g", {Part("logs", 0): Commit(7, "note"), Part("logs", 9): Commit(1), Part("x", 0): Commit(1)}
+        )
     )
     assert {key: type(error) for key, error in refused.items()} == {
-        ("logs", 9): UnknownPartition,
-        ("x", 0): UnknownPartition,
+        Part("logs", 9): UnknownPartition,
+        Part("x", 0): UnknownPartition,
     }
-    assert bench.run(bench.cluster.committed("g", None)) == {("logs", 0): Commit(7, "note")}
-    assert bench.run(bench.cluster.committed("g", [("logs", 1)])) == {}
+    assert bench.run(bench.cluster.committed("g", None)) == {Part("logs", 0): Commit(7, "note")}
+    assert bench.run(bench.cluster.committed("g", [Part("logs", 1)])) == {}
 
 
 def test_a_group_with_live_members_is_not_forgotten(bench: Bench) -> None:
@@ -299,7 +301,7 @@ def test_a_lag_waits_for_the_flush_of_what_acks_1_has_acknowledged(bench: Bench)
     bench.table.set_written(300)
 
     async def flushed_meanwhile() -> int:
-        asking = asyncio.ensure_future(bench.cluster.measure({("logs", 0): None}))
+        asking = asyncio.ensure_future(bench.cluster.measure({Part("logs", 0): None}))
         await asyncio.sleep(0)
         assert not asking.done()
         bench.table.publish_end(300, 30)
@@ -307,7 +309,7 @@ def test_a_lag_waits_for_the_flush_of_what_acks_1_has_acknowledged(bench: Bench)
 
     assert bench.run(flushed_meanwhile()) == 300
     bench.table.set_written(350)
-    assert bench.run(bench.cluster.measure({("logs", 0): None}))["logs", 0].end == 300  # its flush takes longer
+    assert bench.run(bench.cluster.measure({Part("logs", 0): None}))["logs", 0].end == 300  # its flush takes longer
 
 
 def test_a_catalog_that_cannot_be_stored_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

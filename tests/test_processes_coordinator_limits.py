@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from appliance import config as configs
-from appliance.groups.codes import Code
 from appliance.groups.consumer_protocol import encode_assignment, encode_subscription
 from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.codes import Code
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, list_children
 from appliance.zookeeper.paths import CONSUMERS

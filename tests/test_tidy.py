@@ -19,6 +19,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"wire"},
     {"shared", "log"},
     {"broker", "zookeeper", "groups", "status"},
+    {"kafka_apis"},
     {"processes", "client"},
     {"spark"},
     {"cli"},

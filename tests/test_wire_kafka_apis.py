@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from appliance.wire.kafka.apis import ADVERTISED, APIS, HOT
+from appliance.wire.kafka.apis import ADVERTISED, APIS, SERVED_BY_WORKERS
 
 from .kafka_messages import message
 
@@ -15,7 +15,9 @@ PAGE = (Path(__file__).parent / "clients" / "README.md").read_text()
 def test_the_page_for_clients_lists_what_is_served() -> None:
     rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+)-(\d+) \| (worker|coordinator) \|", PAGE, re.MULTILINE)
     listed = {int(key): (name, int(least), int(most), by == "worker") for name, key, least, most, by in rows}
-    assert listed == {key: (api.name, api.version_min, api.version_max, key in HOT) for key, api in APIS.items()}
+    assert listed == {
+        key: (api.name, api.version_min, api.version_max, key in SERVED_BY_WORKERS) for key, api in APIS.items()
+    }
     assert list(listed) == sorted(listed), "in the order of their keys"
     assert {key: row[1:3] for key, row in listed.items()} == ADVERTISED
 

@@ -12,7 +12,7 @@ from appliance.config import Config
 from appliance.errors import ProtocolFault
 from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
 from appliance.wire.kafka.apis import FETCH
-from appliance.wire.kafka.hot import KafkaCodec
+from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.requests import Fetch, FetchResult, FileRange, Local
 from tests.kafka_messages import (
     SEEDS,

@@ -13,7 +13,7 @@ from appliance.config import Config
 from appliance.errors import ProtocolFault
 from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import PRODUCE
-from appliance.wire.kafka.hot import KafkaCodec
+from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.requests import Local, Produce, ProduceResult
 from tests.kafka_messages import (
     SEEDS,
@@ -25,7 +25,7 @@ from tests.kafka_messages import (
     request_frame,
     response_frame,
 )
-from tests.test_wire_kafka_cold import mutated
+from tests.test_wire_kafka_forwarded import mutated
 
 CODEC = KafkaCodec(Limits.of(Config()))
 VERSIONS = range(3, 10)

@@ -63,7 +63,10 @@ class Readable(Protocol):
 
 
 def view_of(partition: Readable | None, name: str) -> View:
-    """The partition's picture, or the error that says why there is none."""
+    """What can be read of the partition now.
+
+    Raises:
+        ApplianceError: nothing can; the message says why."""
     if partition is None:
         raise UnknownPartition(f"{name} is not on this appliance: ask for metadata")
     state = partition.table.state
@@ -105,7 +108,7 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     assert partition is not None
     bases, start, end = view
     offset = part.offset
-    # What acks=1 has told may be written and not shown yet: as behind Kafka's high watermark, that is not there *yet*.
+    # What acks=1 has acknowledged may be written but not readable yet, as behind Kafka's high watermark.
     if offset < start or (offset > end and offset > partition.table.written):
         return FetchResult(OffsetOutOfRange.code, start, end, 0, ())
     bytes_max = min(part.bytes_max, left)

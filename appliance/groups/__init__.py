@@ -1,1 +1,1 @@
-"""Groups and the cold APIs of the Kafka door: pure state and handlers, no sockets, no ZooKeeper, no clock."""
+"""Kafka's consumer groups: their state, members and committed offsets.  No sockets, no ZooKeeper, no files."""

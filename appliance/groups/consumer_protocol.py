@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from ..names import TopicPartition
+
+TYPE: Final = "consumer"
+"""The protocol type of groups whose members write these."""
 
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")

@@ -1,14 +1,12 @@
-"""All groups of the Kafka door that this appliance coordinates: which exist, who is next to time out, what
-is full.
+"""All Kafka groups that this appliance coordinates: which exist, whose time is over next, what is full.
 
-:class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and what has to
-be sent is collected until :meth:`Membership.take_replies`.  The rules of a single group are in
-:mod:`.state`.
+:class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and what has to be sent is
+collected until :meth:`Membership.take_replies`.  The rules of a single group are in :mod:`.group_state`.
 
-A group exists here while it has members, or ids that it has told to clients.  Everything that outlives
-them, the positions, is in the registry; so after the coordinator has died there is nothing to restore: an
-unknown member is told UNKNOWN_MEMBER_ID and joins again.  A member of an older incarnation cannot be taken
-for one of a new, because member ids are never used twice.
+A group exists here while it has members, or has given ids to clients.  What outlives them, the committed offsets, is in
+the registry.  So there is nothing to restore after the coordinator has died: an unknown member is answered
+UNKNOWN_MEMBER_ID and joins again.  A member of an older incarnation cannot be taken for one of a new, because member
+ids are never used twice.
 
 Deadlines: one heap entry per group and at most, besides, one for every time that its next deadline came
 closer; an entry that is out of date costs one look at the group.
@@ -19,8 +17,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
-from .codes import Code
-from .state import Group, Join, Joined, Limits, Reply, Synced, Token, metadata_bytes
+from ..wire.kafka.codes import Code
+from .group_state import Group
+from .messages import Join, Joined, Limits, Reply, Synced, Token, metadata_bytes
 
 
 class Membership:
@@ -131,16 +130,14 @@ class Membership:
         return group.may_commit(member_id, instance, generation, now_ms)
 
     def may_delete(self, name: str) -> Code:
-        """May the group's positions go?  GROUP_ID_NOT_FOUND: it has no members, only the registry knows
-        more.
-        """
+        """May the group's offsets go?  GROUP_ID_NOT_FOUND: it has no members; only the registry knows more."""
         group = self._groups.get(name)
         if group is None:
             return Code.GROUP_ID_NOT_FOUND
         return Code.NON_EMPTY_GROUP if group.members else Code.NONE
 
     def dissolve(self, name: str, error: Code) -> None:
-        """Forget the group; whoever waits in it is told ``error``."""
+        """Forget the group; whoever waits in it is answered ``error``."""
         group = self._groups.get(name)
         if group is not None:
             group.dissolve(error)
@@ -167,10 +164,10 @@ class Membership:
         self._replies.append((token, reply))
 
     def _settle(self, group: Group) -> None:
-        """Bring the books in line with what a group has become."""
+        """Bring sizes, deadlines and what has changed in line with what a group has become."""
         name = group.name
-        if not group.shown:
-            group.shown = True
+        if not group.registered:
+            group.registered = True
             self._changed.add(name)
         size = group.size
         self._size += size - self._sizes.pop(name, 0)

@@ -32,7 +32,7 @@ import msgspec
 
 from ..catalog import Topic
 from ..config import TopicSettings, parse_addresses
-from ..groups.cluster import NO_LEADER, Broker
+from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 
 SNAPSHOT: Final = 0
 """In place of an answer's token."""
@@ -42,8 +42,9 @@ TOPICS_PER_MESSAGE: Final = 500
 class Facts(msgspec.Struct, frozen=True):
     """All that is not a topic.
 
-    ``advertised``: by door, what to tell clients instead of the address that they came to; ``peers``: the other live
-    brokers, with the address of each door that they have open; ``defaults``: what holds where a topic does not set it.
+    ``advertised``: by protocol, the address that clients get instead of the one that they came to; ``peers``: the other
+    live brokers, with the address of each listener that they have open; ``defaults``: what holds where a topic does not
+    set it.
     """
 
     cluster_id: str
@@ -55,9 +56,9 @@ class Facts(msgspec.Struct, frozen=True):
     defaults: TopicSettings
 
 
-def brokers(broker_id: int, own: str, peers: Mapping[int, Mapping[str, str]], door: str) -> list[Broker]:
-    """Live brokers with this door, by id; this one, which is at ``own``, always among them."""
-    known = {peer: doors[door] for peer, doors in peers.items() if doors.get(door)} | {broker_id: own}
+def brokers(broker_id: int, own: str, peers: Mapping[int, Mapping[str, str]], protocol: str) -> list[Broker]:
+    """Live brokers with a listener of this protocol, by id; this one, which is at ``own``, always among them."""
+    known = {peer: open_[protocol] for peer, open_ in peers.items() if open_.get(protocol)} | {broker_id: own}
     return [Broker(number, *parse_addresses(known[number])[0]) for number in sorted(known)]
 
 
@@ -93,7 +94,7 @@ def _row(topic: Topic) -> list[Any]:
 
 
 class Snapshot:
-    """A worker's; implements :class:`appliance.groups.directory.Directory` once it is :attr:`complete`."""
+    """A worker's; implements :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -139,9 +140,9 @@ class Snapshot:
     def auto_create(self) -> bool:
         return self._facts.auto_create
 
-    def brokers(self, listener: str, door: str = "kafka") -> list[Broker]:
+    def brokers(self, listener: str, protocol: str = "kafka") -> list[Broker]:
         facts = self._facts
-        return brokers(facts.broker_id, facts.advertised.get(door) or listener, facts.peers, door)
+        return brokers(facts.broker_id, facts.advertised.get(protocol) or listener, facts.peers, protocol)
 
     def topics(self) -> Mapping[str, Topic]:
         return self._topics

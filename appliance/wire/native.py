@@ -65,7 +65,7 @@ MAGIC: Final = "appliance"
 HELLO_BYTES_MAX: Final = 4096
 
 SIZE_BYTES: Final = 4
-"""Of either size in front of a header; a picture of thousands of partitions does not fit 64 KiB."""
+"""Of either size in front of a header; metadata of thousands of partitions does not fit 64 KiB."""
 
 _PREFIX = struct.Struct(">II")
 assert _PREFIX.size == 2 * SIZE_BYTES
@@ -166,7 +166,7 @@ class AdminRequest(Struct, array_like=True, forbid_unknown_fields=True, tag=ADMI
 
 
 class _Hello(Struct, array_like=True, tag=HELLO):
-    """What other versions add is skipped, so that they are told which one is spoken here."""
+    """What other versions add is skipped, so that they get an answer with the version that is spoken here."""
 
     correlation: _Correlation
     magic: Literal["appliance"]

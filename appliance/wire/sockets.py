@@ -1,4 +1,4 @@
-"""The options of sockets, at either end of a door.  The only I/O in this package."""
+"""The options of sockets, at either end of a listener's connections.  The only I/O in this package."""
 
 from __future__ import annotations
 

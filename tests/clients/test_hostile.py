@@ -13,7 +13,7 @@ import pytest
 
 from appliance.wire.kafka.apis import APIS
 from tests.kafka_messages import decode_response, message, random_values, request_frame
-from tests.test_wire_kafka_cold import mutated
+from tests.test_wire_kafka_forwarded import mutated
 
 from .conftest import Door
 

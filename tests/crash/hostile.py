@@ -15,7 +15,7 @@ from appliance.wire import native
 from appliance.wire.kafka.apis import APIS
 
 from ..kafka_messages import message, random_values, request_frame
-from ..test_wire_kafka_cold import mutated
+from ..test_wire_kafka_forwarded import mutated
 
 CONNECTIONS: Final = 40
 FRAMES: Final = 10

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from appliance.records.encode import encode_batch
-from appliance.wire.kafka.apis import APIS, HOT
+from appliance.wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from tests.kafka_messages import message
 
 NAMES = [f"hostile-{number}" for number in range(8)]
@@ -38,7 +38,7 @@ FRAME_BYTES_MAX = 1_500_000
 """About where a frame ends that would become larger."""
 LIES = (-2, -1, 0, 1, 127, 128, 2**15 - 1, 2**16, 2**24, 2**31 - 1)
 VERSIONS = [(key, version) for key, api in APIS.items() for version in range(api.version_min, api.version_max + 1)]
-HOT_VERSIONS = [(key, version) for key, version in VERSIONS if key in HOT]
+WORKER_VERSIONS = [(key, version) for key, version in VERSIONS if key in SERVED_BY_WORKERS]
 TIMES_MS = (0, 1, 100, 1_000, 6_000, -1, 2**31 - 1, -(2**31))
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -203,7 +203,7 @@ WEIGHTS = (40, 15, 5, 10, 8, 15, 5, 2)
 
 def kafka_frame(rng: Random) -> bytes:
     """One request with its size prefix."""
-    key, version = rng.choice(HOT_VERSIONS if rng.random() < 0.3 else VERSIONS)
+    key, version = rng.choice(WORKER_VERSIONS if rng.random() < 0.3 else VERSIONS)
     (flaw,) = rng.choices(FLAWS, WEIGHTS)
     flexible = version >= APIS[key].flexible_from
     writer = Writer(rng, version, flexible, flaw)

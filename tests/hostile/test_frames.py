@@ -14,9 +14,9 @@ import pytest
 from appliance.config import Config
 from appliance.errors import ClientFault, ProtocolFault
 from appliance.wire.bounds import Limits
-from appliance.wire.kafka import cold
-from appliance.wire.kafka.apis import APIS, HOT
-from appliance.wire.kafka.hot import KafkaCodec
+from appliance.wire.kafka import forwarded
+from appliance.wire.kafka.apis import APIS, SERVED_BY_WORKERS
+from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.native import NativeCodec, decode_forwarded
 from appliance.wire.requests import Codec, Cold, Fetch, Local, Offsets, Produce, decode_frames
 
@@ -40,7 +40,7 @@ def decoded(codec: Codec, frame: bytes) -> str:
             if isinstance(request, Fetch | Offsets):
                 assert len(request.parts) <= LIMITS.parts_max
             if isinstance(request, Cold) and isinstance(codec, KafkaCodec):
-                cold.decode(part)
+                forwarded.decode(part)
             elif isinstance(request, Cold):
                 decode_forwarded(part)
     except ProtocolFault:
@@ -68,6 +68,6 @@ def test_native_frames(greeted: bool) -> None:
 
 def test_every_version_of_every_api_is_generated() -> None:
     assert {key for key, _ in VERSIONS} == APIS.keys() and len(FLAWS) == 8
-    assert {(key, APIS[key].version_max) for key in HOT} <= set(VERSIONS)
+    assert {(key, APIS[key].version_max) for key in SERVED_BY_WORKERS} <= set(VERSIONS)
     assert kafka_frame(Random(9)) == kafka_frame(Random(9)), "a seed says it all"
     assert native_frame(Random(9)) == native_frame(Random(9))

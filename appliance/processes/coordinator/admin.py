@@ -43,15 +43,15 @@ import msgspec
 from msgspec import Meta
 
 from ... import status
+from ...broker.metadata_answers import MetadataAnswers
 from ...catalog import Topic
 from ...errors import (
     ApplianceError,
     InvalidRequest,
     UnknownGroup,
 )
-from ...groups.cluster import Commit, RegisteredGroup
-from ...groups.directory import MetadataAnswers
-from ...groups.state import Group, State
+from ...groups.group_state import Group, State
+from ...groups.store import Commit, RegisteredGroup
 from ...names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN, TopicPartition
 from ...wire import native
 from ...wire.bounds import PARTS_MAX_MAX

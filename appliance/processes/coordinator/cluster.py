@@ -1,8 +1,8 @@
-"""What the doors' cold requests are answered from: one object that both doors share.
+"""What forwarded requests are answered from: one object that both listeners share.
 
-:class:`Cluster` composes the topics, the partitions stored here, the registry and the producer ids.  It is
-what ``groups.cluster.Cluster`` asks for, with the native door's questions beside it: both doors use the same
-operations on the same topics and the same group offsets.
+:class:`Cluster` composes the topics, the partitions stored here, the registry and the producer ids.  It implements
+``kafka_apis.appliance`` and ``groups.store``, with the native questions beside them: both listeners use the same
+operations on the same topics and the same committed offsets.
 
 The groups of the Kafka door are shown in the registry as ephemeral nodes of the coordinator's session
 (:mod:`.shown`): they come back after a lost session, and go when the coordinator is gone for good.
@@ -31,11 +31,12 @@ from ...errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from ...groups import cluster as kafka
-from ...groups.cluster import Broker, Commit, Extent, RegisteredGroup, RegisteredMember
-from ...groups.group_api import coordinator_of
+from ...groups.group_coordinator import coordinator_of
+from ...groups.store import Commit, RegisteredGroup, RegisteredMember
+from ...kafka_apis.appliance import Extent
 from ...log.reader import FileCache, LogReader
 from ...names import TopicPartition
+from ...wire.kafka.metadata_reply import NO_LEADER, Broker
 from ...wire.requests import EARLIEST, LATEST, OffsetsPart
 from ...zookeeper import operations, paths
 from ...zookeeper.claims import Claimant, GroupInfo, decode_info
@@ -141,9 +142,9 @@ class Cluster:
     def zookeeper(self) -> str:
         return self.registry.connect_string
 
-    def brokers(self, listener: str, door: str = "kafka") -> list[Broker]:
-        own = getattr(self._config, door).advertised or listener
-        return snapshot.brokers(self.broker_id, own, self._peers(), door)
+    def brokers(self, listener: str, protocol: str = "kafka") -> list[Broker]:
+        own = getattr(self._config, protocol).advertised or listener
+        return snapshot.brokers(self.broker_id, own, self._peers(), protocol)
 
     def _peers(self) -> dict[int, dict[str, str]]:
         found = self.registry.brokers.items()
@@ -191,7 +192,7 @@ class Cluster:
         """The live broker that serves a partition, NO_LEADER while none can."""
         leader = topic.leader(partition)
         alive = leader == self.broker_id or leader in self.registry.brokers
-        return leader if alive else kafka.NO_LEADER
+        return leader if alive else NO_LEADER
 
     def settings(self, topic: Topic) -> TopicSettings:
         return self.topic_operations.settings(topic)
@@ -214,7 +215,7 @@ class Cluster:
         await self._wait_until_shown(key for key in positions if key in self.partitions)
         for key, position in positions.items():
             topic = self.topics().get(key[0])
-            leader = topic.leader(key[1]) if topic is not None else kafka.NO_LEADER
+            leader = topic.leader(key[1]) if topic is not None else NO_LEADER
             peer = self.registry.brokers.get(leader)
             if key in self.partitions:
                 with contextlib.suppress(Unavailable):

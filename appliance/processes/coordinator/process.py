@@ -37,10 +37,12 @@ import msgspec
 from ...catalog import Catalog, Topic
 from ...config import Config, parse_addresses
 from ...errors import ApplianceError, ProtocolFault
-from ...groups.api import KafkaDoor
+from ...groups.group_coordinator import GroupCoordinator
+from ...groups.messages import Limits as GroupLimits
+from ...kafka_apis.dispatch import KafkaApis
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
-from ...wire.kafka import cold
+from ...wire.kafka import forwarded
 from ...zookeeper.paths import BrokerInfo
 from ...zookeeper.session import State
 from ..child import give_back_memory
@@ -129,11 +131,12 @@ class Coordinator:
             self._spawn,
             clock_ms,
         )
-        elements_max = cold.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
-        self._kafka = KafkaDoor(self._cluster, lambda: uuid4().hex, elements_max=elements_max)
-        self._cluster.positions.on_lost = self._kafka.lose
-        self._cluster.positions.has_members = self._kafka.has_members
-        self._native = NativeDoor(self._cluster, self._kafka.groups)
+        elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
+        self._groups = GroupCoordinator(self._cluster, GroupLimits(), lambda: uuid4().hex)
+        self._kafka = KafkaApis(self._cluster, self._groups, self._cluster, elements_max)
+        self._cluster.positions.on_lost = self._groups.lose
+        self._cluster.positions.has_members = self._groups.has_members
+        self._native = NativeDoor(self._cluster, self._groups.groups)
         positions = self._cluster.positions
         self._expiry = Expiry(self._registry, positions, self._cluster.coordinates, clock_ms)
         self._sweep = Sweep(data_dir, self._topics, self._partitions, clock_ms)
@@ -156,6 +159,7 @@ class Coordinator:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._groups.close()
             self._kafka.close()
             self._registry.close()
         if self._bug is not None:

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ...catalog import Topic
 from ...errors import ApplianceError, Unavailable
-from ...groups.cluster import RegisteredMember
+from ...groups.store import RegisteredMember
 from ...names import TopicPartition
 from ...zookeeper import paths
 from ...zookeeper.operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral

@@ -8,8 +8,8 @@ before the first snapshot has come.
 
 from __future__ import annotations
 
+from ...broker.metadata_answers import MetadataAnswers
 from ...errors import ProtocolFault
-from ...groups.directory import MetadataAnswers
 from ...names import is_reserved, is_topic
 from ...wire import native
 from ...wire.kafka import metadata as kafka

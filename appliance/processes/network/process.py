@@ -39,7 +39,7 @@ from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import OFFLINE, SegmentTable
 from ...wire.bounds import Limits
-from ...wire.doors import codec_of
+from ...wire.listener_codecs import codec_of
 from ...wire.requests import (
     EARLIEST,
     Cold,

@@ -24,8 +24,8 @@ from typing import Any, Final
 from ...config import Config
 from ...errors import ProtocolFault
 from ...shared.table import SegmentTable
-from ...wire.doors import codec_of
 from ...wire.frames import SIZE_BYTES, cut
+from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
 from ..handoff import pieces

@@ -1,12 +1,12 @@
-"""Which Kafka APIs are served, and in which versions.  ApiVersions and the codecs read this table;
+"""Which Kafka APIs are served, and in which versions: the one table that ApiVersions and the codecs read.
+
 ``tests/clients/README.md`` shows it.
 
-Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the
-range; ceilings are below the versions that replace topic names by topic ids (Produce 13, Fetch 13);
-Metadata, which tells both from 10 on, goes to 12, because librdkafka cannot take version 9 of many
-small topics. Produce 0 to 2 are listed because librdkafka before 2.11.1 silently drops gzip, snappy
-and lz4 when they are not; what is sent with them is refused partition by partition with
-UNSUPPORTED_VERSION. A key that is missing here is not served at all.
+Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the range.  Ceilings are
+below the versions that replace topic names by topic ids (Produce 13, Fetch 13).  Metadata, which has both from 10 on,
+goes to 12, because librdkafka cannot take version 9 of many small topics.  Produce 0 to 2 are listed because librdkafka
+before 2.11.1 silently drops gzip, snappy and lz4 when they are not; what is sent with them is refused partition by
+partition with UNSUPPORTED_VERSION.  A key that is missing here is not served at all.
 """
 
 from __future__ import annotations
@@ -112,5 +112,5 @@ APIS: Final[dict[int, Api]] = {
 ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.version_max) for key, api in APIS.items()}
 """API key → (lowest, highest version), as ApiVersions answers it."""
 
-HOT: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, API_VERSIONS})
-"""Answered by the network worker; all others are handed to the coordinator (``cold.py``)."""
+SERVED_BY_WORKERS: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, API_VERSIONS})
+"""Answered by the network worker; all others are forwarded to the coordinator (``forwarded.py``)."""

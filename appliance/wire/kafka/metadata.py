@@ -1,4 +1,4 @@
-"""The questions that a network worker answers from its snapshot: Metadata and FindCoordinator.
+"""Decodes the requests that a network worker answers from its snapshot: Metadata and FindCoordinator.
 
 Metadata (API 3), versions 0 to 12 (``n+`` from version n on; from 9 on compact lengths, and tagged fields T)::
 
@@ -12,8 +12,7 @@ FindCoordinator (API 10), versions 0 to 4 (from 3 on compact, and T)::
                up to 3: i16 error   nullable string message (1+)   i32 broker   string host   i32 port   T
                4+: [string key   i32 broker   string host   i32 port   i16 error   nullable string message   T]   T
 
-Only what can be answered here is decoded: whatever is unusual is None, and goes to the coordinator, which knows what to
-say about it.
+Only what can be answered here is decoded: whatever is unusual is None and goes to the coordinator, which answers it.
 """
 
 from __future__ import annotations

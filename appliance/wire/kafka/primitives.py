@@ -1,13 +1,12 @@
 """What Kafka's request and response layouts share: varints, compact lengths, tagged fields, bounds.
 
-Request header v1: ``i16 api key, i16 version, i32 correlation id, i16 client id size (-1 = null), client
-id``; v2 (flexible versions) adds tagged fields.  Response header v0: ``i32 correlation id``; v1 adds tagged
-fields.  Compact lengths and counts are a varint of length + 1, 0 is null.  Tagged fields: varint count, then
-each varint tag, varint size, bytes.  Everything is big-endian.
+Request header v1: ``i16 api key, i16 version, i32 correlation id, i16 client id size (-1 = null), client id``; v2
+(flexible versions) adds tagged fields.  Response header v0: ``i32 correlation id``; v1 adds tagged fields.  Compact
+lengths and counts are a varint of length + 1, 0 is null.  Tagged fields: varint count, then each varint tag, varint
+size, bytes.  Everything is big-endian.
 
-Reading beyond the frame ends in ``struct.error`` or ``IndexError``, which ``hot.py`` turns into a
-ProtocolFault: no reader has to check twice what unpacking checks anyway.  Slices are not checked by Python,
-so lengths are checked here.
+Reading beyond the frame ends in ``struct.error`` or ``IndexError``, which ``codec.py`` turns into a ProtocolFault: no
+reader has to check twice what unpacking checks anyway.  Slices are not checked by Python, so lengths are checked here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""Answers metadata requests of both listeners: which brokers and topics there are.
+
+The coordinator has a :class:`Directory` in its catalog and the registry, a network worker in the snapshot that the
+coordinator has sent it.  The answers are made here for both, so that they are the same wherever a client asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from ..catalog import Topic
+from ..config import TopicSettings
+from ..errors import UnknownPartition
+from ..names import is_topic
+from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import Broker, MetadataEncoder, Row, topic_id
+
+
+class Directory(Protocol):
+    """Which brokers and topics there are: what metadata is answered from."""
+
+    @property
+    def broker_id(self) -> int: ...
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def zookeeper(self) -> str:
+        """Where members of native groups meet; "" without an ensemble."""
+
+    @property
+    def revision(self) -> int:
+        """Another number after every change of ``topics()`` and of a leader: what is encoded may be kept by it."""
+
+    def brokers(self, listener: str, protocol: str = "kafka") -> Sequence[Broker]:
+        """Live brokers with a listener of this protocol ("native" or "kafka"), by id; this one always among them.
+
+        ``listener`` is our address that the client connected to: a client that came through one network is
+        not sent to an address of another, unless the configuration says which address to answer.
+        """
+
+    def topics(self) -> Mapping[str, Topic]: ...
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        """The live broker that serves a partition, NO_LEADER while none can."""
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        """What holds for a topic: its own settings over the defaults."""
+
+
+def why_missing(name: str) -> Code:
+    """Why there is no topic of this name."""
+    return Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION
+
+
+class MetadataAnswers:
+    """Makes the replies from what ``directory`` knows at the moment."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._encoder = MetadataEncoder(directory.leader)
+
+    def kafka(
+        self,
+        correlation_id: int,
+        version: int,
+        listener: str,
+        wanted: Sequence[str | UUID] | None,
+        errors: Mapping[str, int],
+        *,
+        topic_operations: bool,
+        cluster_operations: bool,
+    ) -> bytes:
+        """The reply frame to Metadata; ``errors``: what to say about topics that do not exist, if not just that."""
+        directory = self._directory
+        if wanted is None:
+            topics = self._encoder.all_topics(version, directory.revision, self._sorted_topics, topic_operations)
+        else:
+            topics = self._encoder.topics(version, self._rows(wanted, errors), topic_operations)
+        return self._encoder.frame(
+            correlation_id,
+            version,
+            directory.brokers(listener),
+            directory.cluster_id,
+            directory.broker_id,
+            topics,
+            cluster_operations,
+        )
+
+    def _rows(self, wanted: Sequence[str | UUID], errors: Mapping[str, int]) -> list[Row]:
+        """Each topic that is asked for once, or an error in its place; those by name come first."""
+        known = self._directory.topics()
+        names = [name for name in dict.fromkeys(wanted) if isinstance(name, str)]
+        ids = [one for one in dict.fromkeys(wanted) if not isinstance(one, str)]
+        rows: list[Row] = [(name, known.get(name) or errors.get(name) or why_missing(name)) for name in names]
+        by_id = {topic_id(topic): topic for topic in known.values()} if ids else {}
+        for wanted_id in ids:
+            topic = by_id.get(wanted_id)
+            rows.append((topic.name, topic) if topic is not None else (wanted_id, Code.UNKNOWN_TOPIC_ID))
+        return rows
+
+    def _sorted_topics(self) -> list[Topic]:
+        return [topic for _, topic in sorted(self._directory.topics().items())]
+
+    def native(self, names: Sequence[str] | None, listener: str) -> dict[str, Any]:
+        """The reply to the native protocol's metadata request."""
+        directory = self._directory
+        wanted = sorted(directory.topics()) if names is None else dict.fromkeys(names)
+        return {
+            "cluster": directory.cluster_id,
+            "broker": directory.broker_id,
+            "zookeeper": directory.zookeeper,
+            "brokers": [list(broker) for broker in directory.brokers(listener, "native")],
+            "topics": [self._native_topic(name) for name in wanted],
+        }
+
+    def _native_topic(self, name: str) -> dict[str, Any]:
+        directory = self._directory
+        topic = directory.topics().get(name)
+        if topic is None:
+            return {"name": name, "error": UnknownPartition.code, "settings": {}, "partitions": []}
+        return {
+            "name": name,
+            "error": 0,
+            "settings": directory.settings(topic).as_kafka(),
+            "partitions": [[number, directory.leader(topic, number)] for number in sorted(topic.partitions)],
+        }

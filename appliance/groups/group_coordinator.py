@@ -1,0 +1,170 @@
+"""Coordinates the Kafka groups of this appliance: gives requests to the state machine and carries out what it says.
+
+JoinGroup and SyncGroup wait: the token that :class:`Membership` keeps for them is an asyncio future.
+:meth:`GroupCoordinator.settle` resolves it, tells the registry which members have changed, and sets the alarm for the
+next deadline.
+
+With several appliances in a cluster each group is coordinated by one of them, chosen by rendezvous hashing over the
+live brokers.  So all agree without talking, and few groups move when a broker comes or goes.  A request for a group of
+another one is answered NOT_COORDINATOR, which sends the client to FindCoordinator; what we still held of the group is
+dissolved.  Who joins a group waits until nobody else can coordinate it (:meth:`GroupStore.claim`).  While the lease of
+our ZooKeeper session is over, nothing is coordinated and no member's time runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+from ..names import GROUP_CHARACTERS_MAX
+from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import Broker
+from . import consumer_protocol
+from .group_state import Group
+from .membership import Membership
+from .messages import Limits, Reply
+from .store import GroupStore, RegisteredMember
+
+WITHOUT_LEASE_S = 0.1
+"""How often members' deadlines are looked at while we may not act on them."""
+
+
+def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
+    """The live broker that coordinates a group: the one whose hash with the group's name is highest."""
+
+    def weight(broker: Broker) -> bytes:
+        return hashlib.blake2b(f"{broker.id} {group}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+    return max(brokers, key=weight)
+
+
+class GroupCoordinator:
+    """``new_id``: gives a text that is unique for ever.  Lives in one event loop and takes its clock.
+
+    :attr:`membership` is for the handlers of this package: after a call that may change it they call :meth:`settle`.
+    """
+
+    def __init__(self, store: GroupStore, limits: Limits, new_id: Callable[[], str]) -> None:
+        self.membership = Membership(limits, new_id)
+        self._store = store
+        self._waits_max = limits.waits_max
+        self._waiting = 0
+        self._led = True
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def groups(self) -> Mapping[str, Group]:
+        """The groups that have members here; to look at."""
+        return {name: group for name in self.membership.names() if (group := self.membership.get(name))}
+
+    def has_members(self, group: str) -> bool:
+        """Is there anybody in the group, or expected in it, at this listener?"""
+        return self.membership.get(group) is not None
+
+    def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def now_ms(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    # -- whose group it is ----------------------------------------------------------------------------
+
+    def refuse(
+        self,
+        group: str,
+        listener: str,
+        *,
+        nameless: bool = False,
+        without_lease: Code = Code.COORDINATOR_NOT_AVAILABLE,
+    ) -> Code:
+        """Why this appliance does not serve a group by that name, if so.
+
+        Args:
+            nameless: "" will do, as in Kafka for OffsetCommit, OffsetFetch, DescribeGroups and DeleteGroups.
+            without_lease: the answer while others may have taken our groups.
+        """
+        if not (group or nameless) or len(group) > GROUP_CHARACTERS_MAX:
+            return Code.INVALID_GROUP_ID
+        if not self.coordinates(group, self._store.brokers(listener)):
+            self.lose(group)
+            return Code.NOT_COORDINATOR
+        return Code.NONE if self._look_at_lease() else without_lease
+
+    def _look_at_lease(self) -> bool:
+        """Do we lead?  Members that we could not answer meanwhile have their whole session before them again."""
+        leads = self._store.leads
+        if leads and not self._led:
+            self.membership.prolong(self.now_ms())
+        self._led = leads
+        return leads
+
+    def lose(self, group: str) -> None:
+        """The group is not this appliance's any more: its members are answered NOT_COORDINATOR at once."""
+        self.membership.dissolve(group, Code.NOT_COORDINATOR)
+        self.settle()
+
+    def coordinates(self, group: str, brokers: Sequence[Broker]) -> bool:
+        """Is this one of ``brokers`` the group's coordinator?"""
+        return len(brokers) == 1 or coordinator_of(group, brokers).id == self._store.broker_id
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    async def wait_for(self, refusal: Reply, ask: Callable[[asyncio.Future[Reply], int], None]) -> Reply:
+        """The reply to a request that may have to wait for other members.
+
+        ``refusal`` is the reply while ``waits_max`` others wait: they take room from the requests of everybody.
+        """
+        if self._waiting >= self._waits_max:
+            return refusal
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting += 1
+        try:
+            ask(answer, self.now_ms())
+            self.settle()
+            return await answer
+        finally:
+            self._waiting -= 1
+
+    def settle(self) -> None:
+        """Carry out what the membership has decided: answer, register members, set the alarm."""
+        for token, reply in self.membership.take_replies():
+            if not token.done():  # it is when its request was cancelled: the process is stopping
+                token.set_result(reply)
+        for name in self.membership.take_changed():
+            self._store.register(name, functools.partial(self._registration, name))
+        deadline_ms = self.membership.next_deadline_ms()
+        loop = asyncio.get_running_loop()
+        if self._alarm is not None and (deadline_ms is None or self._alarm.when() * 1000 > deadline_ms + 1):
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm is None and deadline_ms is not None:
+            self._alarm = loop.call_at((deadline_ms + 1) / 1000, self._tick)  # our clock is in whole ms
+
+    def _tick(self) -> None:
+        self._alarm = None
+        if not self._look_at_lease():
+            self._alarm = asyncio.get_running_loop().call_later(WITHOUT_LEASE_S, self._tick)
+            return
+        try:
+            self.membership.tick(self.now_ms())
+        finally:
+            self.settle()
+
+    def _registration(self, name: str) -> list[RegisteredMember]:
+        """A group's members as the registries show them."""
+        group = self.membership.get(name)
+        if group is None:
+            return []
+        consumers = group.protocol_type == consumer_protocol.TYPE  # what others write only they can read
+        return [
+            RegisteredMember(
+                member.id,
+                member.client_id,
+                member.client_host,
+                consumer_protocol.subscribed_topics(member.metadata(group.protocol)) if consumers else (),
+                consumer_protocol.assigned_partitions(member.assignment) if consumers else (),
+            )
+            for member in group.members.values()
+        ]

@@ -1,0 +1,190 @@
+"""FindCoordinator, DescribeGroups, ListGroups and DeleteGroups: groups as administrators and clients look them up.
+
+There are no transactions.  A producer that asks for them is refused where it starts, in FindCoordinator (older
+clients: InitProducerId): TRANSACTIONAL_ID_AUTHORIZATION_FAILED is the code on which all clients give up at once
+instead of trying for ever; newer ones print our message beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..errors import ApplianceError
+from ..names import GROUP_CHARACTERS_MAX
+from ..wire.kafka.call import Answer, Call, Handler, retriable
+from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import GROUP_OPERATIONS, Broker
+from . import consumer_protocol
+from .group_coordinator import GroupCoordinator, coordinator_of
+from .group_state import Group, State
+from .store import GroupStore, RegisteredGroup
+
+GROUP_KEY, TRANSACTION_KEY = 0, 1
+NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
+GROUP_TYPE: Final = "classic"
+"""What Kafka calls a group whose members agree among themselves, unlike those of the "consumer" protocol."""
+
+
+class GroupLookupApi:
+    """Finds, describes, lists and deletes groups of either listener."""
+
+    def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
+        self._coordinator, self._store = coordinator, store
+        self._membership = coordinator.membership
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "FindCoordinator": self._find_coordinator,
+            "DescribeGroups": self._describe,
+            "ListGroups": self._list,
+            "DeleteGroups": self._delete,
+        }
+
+    async def _find_coordinator(self, call: Call) -> Answer:
+        request = call.request
+        brokers = self._store.brokers(call.listener)
+        if call.version >= 4:
+            return {
+                "coordinators": [
+                    {"key": key} | self._found(key, request.key_type, brokers) for key in request.coordinator_keys
+                ]
+            }
+        return self._found(request.key, request.key_type, brokers)
+
+    def _found(self, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
+        error, message, broker = Code.NONE, None, Broker(-1, "", -1)
+        if key_type == TRANSACTION_KEY:
+            error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
+        elif key_type != GROUP_KEY:
+            error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
+        elif len(key) > GROUP_CHARACTERS_MAX:
+            error, message = Code.INVALID_GROUP_ID, f"a group id has at most {GROUP_CHARACTERS_MAX} characters"
+        elif not self._store.leads:
+            error, message = Code.COORDINATOR_NOT_AVAILABLE, "ZooKeeper cannot be reached: try again"
+        else:
+            broker = coordinator_of(key, brokers)
+        return {
+            "error_code": error,
+            "error_message": message,
+            "node_id": broker.id,
+            "host": broker.host,
+            "port": broker.port,
+        }
+
+    async def _describe(self, call: Call) -> Answer:
+        operations = GROUP_OPERATIONS if call.request.include_authorized_operations else None
+        return {
+            "groups": [
+                {"authorized_operations": operations, "group_id": name} | await self._describe_one(name, call)
+                for name in call.request.groups
+            ]
+        }
+
+    async def _describe_one(self, name: str, call: Call) -> dict[str, Any]:
+        error: int = self._coordinator.refuse(name, call.listener, nameless=True)
+        if error:
+            return {"error_code": error, "group_state": ""}
+        group = self._membership.get(name)
+        if group is not None:
+            return _described(group)
+        try:
+            registered = await self._store.group(name)
+        except ApplianceError as fault:
+            return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS), "group_state": ""}
+        if registered is None:
+            return {"group_state": State.DEAD.value}
+        return _described_registered(registered)
+
+    async def _list(self, call: Call) -> Answer:
+        brokers = self._store.brokers(call.listener)
+        rows = {
+            name: (group.protocol_type, group.state.value)
+            for name, group in self._coordinator.groups().items()
+            if self._coordinator.coordinates(name, brokers)
+        }
+        error: int = Code.NONE
+        try:
+            for registered in await self._store.groups():
+                name = registered.name
+                if name not in rows and self._coordinator.coordinates(name, brokers):
+                    live = registered.native and registered.members
+                    resting = registered.protocol_type, State.EMPTY.value
+                    rows[name] = (consumer_protocol.TYPE, State.STABLE.value) if live else resting
+        except ApplianceError as fault:
+            error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
+        states = {state.lower() for state in call.request.states_filter or ()}
+        types = {kind.lower() for kind in call.request.types_filter or ()}
+        groups = [
+            {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": GROUP_TYPE}
+            for name, (protocol_type, state) in sorted(rows.items())
+            if (not states or state.lower() in states) and (not types or GROUP_TYPE in types)
+        ]
+        return {"error_code": error, "groups": groups}
+
+    async def _delete(self, call: Call) -> Answer:
+        results = []
+        for name in dict.fromkeys(call.request.groups_names):
+            results.append({"group_id": name, "error_code": await self._delete_one(name, call.listener)})
+        return {"results": results}
+
+    async def _delete_one(self, name: str, listener: str) -> int:
+        error: int = self._coordinator.refuse(name, listener, nameless=True)
+        if not error and self._membership.may_delete(name) is Code.NON_EMPTY_GROUP:
+            error = Code.NON_EMPTY_GROUP
+        if error:
+            return error
+        try:
+            registered = await self._store.group(name)
+            if registered is None:
+                return Code.GROUP_ID_NOT_FOUND
+            if registered.native and registered.members:
+                return Code.NON_EMPTY_GROUP
+            await self._store.forget(name)
+        except ApplianceError as fault:
+            return retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
+        return Code.NONE
+
+
+def _described(group: Group) -> dict[str, Any]:
+    stable = group.state is State.STABLE
+    members = [
+        {
+            "member_id": member.id,
+            "group_instance_id": member.instance,
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "member_metadata": member.metadata(group.protocol) if stable else b"",
+            "member_assignment": member.assignment if stable else b"",
+        }
+        for member in group.members.values()
+    ]
+    return {
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol if stable else "",
+        "members": members,
+    }
+
+
+def _described_registered(group: RegisteredGroup) -> dict[str, Any]:
+    """A native group in Kafka's terms, so that Kafka's tools show its members, partitions and lag."""
+    if not (group.native and group.members):
+        return {"group_state": State.EMPTY.value, "protocol_type": group.protocol_type}
+    members = [
+        {
+            "member_id": member.id,
+            "client_id": member.client_id,
+            "client_host": member.host,
+            "member_metadata": consumer_protocol.encode_subscription(member.topics),
+            "member_assignment": consumer_protocol.encode_assignment(member.partitions),
+        }
+        for member in group.members
+    ]
+    return {
+        "group_state": State.STABLE.value,
+        "protocol_type": consumer_protocol.TYPE,
+        "protocol_data": "range",
+        "members": members,
+    }

@@ -1,0 +1,386 @@
+"""One Kafka group: who is in it, which generation, who waits for what.  Pure state, the clock is an argument.
+
+States and what moves between them::
+
+    EMPTY ──join──▶ PREPARING ──all joined, or time is up──▶ COMPLETING ──leader's sync──▶ STABLE
+      ▲                │  ▲                                     │                            │
+      └──nobody left───┘  └──── join, leave, a death, a new subscription, no sync in time ───┘
+
+A *generation* begins when PREPARING ends.  In PREPARING every member is awaited (``joining`` holds the
+token of its unanswered JoinGroup); whoever does not come in time is out, static members excepted until
+their session ends.  In COMPLETING the members wait for the leader's assignment (``syncing`` holds the token
+of SyncGroup); the broker never looks into it, so the eager and the cooperative protocol are the same here.
+
+Three deadlines, all in ms of the caller's clock: a member's session (``expires_ms``, counts only while it
+awaits nothing of us), the rebalance (PREPARING ends), the sync (COMPLETING ends: members that have not
+synced are out). Two waits are ours: an empty group holds its first rebalance for ``initial_delay_ms`` after
+each newcomer, so that members started together share one generation (short, so that a single member starts
+at once); and a client that was given its id (MEMBER_ID_REQUIRED) and does not come back holds others for at
+most ``id_wait_ms``.
+
+Invariants: one leader and one generation for all; every token is answered once, before its deadline; all
+members share a protocol; a member is never answered a generation that it was not part of.
+
+Rules and error codes are those of Kafka's classic group coordinator (checked against Kafka 3.x's GroupCoordinator and
+franz-go's kfake).  Two differences, both more lenient: a member that rejoins alone may change its protocols at will,
+and commits are taken in COMPLETING (Kafka answers REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION, which applications
+that commit while a cooperative group rebalances get to see).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..wire.kafka.codes import Code
+from .members import Member, Members
+from .messages import Join, Joined, Limits, Reply, Synced, Token
+
+GENERATION_MAX = 2**31 - 1
+
+
+class State(Enum):
+    """The value is the name that DescribeGroups and ListGroups show."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(slots=True)
+class Group:
+    """``answer`` takes (token, reply); ``new_id`` gives a text that is unique for ever, to make member ids of.
+
+    ``registered`` turns false whenever the members or what they own have changed since the caller last set it.
+    """
+
+    name: str
+    limits: Limits
+    answer: Callable[[Token, Reply], None]
+    new_id: Callable[[], str]
+    state: State = State.EMPTY
+    generation: int = 0
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    roster: Members = field(default_factory=Members)
+    registered: bool = True
+    _delay_ends_ms: int | None = None
+    _rebalance_ends_ms: int = 0
+    _sync_ends_ms: int = 0
+    _unsynced: set[str] = field(default_factory=set)
+
+    @property
+    def members(self) -> dict[str, Member]:
+        return self.roster.by_id
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is in it and nobody is expected."""
+        return not self.members and not self.roster.expected
+
+    @property
+    def size(self) -> int:
+        return self.roster.size
+
+    def next_deadline_ms(self) -> int | None:
+        deadlines = self.roster.deadlines_ms()
+        if self.state is State.PREPARING:
+            deadlines.append(self._rebalance_ends_ms)
+            if self._delay_ends_ms is not None:
+                deadlines.append(self._delay_ends_ms)
+        elif self.state is State.COMPLETING:
+            deadlines.append(self._sync_ends_ms)
+        return min(deadlines, default=None)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def join(self, token: Token, join: Join, now_ms: int) -> None:
+        replaced = None
+        if join.instance is not None and not join.member_id:
+            replaced = self.roster.static.get(join.instance)
+        if not self.roster.offers_fit(join, replaced or join.member_id, self.protocol_type):
+            self.answer(token, Joined(Code.INCONSISTENT_GROUP_PROTOCOL, join.member_id))
+        elif replaced is not None:
+            self._replace_static(token, join, self.members[replaced], now_ms)
+        elif not join.member_id:
+            self._join_unnamed(token, join, now_ms)
+        elif join.member_id in self.roster.expected and join.instance is None:
+            self._add(join.member_id, token, join, now_ms)
+        else:
+            self._rejoin(token, join, now_ms)
+        self._complete_if_ready(now_ms)
+
+    def sync(
+        self,
+        token: Token,
+        member_id: str,
+        instance: str | None,
+        generation: int,
+        protocol_type: str | None,
+        protocol: str | None,
+        assignments: Sequence[tuple[str, bytes]],
+        now_ms: int,
+    ) -> None:
+        """``protocol_type`` and ``protocol``: what the client believes (version 5 on), None when it does
+        not say.
+        """
+        error = self.roster.check(member_id, instance) or self._check_generation(generation)
+        if not error and (protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol)):
+            error = Code.INCONSISTENT_GROUP_PROTOCOL
+        if not error and self.state is State.PREPARING:
+            error = Code.REBALANCE_IN_PROGRESS
+        if error:
+            self.answer(token, Synced(error))
+            return
+        member = self.members[member_id]
+        if self.state is State.STABLE:
+            member.renew(now_ms)
+            self.answer(token, self._synced(member))
+            return
+        assert self.state is State.COMPLETING, self.state
+        self._supersede_sync(member)
+        member.syncing = token
+        self._unsynced.discard(member_id)
+        if member_id == self.leader:
+            self._assign(dict(assignments), now_ms)
+
+    def heartbeat(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
+        error = self.roster.check(member_id, instance) or self._check_generation(generation)
+        if error:
+            return error
+        member = self.members[member_id]
+        member.renew(now_ms)
+        return Code.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else Code.NONE
+
+    def leave(self, member_id: str, instance: str | None, now_ms: int) -> Code:
+        """An administrator may remove a static member by its instance name alone (``member_id`` empty)."""
+        if instance is None and self.roster.expected.pop(member_id, None) is not None:
+            self._complete_if_ready(now_ms)
+            return Code.NONE
+        if instance is not None and not member_id:
+            member_id = self.roster.static.get(instance, "")
+        error = self.roster.check(member_id, instance)
+        if not error:
+            self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
+            self._rebalance(now_ms)
+        return error
+
+    def may_commit(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
+        """Positions may come from a member of this generation, or from anybody while there are no members.
+
+        Before the leader has assigned, nothing has a new owner yet, so what a member read in the generation before is
+        its own still, and so is a commit that was under way when this generation began.
+        """
+        if generation < 0 and not self.members:
+            return Code.NONE
+        if generation < 0 and not member_id and instance is None:
+            return Code.UNKNOWN_MEMBER_ID
+        error = self.roster.check(member_id, instance)
+        if not error and not (self.state is State.COMPLETING and generation == self.generation - 1):
+            error = self._check_generation(generation)
+        if not error:
+            member = self.members[member_id]
+            member.renew(now_ms)
+        return error
+
+    def prolong(self, now_ms: int) -> None:
+        """Put every deadline off, as if all that is awaited had begun now."""
+        self.roster.expected = {id: now_ms + self.limits.id_wait_ms for id in self.roster.expected}
+        for member in self.members.values():
+            member.renew(now_ms)
+        self._rebalance_ends_ms = max(self._rebalance_ends_ms, now_ms + self.roster.rebalance_ms)
+        self._sync_ends_ms = max(self._sync_ends_ms, now_ms + self.roster.rebalance_ms)
+
+    def tick(self, now_ms: int) -> None:
+        """Act on every deadline that is over."""
+        late = self.roster.late(now_ms)
+        if self.state is State.COMPLETING and self._sync_ends_ms <= now_ms:
+            late |= self._unsynced
+        for member_id in late:
+            self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
+        if late:
+            self._rebalance(now_ms)
+        if self._delay_ends_ms is not None and self._delay_ends_ms <= now_ms:
+            self._delay_ends_ms = None
+        if self.state is State.PREPARING and self._rebalance_ends_ms <= now_ms:
+            self._begin_generation(now_ms)
+        else:
+            self._complete_if_ready(now_ms)
+
+    def dissolve(self, error: Code) -> None:
+        """Everybody out, whoever waits is told ``error``: the group is deleted or another broker's from now
+        on.
+        """
+        for member in list(self.members.values()):
+            self._remove(member, error)
+        self.roster.expected.clear()
+        self.state = State.DEAD
+
+    # -- joining --------------------------------------------------------------------------------------
+
+    def _join_unnamed(self, token: Token, join: Join, now_ms: int) -> None:
+        if len(self.members) + len(self.roster.expected) >= self.limits.members_max:
+            self.answer(token, Joined(Code.GROUP_MAX_SIZE_REACHED, ""))
+            return
+        member_id = f"{join.client_id if join.instance is None else join.instance}-{self.new_id()}"
+        if join.id_wanted and join.instance is None:
+            self.roster.expected[member_id] = now_ms + min(join.session_ms, self.limits.id_wait_ms)
+            self.answer(token, Joined(Code.MEMBER_ID_REQUIRED, member_id))
+        else:
+            self._add(member_id, token, join, now_ms)
+
+    def _add(self, member_id: str, token: Token, join: Join, now_ms: int) -> None:
+        if not self.members:
+            self.protocol_type = join.protocol_type
+        member = Member.of(member_id, join, now_ms)
+        member.joining = token
+        self.roster.add(member)
+        if self._delay_ends_ms is not None:
+            self._delay_ends_ms = min(now_ms + self.limits.initial_delay_ms, self._rebalance_ends_ms)
+        self._rebalance(now_ms)
+
+    def _rejoin(self, token: Token, join: Join, now_ms: int) -> None:
+        error = self.roster.check(join.member_id, join.instance)
+        if error:
+            self.answer(token, Joined(error, join.member_id))
+            return
+        member = self.members[join.member_id]
+        unchanged = member.protocols == join.protocols
+        member.renew(now_ms)
+        if unchanged and (self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)):
+            self.answer(token, self._joined(member))
+            return
+        self._update(member, token, join)
+        self._rebalance(now_ms)
+
+    def _update(self, member: Member, token: Token, join: Join) -> None:
+        if len(self.members) == 1:
+            self.protocol_type = join.protocol_type
+        member.update(join)
+        if member.joining is not None:  # the client gave that request up and sent another one
+            self.answer(member.joining, Joined(Code.REBALANCE_IN_PROGRESS, member.id))
+        member.joining = token
+
+    def _replace_static(self, token: Token, join: Join, old: Member, now_ms: int) -> None:
+        """A restarted process takes its instance's place.  While the same protocol is elected, nobody else notices.
+
+        Not the offers are compared: Java's consumers write what they owned into them, which differs after a restart.
+
+        The reply then names the *old* id as leader, so that a restarted leader does not assign anew.
+        """
+        assert join.instance is not None
+        led_by = self.leader
+        self._remove(old, Code.FENCED_INSTANCE_ID)
+        member_id = f"{join.instance}-{self.new_id()}"
+        member = Member.of(member_id, join, now_ms)
+        member.assignment = old.assignment
+        if not self.members:
+            self.protocol_type = join.protocol_type
+        self.roster.add(member)
+        if led_by == old.id:
+            self.leader = member_id
+        if self.state is State.STABLE and self.roster.elect_protocol() == self.protocol:
+            self.answer(token, self._joined(member)._replace(leader=led_by, members=()))
+        else:
+            member.joining = token
+            self._rebalance(now_ms)
+
+    # -- from one generation to the next --------------------------------------------------------------
+
+    def _rebalance(self, now_ms: int) -> None:
+        """Call everybody in, unless that is under way already."""
+        if self.state is not State.PREPARING:
+            for member in self.members.values():
+                member.assignment = b"" if self.state is State.COMPLETING else member.assignment
+                if member.syncing is not None:
+                    self._answer_sync(member, Synced(Code.REBALANCE_IN_PROGRESS), now_ms)
+            first = self.state is State.EMPTY
+            self.state = State.PREPARING
+            self._unsynced.clear()
+            self._rebalance_ends_ms = now_ms + self.roster.rebalance_ms
+            delay_ends_ms = min(now_ms + self.limits.initial_delay_ms, self._rebalance_ends_ms)
+            self._delay_ends_ms = delay_ends_ms if first and delay_ends_ms > now_ms else None
+        self._complete_if_ready(now_ms)
+
+    def _complete_if_ready(self, now_ms: int) -> None:
+        if self.state is not State.PREPARING:
+            return
+        awaited = any(member.joining is None for member in self.members.values()) or self.roster.expected
+        if not self.members or (not awaited and self._delay_ends_ms is None):
+            self._begin_generation(now_ms)
+
+    def _begin_generation(self, now_ms: int) -> None:
+        for member in [member for member in self.members.values() if member.joining is None]:
+            if member.instance is None:
+                self._remove(member, Code.UNKNOWN_MEMBER_ID)
+        present = [member for member in self.members.values() if member.joining is not None]
+        if self.members and not present:  # only static members that are away: their sessions decide
+            self._rebalance_ends_ms = now_ms + max(self.roster.rebalance_ms, 1)
+            return
+        self._delay_ends_ms = None
+        self.generation = self.generation % GENERATION_MAX + 1
+        if not present:
+            self.state, self.protocol, self.leader, self.registered = State.EMPTY, "", "", False
+            return
+        self.protocol = self.roster.elect_protocol()
+        if self.leader not in self.members or self.members[self.leader].joining is None:
+            self.leader = present[0].id
+        self.state = State.COMPLETING
+        self._unsynced = set(self.members)
+        self._sync_ends_ms = now_ms + max(self.roster.rebalance_ms, 1)
+        for member in self.members.values():
+            member.assignment = b""
+        for member in present:
+            token, member.joining = member.joining, None
+            member.renew(now_ms)
+            self.answer(token, self._joined(member))
+
+    def _assign(self, assignments: dict[str, bytes], now_ms: int) -> None:
+        self.state, self.registered = State.STABLE, False
+        for member in self.members.values():
+            member.assignment = assignments.get(member.id, b"")
+            if member.syncing is not None:
+                self._answer_sync(member, self._synced(member), now_ms)
+
+    def _remove(self, member: Member, error: Code) -> None:
+        if member.joining is not None:
+            self.answer(member.joining, Joined(error, member.id))
+        if member.syncing is not None:
+            self.answer(member.syncing, Synced(error))
+        self.roster.remove(member)
+        if self.leader == member.id:
+            self.leader = ""
+        self.registered = False
+
+    # -- replies --------------------------------------------------------------------------------------
+
+    def _check_generation(self, generation: int) -> Code:
+        return Code.NONE if generation == self.generation else Code.ILLEGAL_GENERATION
+
+    def _joined(self, member: Member) -> Joined:
+        everybody = self.members.values() if member.id == self.leader else ()
+        return Joined(
+            Code.NONE,
+            member.id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.leader,
+            tuple((other.id, other.instance, other.metadata(self.protocol)) for other in everybody),
+        )
+
+    def _synced(self, member: Member) -> Synced:
+        return Synced(Code.NONE, self.protocol_type, self.protocol, member.assignment)
+
+    def _answer_sync(self, member: Member, reply: Synced, now_ms: int) -> None:
+        token, member.syncing = member.syncing, None
+        member.renew(now_ms)
+        self.answer(token, reply)
+
+    def _supersede_sync(self, member: Member) -> None:
+        if member.syncing is not None:  # the client gave that request up and sent another one
+            self.answer(member.syncing, Synced(Code.REBALANCE_IN_PROGRESS))

@@ -1,0 +1,162 @@
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup; the rules are in :mod:`.group_state`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ApplianceError
+from ..wire.kafka.call import Answer, Call, Handler, retriable
+from ..wire.kafka.codes import Code
+from .group_coordinator import GroupCoordinator
+from .messages import Join, Joined, Metadata, Synced
+from .store import GroupStore
+
+ID_WANTED_FROM = 4
+"""JoinGroup version from which a client can take its member id first and join with it."""
+
+
+class MemberApi:
+    """Answers what the members of groups send."""
+
+    def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
+        self._coordinator, self._store = coordinator, store
+        self._membership = coordinator.membership
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "JoinGroup": self._join,
+            "SyncGroup": self._sync,
+            "Heartbeat": self._heartbeat,
+            "LeaveGroup": self._leave,
+        }
+
+    async def _join(self, call: Call) -> Answer:
+        request = call.request
+        name = request.group_id
+        error = (
+            self._coordinator.refuse(name, call.listener) or await self._used_natively(name) or await self._claim(name)
+        )
+        if error:
+            return _joined(Joined(Code(error), request.member_id), call.version)
+        join = Join(
+            member_id=request.member_id,
+            instance=request.group_instance_id,
+            client_id=call.client_id,
+            client_host=call.client_host,
+            session_ms=request.session_timeout_ms,
+            rebalance_ms=request.rebalance_timeout_ms,
+            protocol_type=request.protocol_type,
+            protocols=tuple(Metadata(offer.name, bytes(offer.metadata)) for offer in request.protocols),
+            id_wanted=call.version >= ID_WANTED_FROM,
+        )
+        refusal = Joined(Code.COORDINATOR_LOAD_IN_PROGRESS, request.member_id)
+        reply = await self._coordinator.wait_for(
+            refusal, lambda token, now_ms: self._membership.join(token, name, join, now_ms)
+        )
+        assert isinstance(reply, Joined)
+        return _joined(reply, call.version)
+
+    async def _sync(self, call: Call) -> Answer:
+        request = call.request
+        error = self._coordinator.refuse(request.group_id, call.listener)
+        if error:
+            return _synced(Synced(error))
+        assignments = [(each.member_id, bytes(each.assignment)) for each in request.assignments]
+        reply = await self._coordinator.wait_for(
+            Synced(Code.COORDINATOR_LOAD_IN_PROGRESS),
+            lambda token, now_ms: self._membership.sync(
+                token,
+                request.group_id,
+                request.member_id,
+                request.group_instance_id,
+                request.generation_id,
+                request.protocol_type,
+                request.protocol_name,
+                assignments,
+                now_ms,
+            ),
+        )
+        assert isinstance(reply, Synced)
+        return _synced(reply)
+
+    async def _heartbeat(self, call: Call) -> Answer:
+        request = call.request
+        error = self._coordinator.refuse(request.group_id, call.listener) or self._membership.heartbeat(
+            request.group_id,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+            self._coordinator.now_ms(),
+        )
+        return {"error_code": error}
+
+    async def _leave(self, call: Call) -> Answer:
+        request = call.request
+        several = call.version >= 3
+        leaving = [(request.member_id, None)]
+        if several:
+            leaving = [(member.member_id, member.group_instance_id) for member in request.members]
+        error = self._coordinator.refuse(request.group_id, call.listener)
+        if error:
+            return {"error_code": error, "members": []}
+        codes = self._membership.leave(request.group_id, leaving, self._coordinator.now_ms())
+        self._coordinator.settle()
+        if not several:
+            return {"error_code": codes[0]}
+        members = [
+            {"member_id": member_id, "group_instance_id": instance, "error_code": code}
+            for (member_id, instance), code in zip(leaving, codes, strict=True)
+        ]
+        return {"error_code": Code.NONE, "members": members}
+
+    async def _claim(self, name: str) -> int:
+        """Nobody else may coordinate the group from now on; nothing may be awaited between this and the join."""
+        try:
+            await self._store.claim(name)
+        except ApplianceError as error:
+            return (
+                error.code if error.code == Code.NOT_COORDINATOR else retriable(error, Code.COORDINATOR_NOT_AVAILABLE)
+            )
+        return Code.NONE
+
+    async def _used_natively(self, name: str) -> Code:
+        """A group whose members use the native listener cannot take members from this one: two masters would
+        assign.
+
+        Only a group that is new here is looked up; without ZooKeeper nothing speaks against it.
+        """
+        if self._membership.get(name) is None:
+            try:
+                registered = await self._store.group(name)
+            except ApplianceError:
+                return Code.NONE
+            if registered is not None and registered.native and registered.members:
+                return Code.INCONSISTENT_GROUP_PROTOCOL
+        return Code.NONE
+
+
+def _joined(reply: Joined, version: int) -> dict[str, Any]:
+    # Before version 7 the protocol's name may not be null, and clients of version 7 want null on errors.
+    nothing = None if version >= 7 else ""
+    return {
+        "error_code": reply.error,
+        "generation_id": reply.generation,
+        "protocol_type": reply.protocol_type or None,
+        "protocol_name": reply.protocol or nothing,
+        "leader": reply.leader,
+        "member_id": reply.member_id,
+        "members": [
+            {"member_id": member_id, "group_instance_id": instance, "metadata": data}
+            for member_id, instance, data in reply.members
+        ],
+    }
+
+
+def _synced(reply: Synced) -> dict[str, Any]:
+    return {
+        "error_code": reply.error,
+        "protocol_type": reply.protocol_type or None,
+        "protocol_name": reply.protocol or None,
+        "assignment": reply.assignment,
+    }

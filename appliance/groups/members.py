@@ -1,0 +1,139 @@
+"""The members of one group: by id, by instance name, and the ids that were given to clients that have not joined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..wire.kafka.codes import Code
+from .messages import MEMBER_BYTES, Join, Metadata, Token, metadata_bytes
+
+
+@dataclass(slots=True)
+class Member:
+    """``joining`` and ``syncing``: the tokens of its requests that are not answered yet."""
+
+    id: str
+    instance: str | None
+    client_id: str
+    client_host: str
+    session_ms: int
+    rebalance_ms: int
+    protocols: tuple[Metadata, ...]
+    expires_ms: int
+    assignment: bytes = b""
+    joining: Token = None
+    syncing: Token = None
+
+    @classmethod
+    def of(cls, member_id: str, join: Join, now_ms: int) -> Member:
+        """The member that a request makes."""
+        return cls(
+            id=member_id,
+            instance=join.instance,
+            client_id=join.client_id,
+            client_host=join.client_host,
+            session_ms=join.session_ms,
+            rebalance_ms=join.rebalance_ms,
+            protocols=join.protocols,
+            expires_ms=now_ms + join.session_ms,
+        )
+
+    def update(self, join: Join) -> None:
+        self.client_id, self.client_host = join.client_id, join.client_host
+        self.session_ms, self.rebalance_ms = join.session_ms, join.rebalance_ms
+        self.protocols = join.protocols
+
+    def renew(self, now_ms: int) -> None:
+        """Begin its session anew: it has shown that it lives."""
+        self.expires_ms = now_ms + self.session_ms
+
+    @property
+    def waits(self) -> bool:
+        return self.joining is not None or self.syncing is not None
+
+    @property
+    def size(self) -> int:
+        """Bytes that the peer made us keep."""
+        names = len(self.id) + len(self.instance or "") + len(self.client_id)
+        return MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
+
+    def metadata(self, protocol: str) -> bytes:
+        return next((offer.data for offer in self.protocols if offer.protocol == protocol), b"")
+
+
+@dataclass(slots=True)
+class Members:
+    """``static``: the id behind each instance name.  ``expected``: ids given to clients, and until when they hold."""
+
+    by_id: dict[str, Member] = field(default_factory=dict)
+    static: dict[str, str] = field(default_factory=dict)
+    expected: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the peers made us keep."""
+        given = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
+        return given + sum(member.size for member in self.by_id.values())
+
+    @property
+    def rebalance_ms(self) -> int:
+        """The longest time that a member wants for a rebalance."""
+        return max((member.rebalance_ms for member in self.by_id.values()), default=0)
+
+    def deadlines_ms(self) -> list[int]:
+        """When ids end that were given, and sessions of members that wait for nothing."""
+        return [*self.expected.values(), *(one.expires_ms for one in self.by_id.values() if not one.waits)]
+
+    def late(self, now_ms: int) -> set[str]:
+        """Forget ids that have ended; the members whose sessions have."""
+        self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}
+        return {member.id for member in self.by_id.values() if not member.waits and member.expires_ms <= now_ms}
+
+    def check(self, member_id: str, instance: str | None) -> Code:
+        """Is this one of the members, and still the one that holds its instance name?"""
+        if instance is not None:
+            holder = self.static.get(instance)
+            if holder is None:
+                return Code.UNKNOWN_MEMBER_ID
+            if holder != member_id:
+                return Code.FENCED_INSTANCE_ID
+        return Code.NONE if member_id in self.by_id else Code.UNKNOWN_MEMBER_ID
+
+    def add(self, member: Member) -> None:
+        self.expected.pop(member.id, None)
+        self.by_id[member.id] = member
+        if member.instance is not None:
+            self.static[member.instance] = member.id
+
+    def remove(self, member: Member) -> None:
+        del self.by_id[member.id]
+        if member.instance is not None:
+            del self.static[member.instance]
+
+    # -- the protocol that all share ------------------------------------------------------------------
+
+    def offers_fit(self, join: Join, own_id: str, protocol_type: str) -> bool:
+        """Would all members still have a protocol in common?  ``own_id``: the member whose offers these replace."""
+        if not join.protocol_type or not join.protocols:
+            return False
+        others = [member for member in self.by_id.values() if member.id != own_id]
+        if not others:
+            return True
+        return join.protocol_type == protocol_type and bool(
+            _common_protocols(others) & {offer.protocol for offer in join.protocols}
+        )
+
+    def elect_protocol(self) -> str:
+        """Every member votes for the first of its offers that all share; the first of the most voted wins."""
+        common = _common_protocols(self.by_id.values())
+        votes: Counter[str] = Counter()
+        for member in self.by_id.values():
+            votes[next(offer.protocol for offer in member.protocols if offer.protocol in common)] += 1
+        return votes.most_common(1)[0][0]
+
+
+def _common_protocols(members: Iterable[Member]) -> set[str]:
+    offers = [{offer.protocol for offer in member.protocols} for member in members]
+    return set.intersection(*offers) if offers else set()

@@ -1,0 +1,91 @@
+"""What goes into the state machine of a group and what comes out, and the bounds of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ..wire.kafka.codes import Code
+
+Token = Any
+"""Whatever the caller wants back with the reply; None is not a token."""
+
+MEMBER_BYTES: Final = 1024
+"""What a member costs besides the bytes that it sends, rounded up; an id that nobody has joined with counts as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the group coordinator.  A join or an assignment beyond one is answered GROUP_MAX_SIZE_REACHED.
+
+    ``groups_max`` live groups; ``members_max`` per group; ``protocols_max`` and ``metadata_bytes_max`` per
+    member (all protocols together); ``bytes_max`` for everything that members sent, in all groups together;
+    ``waits_max`` requests that wait for other members (half of what one worker may have unanswered), beyond which
+    they are answered COORDINATOR_LOAD_IN_PROGRESS.
+    """
+
+    groups_max: int = 10_000
+    members_max: int = 1_000
+    protocols_max: int = 32
+    metadata_bytes_max: int = 1024 * 1024
+    bytes_max: int = 128 * 1024 * 1024
+    waits_max: int = 4_096
+    session_ms_min: int = 1_000
+    session_ms_max: int = 30 * 60_000
+    rebalance_ms_max: int = 60 * 60_000
+    initial_delay_ms: int = 100
+    id_wait_ms: int = 3_000
+
+
+class Metadata(NamedTuple):
+    """One protocol that a member offers, in order of preference, with its subscription."""
+
+    protocol: str
+    data: bytes
+
+
+class Join(NamedTuple):
+    """A JoinGroup request.  ``id_wanted``: the client can take an id first and join with it (version 4 on)."""
+
+    member_id: str
+    instance: str | None
+    client_id: str
+    client_host: str
+    session_ms: int
+    rebalance_ms: int
+    protocol_type: str
+    protocols: tuple[Metadata, ...]
+    id_wanted: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes that this request makes us keep, at most."""
+        names = 2 * len(self.client_id) + 2 * len(self.instance or "") + len(self.member_id)
+        return MEMBER_BYTES + names + metadata_bytes(self.protocols)
+
+
+class Joined(NamedTuple):
+    """``members`` (id, instance, metadata of the chosen protocol) is filled for the leader only."""
+
+    error: Code
+    member_id: str
+    generation: int = -1
+    protocol_type: str = ""
+    protocol: str = ""
+    leader: str = ""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+
+
+class Synced(NamedTuple):
+    error: Code
+    protocol_type: str = ""
+    protocol: str = ""
+    assignment: bytes = b""
+
+
+Reply = Joined | Synced
+
+
+def metadata_bytes(protocols: Iterable[Metadata]) -> int:
+    return sum(len(offer.protocol) + len(offer.data) for offer in protocols)

@@ -1,0 +1,173 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..errors import ApplianceError, NotCoordinator
+from ..names import NOTE_BYTES_MAX, TopicPartition
+from ..wire.kafka.call import Answer, Call, Handler, retriable
+from ..wire.kafka.codes import Code
+from . import consumer_protocol
+from .group_coordinator import GroupCoordinator
+from .store import Commit, GroupStore
+
+
+class OffsetsApi:
+    """Stores offsets for members and for consumers without a group's protocol, and reads them back."""
+
+    def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
+        self._coordinator, self._store = coordinator, store
+        self._membership = coordinator.membership
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "OffsetCommit": self._commit,
+            "OffsetFetch": self._fetch,
+            "OffsetDelete": self._delete,
+        }
+
+    async def _commit(self, call: Call) -> Answer:
+        """Without a lease a commit waits: told to try again, librdkafka would send it behind newer ones."""
+        request = call.request
+        name = request.group_id
+        error = self._coordinator.refuse(
+            name, call.listener, nameless=True, without_lease=Code.NONE
+        ) or self._membership.may_commit(
+            name,
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id_or_member_epoch,
+            self._coordinator.now_ms(),
+        )
+        changes: dict[TopicPartition, Commit | None] = {}
+        codes: dict[TopicPartition, int] = {}
+        topics = self._store.topics()
+        for topic in request.topics:
+            for each in topic.partitions:
+                key = TopicPartition(topic.name, each.partition_index)
+                note = each.committed_metadata or ""
+                known = topics.get(topic.name)
+                codes[key] = error
+                if error:
+                    continue
+                if known is None or each.partition_index not in known.partitions:
+                    codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
+                elif len(note.encode()) > NOTE_BYTES_MAX:
+                    codes[key] = Code.OFFSET_METADATA_TOO_LARGE
+                elif each.committed_offset < 0:  # "no position": what -1 means when it is read back
+                    changes[key] = None
+                else:
+                    changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
+        if changes:
+            codes |= await self._write(name, changes)
+        return {"topics": _by_topic(codes, "name", lambda code: {"error_code": code})}
+
+    async def _write(self, name: str, changes: Mapping[TopicPartition, Commit | None]) -> dict[TopicPartition, int]:
+        """The codes of the positions that could not be stored.
+
+        Of what clients take for temporary, only NOT_COORDINATOR is answered: librdkafka sends such commits again,
+        behind newer ones of the same partition, which would be undone.  REBALANCE_IN_PROGRESS is not sent again; after
+        so long without ZooKeeper the group is dissolved, and has to be joined again anyway.
+        """
+        group = self._membership.get(name)
+        member_of = group.protocol_type if group is not None and group.members else ""
+        try:
+            refused = await self._store.commit(name, changes, member_of)
+        except ApplianceError as error:
+            refused = dict.fromkeys(changes, error)
+        return {
+            key: Code.NOT_COORDINATOR
+            if isinstance(error, NotCoordinator)
+            else retriable(error, Code.REBALANCE_IN_PROGRESS)
+            for key, error in refused.items()
+        }
+
+    async def _fetch(self, call: Call) -> Answer:
+        if call.version >= 8:
+            groups = [
+                {"group_id": group.group_id, **await self._fetch_one(group.group_id, group.topics, call)}
+                for group in call.request.groups
+            ]
+            return {"groups": groups}
+        return await self._fetch_one(call.request.group_id, call.request.topics, call)
+
+    async def _fetch_one(self, name: str, topics: Any, call: Call) -> dict[str, Any]:
+        wanted = None
+        if topics is not None:
+            wanted = [TopicPartition(topic.name, number) for topic in topics for number in topic.partition_indexes]
+        unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
+        error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
+        found: Mapping[TopicPartition, Commit] = {}
+        if not error:
+            try:
+                found = await self._store.committed(name, None if wanted is None else self._existing(wanted))
+            except ApplianceError as fault:
+                error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
+        if error and call.version >= 2:
+            return {"error_code": error, "topics": []}
+        positions = {key: found.get(key) for key in (found if wanted is None else wanted)}
+
+        def row(position: Commit | None) -> dict[str, Any]:
+            offset, note, epoch = position or Commit(-1)
+            return {
+                "committed_offset": offset,
+                "committed_leader_epoch": epoch,
+                "metadata": note,
+                "error_code": error,
+            }
+
+        fields: dict[str, Any] = {"topics": _by_topic(positions, "name", row)}
+        return fields | {"error_code": error} if call.version >= 2 else fields
+
+    def _existing(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """The partitions that exist, once each: nothing is looked up, or remembered, of what a client invents."""
+        topics = self._store.topics()
+        return [key for key in dict.fromkeys(keys) if key[0] in topics and key[1] in topics[key[0]].partitions]
+
+    async def _delete(self, call: Call) -> Answer:
+        name = call.request.group_id
+        keys = [
+            TopicPartition(topic.name, each.partition_index)
+            for topic in call.request.topics
+            for each in topic.partitions
+        ]
+        error: int = self._coordinator.refuse(name, call.listener)
+        subscribed: set[str] = set()
+        group = self._membership.get(name)
+        if error:
+            return {"error_code": error}
+        if group is not None and group.members:
+            if group.protocol_type != consumer_protocol.TYPE:
+                return {"error_code": Code.NON_EMPTY_GROUP}
+            for member in group.members.values():
+                for offer in member.protocols:
+                    subscribed.update(consumer_protocol.subscribed_topics(offer.data))
+        try:
+            registered = await self._store.group(name)
+            if registered is None and group is None:
+                return {"error_code": Code.GROUP_ID_NOT_FOUND}
+            if registered is not None and registered.native:
+                subscribed.update(topic for member in registered.members for topic in member.topics)
+            free = [key for key in self._existing(keys) if key[0] not in subscribed]
+            if free:
+                for fault in (await self._store.commit(name, dict.fromkeys(free))).values():
+                    raise fault
+        except ApplianceError as fault:
+            return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)}
+        codes = dict.fromkeys(keys, Code.UNKNOWN_TOPIC_OR_PARTITION) | dict.fromkeys(free, Code.NONE)
+        codes |= {key: Code.GROUP_SUBSCRIBED_TO_TOPIC for key in keys if key[0] in subscribed}
+        rows = _by_topic(codes, "name", lambda code: {"error_code": code})
+        return {"error_code": Code.NONE, "topics": rows}
+
+
+def _by_topic(
+    rows: Mapping[TopicPartition, Any], key: str, fields: Callable[[Any], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """[{<key>: topic, partitions: [{partition_index, …fields(row)}]}], in the order of ``rows``."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (topic, number), row in rows.items():
+        topics.setdefault(topic, []).append({"partition_index": number} | fields(row))
+    return [{key: topic, "partitions": partitions} for topic, partitions in topics.items()]

@@ -1,0 +1,1 @@
+"""The Kafka APIs that network workers forward to the coordinator: handlers without sockets and files."""

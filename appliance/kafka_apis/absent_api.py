@@ -1,0 +1,195 @@
+"""APIs about what there is none of here: reassignments, elections, quotas, credentials, transactions, access rules.
+
+Each partition is stored once, on a broker that does not change; everybody may do all; producers are idempotent and
+have no transactions.  Tools ask all the same, before and after what they do, so these are answered as a Kafka broker
+answers that has none of it.  Asking for what would change nothing succeeds, all else is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from ..errors import ApplianceError, InvalidTopic
+from ..names import check_topic
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import NO_LEADER
+from .appliance import Appliance
+
+ELECTION_TYPES: Final = (0, 1)
+"""Of the preferred leader, and of one that is not in sync."""
+TRANSACTION_STATES: Final = frozenset(
+    {
+        "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",
+        "PrepareEpochFence",
+    }
+)  # fmt: skip
+NO_RULES: Final = "there are no access rules here: everybody may do all"
+
+Row = dict[str, Any]
+
+
+class AbsentApi:
+    def __init__(self, appliance: Appliance) -> None:
+        self._appliance = appliance
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "ElectLeaders": self._elect,
+            "AlterPartitionReassignments": self._reassign,
+            "ListPartitionReassignments": self._reassignments,
+            "DescribeClientQuotas": self._quotas,
+            "AlterClientQuotas": self._alter_quotas,
+            "DescribeUserScramCredentials": self._credentials,
+            "DescribeProducers": self._producers,
+            "ListTransactions": self._transactions,
+            "DescribeTransactions": self._describe_transactions,
+            "DescribeAcls": self._rules,
+            "CreateAcls": self._create_rules,
+            "DeleteAcls": self._delete_rules,
+        }
+
+    # -- where partitions are -------------------------------------------------------------------------
+
+    async def _elect(self, call: Call) -> Answer:
+        """The one broker that stores a partition leads it already, or is away; of all partitions, none is listed."""
+        request = call.request
+        if request.election_type not in ELECTION_TYPES:
+            error, message = Code.INVALID_REQUEST, f"there is no election of type {request.election_type}"
+        else:
+            error, message = Code.NONE, ""
+        results = [
+            {
+                "topic": topic.topic,
+                "partition_result": [
+                    {"partition_id": number} | (_fault(error, message) if error else self._elected(topic.topic, number))
+                    for number in topic.partitions
+                ],
+            }
+            for topic in request.topic_partitions or ()
+        ]
+        return {"error_code": error, "replica_election_results": results}
+
+    def _elected(self, name: str, partition: int) -> Row:
+        topic = self._appliance.topics().get(name)
+        if topic is None or partition not in topic.partitions:
+            return _fault(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}")
+        if self._appliance.leader(topic, partition) == NO_LEADER:
+            return _fault(Code.PREFERRED_LEADER_NOT_AVAILABLE, f"the broker that stores {name}-{partition} is away")
+        return _fault(Code.ELECTION_NOT_NEEDED, f"{name}-{partition} is led by the broker that stores it")
+
+    async def _reassign(self, call: Call) -> Answer:
+        """A partition may be assigned to where it is; nothing is under way that could be taken back."""
+        rows = [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": each.partition_index}
+                    | self._reassigned(topic.name, each.partition_index, each.replicas)
+                    for each in topic.partitions
+                ],
+            }
+            for topic in call.request.topics
+        ]
+        return {"error_code": Code.NONE, "responses": rows}
+
+    def _reassigned(self, name: str, partition: int, replicas: list[int] | None) -> Row:
+        topic = self._appliance.topics().get(name)
+        if topic is None or partition not in topic.partitions:
+            return _fault(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}")
+        if replicas is None:
+            return _fault(Code.NO_REASSIGNMENT_IN_PROGRESS, f"{name}-{partition} is not being moved")
+        if list(replicas) != topic.partitions[partition]:
+            here = topic.partitions[partition]
+            return _fault(Code.INVALID_REPLICA_ASSIGNMENT, f"{name}-{partition} stays where it is stored: on {here}")
+        return {"error_code": Code.NONE}
+
+    async def _reassignments(self, call: Call) -> Answer:
+        return {"error_code": Code.NONE, "topics": []}
+
+    # -- quotas and credentials -----------------------------------------------------------------------
+
+    async def _quotas(self, call: Call) -> Answer:
+        return {"error_code": Code.NONE, "entries": []}
+
+    async def _alter_quotas(self, call: Call) -> Answer:
+        """Quotas can be taken back, since none is set."""
+        entries = []
+        for entry in call.request.entries:
+            row: Row = {"error_code": Code.NONE}
+            if any(not operation.remove for operation in entry.ops):
+                row = _fault(Code.INVALID_REQUEST, "there are no quotas here: clients share what there is")
+            names = [{"entity_type": each.entity_type, "entity_name": each.entity_name} for each in entry.entity]
+            entries.append(row | {"entity": names})
+        return {"entries": entries}
+
+    async def _credentials(self, call: Call) -> Answer:
+        asked = Counter(user.name for user in call.request.users or ())
+        results = []
+        for name, count in asked.items():
+            if count > 1:
+                row = _fault(Code.DUPLICATE_RESOURCE, f"user {name!r} is asked for {count} times")
+            else:
+                row = _fault(Code.RESOURCE_NOT_FOUND, f"there is no user {name!r}: there are no credentials here")
+            results.append({"user": name} | row)
+        return {"error_code": Code.NONE, "results": results}
+
+    # -- transactions ---------------------------------------------------------------------------------
+
+    async def _producers(self, call: Call) -> Answer:
+        """No producer has a transaction open, which is what is looked for."""
+        topics = [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": number} | self._active(topic.name, number) for number in topic.partition_indexes
+                ],
+            }
+            for topic in call.request.topics
+        ]
+        return {"topics": topics}
+
+    def _active(self, name: str, partition: int) -> Row:
+        topic = self._appliance.topics().get(name)
+        try:
+            check_topic(name)
+        except InvalidTopic as error:
+            return _fault(error.code, str(error))
+        if topic is None or partition not in topic.partitions:
+            return _fault(Code.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{partition}")
+        try:
+            self._appliance.extent(name, partition)
+        except ApplianceError as error:
+            return _fault(error.code, str(error))
+        return {"error_code": Code.NONE, "active_producers": []}
+
+    async def _transactions(self, call: Call) -> Answer:
+        unknown = [state for state in call.request.state_filters if state not in TRANSACTION_STATES]
+        return {"error_code": Code.NONE, "unknown_state_filters": unknown, "transaction_states": []}
+
+    async def _describe_transactions(self, call: Call) -> Answer:
+        states = [
+            {
+                "transactional_id": name,
+                "error_code": Code.TRANSACTIONAL_ID_NOT_FOUND if name else Code.INVALID_REQUEST,
+            }
+            for name in call.request.transactional_ids
+        ]
+        return {"transaction_states": states}
+
+    # -- access rules ---------------------------------------------------------------------------------
+
+    async def _rules(self, call: Call) -> Answer:
+        return _fault(Code.SECURITY_DISABLED, NO_RULES) | {"resources": []}
+
+    async def _create_rules(self, call: Call) -> Answer:
+        return {"results": [_fault(Code.SECURITY_DISABLED, NO_RULES) for _ in call.request.creations]}
+
+    async def _delete_rules(self, call: Call) -> Answer:
+        return {"filter_results": [_fault(Code.SECURITY_DISABLED, NO_RULES) for _ in call.request.filters]}
+
+
+def _fault(code: int, message: str) -> Row:
+    return {"error_code": code, "error_message": message}

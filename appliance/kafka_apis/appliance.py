@@ -1,0 +1,83 @@
+"""What the forwarded Kafka APIs need of the appliance: one narrow interface.
+
+The handlers read the state that :class:`Appliance` offers and ask it for changes.  The coordinator process implements
+it over topics, partitions and the registry in ZooKeeper, the tests with dictionaries.
+
+Plain methods answer from memory: they give the last known state also while ZooKeeper is away.  ``async`` ones may wait
+for others (the supervisor, ZooKeeper).  Their implementer keeps the deadline: without ZooKeeper they raise
+``ZooKeeperAway`` within a few seconds, so that no client's request hangs.  Both raise nothing but
+:class:`~appliance.errors.ApplianceError`.
+
+Offsets are logical byte offsets.  Names and values of settings are Kafka's, as ``TopicSettings.as_kafka`` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from ..broker.metadata_answers import Directory
+from ..config import Config, TopicSettings
+
+
+class Extent(NamedTuple):
+    """What is in a partition stored here: offsets [start, end).
+
+    ``end`` is the log end offset: it covers what acks=1 has acknowledged, whether it is flushed or not.
+    """
+
+    start: int
+    end: int
+
+
+class Appliance(Directory, Protocol):
+    # -- the appliance and its peers ------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """What this appliance runs with now."""
+
+    @property
+    def listening(self) -> str:
+        """The Kafka listener's addresses, "host:port,..."; "" before it serves."""
+
+    @property
+    def data_dir(self) -> str:
+        """Absolute path, the one log directory that DescribeLogDirs shows."""
+
+    def disk_space(self) -> tuple[int, int]:
+        """Bytes in all and bytes usable of the file system under ``data_dir``."""
+
+    def producer_id(self) -> int:
+        """A producer id that this cluster has never given out."""
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def default_settings(self) -> TopicSettings: ...
+
+    def extent(self, topic: str, partition: int) -> Extent:
+        """Raises UnknownPartition (also when stored elsewhere), Unavailable, StorageFault (offline)."""
+
+    @property
+    def auto_create(self) -> bool:
+        """Are topics made that a client asks for and that do not exist?"""
+
+    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        """Returns when the topic can be produced to; ``partitions`` None: as many as configured."""
+
+    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        """Raises what ``create_topic`` would raise at once, and changes nothing."""
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        """Raises what ``alter_topic`` would raise for these."""
+
+    async def delete_topic(self, name: str) -> None: ...
+
+    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
+        """Set, or with None take back, single settings; the others stay."""
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        """``count`` is the new total, larger than the present one."""
+
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        """Give up what lies before ``offset``, which is in the partition's extent; the new start, once it holds."""

@@ -1,0 +1,235 @@
+"""Who and where: metadata, the cluster, log directories, leader epochs, producer ids.
+
+A client that asks for metadata of a topic that does not exist has it made, where that is configured, and
+waits for it: one round trip instead of LEADER_NOT_AVAILABLE and a second try 100 ms later.  Topics that
+cannot be made now are answered LEADER_NOT_AVAILABLE, and the client asks again.
+
+There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+from uuid import UUID
+
+from ..broker.metadata_answers import MetadataAnswers, why_missing
+from ..catalog import LEADER_EPOCH, Topic
+from ..errors import (
+    ApplianceError,
+    NotLeader,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnsupportedVersion,
+)
+from ..names import INTERNAL_TOPICS, is_reserved, is_topic
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import CLUSTER_OPERATIONS, NO_ID, NO_LEADER, TOPIC_OPERATIONS, topic_id
+from .appliance import Appliance
+
+CREATIONS_MAX: Final = 64
+"""Topics that one metadata request may have made; the client asks again for the rest."""
+PAGE_PARTITIONS_MAX: Final = 2_000
+"""Partitions in one answer to DescribeTopicPartitions; as Kafka's max.request.partition.size.limit."""
+TOPIC_OPERATION_BITS: Final = sum(1 << operation for operation in TOPIC_OPERATIONS)
+BROKER_ENDPOINTS: Final = 1
+
+
+class ClusterApi:
+    def __init__(self, appliance: Appliance) -> None:
+        self._appliance = appliance
+        self._answers = MetadataAnswers(appliance)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "Metadata": self._metadata,
+            "DescribeCluster": self._describe_cluster,
+            "DescribeTopicPartitions": self._describe_partitions,
+            "DescribeLogDirs": self._describe_log_dirs,
+            "OffsetForLeaderEpoch": self._end_of_epoch,
+            "InitProducerId": self._init_producer,
+        }
+
+    # -- metadata -------------------------------------------------------------------------------------
+
+    async def _metadata(self, call: Call) -> Answer:
+        request = call.request
+        wanted: list[str | UUID] | None = None
+        errors: dict[str, int] = {}
+        if request.topics is not None and (call.version > 0 or request.topics):
+            wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
+            if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
+                errors = await self._create_missing([name for name in dict.fromkeys(wanted) if isinstance(name, str)])
+        return self._answers.kafka(
+            call.correlation_id,
+            call.version,
+            call.listener,
+            wanted,
+            errors,
+            topic_operations=bool(request.include_topic_authorized_operations),
+            cluster_operations=bool(request.include_cluster_authorized_operations),
+        )
+
+    async def _create_missing(self, names: list[str]) -> dict[str, int]:
+        """Codes of the topics that could not be made."""
+        known = self._appliance.topics()
+        missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
+        errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)
+        made = missing[:CREATIONS_MAX]
+        codes = await asyncio.gather(*(self._create(name) for name in made))
+        return errors | dict(zip(made, codes, strict=True))
+
+    async def _create(self, name: str) -> int:
+        try:
+            await self._appliance.create_topic(name, None, {})
+        except (TopicExists, Unavailable):  # somebody else was first, or it is not the time: ask again
+            return Code.LEADER_NOT_AVAILABLE
+        except ApplianceError as error:
+            return error.code
+        return Code.NONE
+
+    async def _describe_partitions(self, call: Call) -> Answer:
+        """Metadata page by page: topics by name, from the cursor on, as many partitions as are asked for."""
+        request, known = call.request, self._appliance.topics()
+        names = sorted({topic.name for topic in request.topics} or known)
+        first, first_partition = "", 0
+        if request.cursor is not None:
+            first, first_partition = request.cursor.topic_name, request.cursor.partition_index
+            names = [name for name in names if name >= first]
+        left = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
+        topics: list[dict[str, Any]] = []
+        for name in names:
+            topic = known.get(name)
+            if topic is None:
+                row = {
+                    "name": name,
+                    "error_code": why_missing(name),
+                    "topic_authorized_operations": TOPIC_OPERATION_BITS,
+                }
+                topics.append(row)
+                continue
+            numbers = [number for number in sorted(topic.partitions) if name != first or number >= first_partition]
+            if not left and numbers:
+                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[0]}}
+            topics.append(self._described(topic, numbers[:left]))
+            if len(numbers) > left:
+                return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[left]}}
+            left -= len(numbers)
+        return {"topics": topics, "next_cursor": None}
+
+    def _described(self, topic: Topic, numbers: list[int]) -> dict[str, Any]:
+        rows = []
+        for number in numbers:
+            leader, replicas = self._appliance.leader(topic, number), topic.partitions[number]
+            alive = leader != NO_LEADER
+            rows.append(
+                {
+                    "error_code": Code.NONE if alive else Code.LEADER_NOT_AVAILABLE,
+                    "partition_index": number,
+                    "leader_id": leader,
+                    "replica_nodes": replicas,
+                    "isr_nodes": [leader] if alive else [],
+                    "eligible_leader_replicas": [],
+                    "last_known_elr": [],
+                    "offline_replicas": [] if alive else replicas,
+                }
+            )
+        return {
+            "error_code": Code.NONE,
+            "name": topic.name,
+            "topic_id": topic_id(topic),
+            "is_internal": topic.name in INTERNAL_TOPICS,
+            "partitions": rows,
+            "topic_authorized_operations": TOPIC_OPERATION_BITS,
+        }
+
+    # -- brokers --------------------------------------------------------------------------------------
+
+    async def _describe_cluster(self, call: Call) -> Answer:
+        request = call.request
+        if request.endpoint_type != BROKER_ENDPOINTS:
+            return {
+                "error_code": UnsupportedVersion.code,
+                "error_message": "there are no controllers to describe: ask for brokers (endpoint type 1)",
+                "cluster_id": self._appliance.cluster_id,
+            }
+        operations = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None
+        return {
+            "cluster_id": self._appliance.cluster_id,
+            "controller_id": self._appliance.broker_id,
+            "brokers": [
+                {"broker_id": broker.id, "host": broker.host, "port": broker.port}
+                for broker in self._appliance.brokers(call.listener)
+            ],
+            "authorized_operations": operations,
+        }
+
+    async def _describe_log_dirs(self, call: Call) -> Answer:
+        wanted = call.request.topics
+        if wanted is None:
+            keys = [(name, number) for name, topic in self._appliance.topics().items() for number in topic.partitions]
+        else:
+            keys = [(topic.topic, number) for topic in wanted for number in topic.partitions]
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for name, number in keys:
+            try:
+                extent = self._appliance.extent(name, number)
+            except ApplianceError:  # not stored here, or not readable now
+                continue
+            row = {"partition_index": number, "partition_size": extent.end - extent.start, "offset_lag": 0}
+            topics.setdefault(name, []).append(row)
+        total, usable = self._appliance.disk_space()
+        directory = {
+            "log_dir": self._appliance.data_dir,
+            "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+            "total_bytes": total,
+            "usable_bytes": usable,
+        }
+        return {"results": [directory]}
+
+    # -- partitions -----------------------------------------------------------------------------------
+
+    async def _end_of_epoch(self, call: Call) -> Answer:
+        return {
+            "topics": [
+                {
+                    "topic": topic.topic,
+                    "partitions": [self._end_of_one(topic.topic, each) for each in topic.partitions],
+                }
+                for topic in call.request.topics
+            ]
+        }
+
+    def _end_of_one(self, name: str, wanted: Any) -> dict[str, Any]:
+        """Where the asked epoch ends: the end of the log for ours, nothing for one that never was."""
+        row: dict[str, Any] = {"partition": wanted.partition, "error_code": Code.NONE}
+        try:
+            topic = self._appliance.topics().get(name)
+            if topic is None or wanted.partition not in topic.partitions:
+                raise UnknownPartition(f"there is no partition {name}-{wanted.partition}")
+            if self._appliance.leader(topic, wanted.partition) != self._appliance.broker_id:
+                raise NotLeader(f"{name}-{wanted.partition} is stored elsewhere")
+            if wanted.current_leader_epoch > LEADER_EPOCH:
+                return row | {"error_code": Code.UNKNOWN_LEADER_EPOCH}
+            end = self._appliance.extent(name, wanted.partition).end
+        except ApplianceError as error:
+            return row | {"error_code": error.code}
+        if wanted.leader_epoch > LEADER_EPOCH:
+            return row
+        return row | {"leader_epoch": wanted.leader_epoch, "end_offset": end}
+
+    async def _init_producer(self, call: Call) -> Answer:
+        none = {"producer_id": -1, "producer_epoch": -1}
+        transactional_id = call.request.transactional_id
+        if transactional_id is not None:
+            refused = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else Code.INVALID_REQUEST
+            return none | {"error_code": refused}
+        try:
+            return {"error_code": Code.NONE, "producer_id": self._appliance.producer_id(), "producer_epoch": 0}
+        except Unavailable:
+            return none | {"error_code": Code.COORDINATOR_LOAD_IN_PROGRESS}
+        except ApplianceError as error:
+            return none | {"error_code": error.code}

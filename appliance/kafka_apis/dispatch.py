@@ -1,0 +1,134 @@
+"""Answers the Kafka requests that network workers forward: a request frame in, a reply frame out.
+
+What a worker does not answer itself comes here.  ``wire.kafka.forwarded`` decodes it, one handler of
+:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api`, :mod:`.absent_api` or of :mod:`appliance.groups` answers
+it, and the reply goes back the same way.  Requests run side by side; the worker puts their replies into the order of
+its connection.
+
+Every API of ``wire.kafka.apis`` that workers do not serve has a handler: checked when :class:`KafkaApis` is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from ..errors import ApplianceError, ClientFault
+from ..groups.group_coordinator import GroupCoordinator
+from ..groups.group_lookup_api import GroupLookupApi
+from ..groups.member_api import MemberApi
+from ..groups.offsets_api import OffsetsApi
+from ..groups.store import GroupStore
+from ..wire.kafka import forwarded
+from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
+from ..wire.kafka.call import Call, Handler
+from .absent_api import AbsentApi
+from .appliance import Appliance
+from .cluster_api import ClusterApi
+from .settings_api import SettingsApi
+from .topic_api import TopicApi
+
+AT_ONCE_BYTES_MAX: Final = 16 * 1024
+"""Frames up to here are decoded within 20 ms, whatever is in them; larger ones may take half a second."""
+AT_ONCE_ROWS_MAX: Final = 1_000
+"""Answers of so many rows, in all their arrays together, are encoded within 20 ms; larger ones may take a second."""
+
+
+class _Codec:
+    """Decodes requests and encodes answers, large ones in a thread so that others are answered meanwhile.
+
+    There is one thread, so it does one at a time, and frames of one peer come out in their order.
+    """
+
+    def __init__(self, elements_max: int) -> None:
+        self._elements_max = elements_max
+        self._thread = ThreadPoolExecutor(1, "codec")
+        self._peers: Counter[str] = Counter()
+        """How many frames of a peer the thread has."""
+
+    async def decode(self, frame: bytes | memoryview, peer: str) -> tuple[forwarded.Header, Any]:
+        """See :func:`appliance.wire.kafka.forwarded.decode`."""
+        if len(frame) <= AT_ONCE_BYTES_MAX and peer not in self._peers:
+            return forwarded.decode(frame, self._elements_max)
+        self._peers[peer] += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, forwarded.decode, frame, self._elements_max)
+        finally:
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+
+    async def encode(self, answer: Mapping[str, Any], reply_to: tuple[int, int, int]) -> bytes:
+        """See :func:`appliance.wire.kafka.forwarded.encode`."""
+        if _rows(answer) <= AT_ONCE_ROWS_MAX:
+            return forwarded.encode(answer, *reply_to)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, forwarded.encode, answer, *reply_to)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _rows(answer: Mapping[str, Any]) -> int:
+    """How many elements the arrays of an answer have, at all depths."""
+    count = 0
+    for value in answer.values():
+        if isinstance(value, list):
+            count += len(value)
+            count += sum(_rows(element) for element in value if isinstance(element, dict))
+    return count
+
+
+class KafkaApis:
+    """One for all connections.
+
+    ``elements_max``: as in ``forwarded.decode``.
+    """
+
+    def __init__(
+        self,
+        appliance: Appliance,
+        groups: GroupCoordinator,
+        group_store: GroupStore,
+        elements_max: int = forwarded.ELEMENTS_MAX,
+    ) -> None:
+        self._codec = _Codec(elements_max)
+        apis = (
+            MemberApi(groups, group_store),
+            OffsetsApi(groups, group_store),
+            GroupLookupApi(groups, group_store),
+            ClusterApi(appliance),
+            TopicApi(appliance),
+            SettingsApi(appliance),
+            AbsentApi(appliance),
+        )
+        handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
+        self._handlers: dict[int, Handler] = {
+            key: handlers.pop(api.name) for key, api in APIS.items() if key not in SERVED_BY_WORKERS
+        }
+        assert not handlers, f"not advertised: {sorted(handlers)}"
+
+    async def answer(self, frame: bytes | memoryview, listener: str, peer: str) -> bytes:
+        """The reply frame.  ``listener`` and ``peer``: "host:port" of our and of the client's end.
+
+        Raises:
+            ProtocolFault: close the connection.
+        """
+        try:
+            header, request = await self._codec.decode(frame, peer)
+        except ClientFault as error:
+            return forwarded.encode_refusal(frame, error.code)
+        call = Call(request, header.api_version, header.correlation_id, header.client_id, listener, peer)
+        try:
+            answer = await self._handlers[header.api_key](call)
+        except ApplianceError as error:  # something is missing just now; handlers answer all else themselves
+            return forwarded.encode_refusal(frame, error.code)
+        if isinstance(answer, bytes):
+            return answer
+        return await self._codec.encode(answer, header.reply_to)
+
+    def close(self) -> None:
+        self._codec.close()

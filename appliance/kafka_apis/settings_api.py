@@ -1,0 +1,255 @@
+"""Settings of topics and of the broker: show, change, list what has some.  Each resource has its own answer.
+
+What a topic may set is ``config.TopicSettings``, which does something, and ``kafka_settings``, which is so anyway; both
+are shown as Kafka shows them.  The broker's settings are read-only here: they belong to its configuration file.  Groups
+and client metrics have no settings; the one logger that a broker shows has the level of the log.
+
+As in Kafka, a setting that is not set can be taken back, whatever its name: tools take back what they might have set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+from ..catalog import Topic
+from ..config import KEYS, TopicSettings
+from ..errors import ApplianceError, InvalidRequest, InvalidSetting, UnknownPartition, UnsupportedVersion
+from ..kafka_settings import ACCEPTED, Kind
+from ..names import check_topic
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from .appliance import Appliance
+from .broker_settings import broker_settings
+from .settings_reply import (
+    Described,
+    Options,
+    Setting,
+    Source,
+    Synonym,
+    encode_described,
+    encode_settings,
+    encode_topic,
+    topic_settings,
+)
+
+
+class Resource(IntEnum):
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+"""Operations of IncrementalAlterConfigs."""
+AT_ONCE: Final = 64
+"""Resources of one request that are described before others get a turn."""
+ROOT_LOGGER: Final = "root"
+CLIENT_METRICS_ONLY: Final = 0
+"""The version of ListConfigResources that lists client metrics alone, of which there are none."""
+
+Row = dict[str, Any]
+
+
+class SettingsApi:
+    def __init__(self, appliance: Appliance) -> None:
+        self._appliance = appliance
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "DescribeConfigs": self._describe,
+            "AlterConfigs": self._replace,
+            "IncrementalAlterConfigs": self._alter,
+            "ListConfigResources": self._list,
+        }
+
+    # -- showing --------------------------------------------------------------------------------------
+
+    async def _describe(self, call: Call) -> Answer:
+        request = call.request
+        options = Options(call.version, bool(request.include_synonyms), bool(request.include_documentation))
+        resources = {(each.resource_type, each.resource_name): each for each in request.resources}
+        results = []
+        for place, ((kind, name), resource) in enumerate(resources.items()):
+            if place % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+            try:
+                keys = frozenset(resource.configuration_keys or ())
+                settings = self._settings(kind, name, keys, options, call.listener)
+                results.append(Described(kind, name, Code.NONE, "", settings))
+            except ApplianceError as error:
+                results.append(Described(kind, name, error.code, str(error), b""))
+        return encode_described(call.correlation_id, call.version, results)
+
+    def _settings(self, kind: int, name: str, keys: frozenset[str], options: Options, listener: str) -> bytes:
+        """The encoded settings of a resource, those named ``keys`` or all."""
+        if kind == Resource.TOPIC:
+            own, base = tuple(sorted(self._topic(name).settings.items())), self._appliance.default_settings()
+            if not keys:
+                return encode_topic(own, base, options)
+            settings = topic_settings(own, base)
+        elif kind == Resource.BROKER:
+            self._check_broker(name, or_all=True)
+            settings = self._broker_settings(listener) if name else []  # "": what is set for all brokers, which is none
+        elif kind == Resource.BROKER_LOGGER:
+            self._check_broker(name)
+            level = Synonym(ROOT_LOGGER, self._appliance.config.log.level.upper(), Source.BROKER_LOGGER)
+            settings = [Setting(ROOT_LOGGER, None, KEYS["log.level"].about, True, (level,))]
+        elif kind in (Resource.CLIENT_METRICS, Resource.GROUP):
+            settings = []
+        else:
+            raise InvalidRequest(f"resource type {kind}: nothing of that type has settings")
+        return encode_settings([each for each in settings if not keys or each.name in keys], options)
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._appliance.topics().get(name)
+        if topic is None:
+            check_topic(name)
+            raise UnknownPartition(f"there is no topic {name!r}")
+        return topic
+
+    def _check_broker(self, name: str, or_all: bool = False) -> None:
+        here = str(self._appliance.broker_id)
+        if name != here and not (or_all and not name):
+            raise InvalidRequest(f"this is broker {here}, and broker {name!r} has to be asked itself")
+
+    def _broker_settings(self, listener: str) -> list[Setting]:
+        cluster = self._appliance
+        advertised = cluster.config.kafka.advertised or listener
+        shown = []
+        for setting in broker_settings(cluster.config, cluster.data_dir, cluster.listening, advertised):
+            name, kind, value, default, about = setting
+            source = Source.DEFAULT if value == default else Source.STATIC_BROKER
+            synonyms: tuple[Synonym, ...] = (Synonym(name, value, source),)
+            if value != default and default is not None:
+                synonyms = (*synonyms, Synonym(name, default, Source.DEFAULT))
+            shown.append(Setting(name, kind, about, True, synonyms))
+        return sorted(shown)
+
+    async def _list(self, call: Call) -> Answer:
+        """What has settings that can be described; version 0 asks for client metrics."""
+        wanted = set(call.request.resource_types or Resource)
+        if call.version == CLIENT_METRICS_ONLY:
+            wanted = {Resource.CLIENT_METRICS}
+        unknown = wanted - set(Resource)
+        if unknown:
+            return {"error_code": UnsupportedVersion.code, "config_resources": []}
+        here = str(self._appliance.broker_id)
+        named = [(here, kind) for kind in (Resource.BROKER, Resource.BROKER_LOGGER)]
+        named += [(name, Resource.TOPIC) for name in sorted(self._appliance.topics())]
+        rows = [{"resource_name": name, "resource_type": kind} for name, kind in named if kind in wanted]
+        return {"error_code": Code.NONE, "config_resources": rows}
+
+    # -- changing -------------------------------------------------------------------------------------
+
+    async def _replace(self, call: Call) -> Answer:
+        """AlterConfigs: what is not given goes back to its default."""
+        return await self._change_all(call, replace=True)
+
+    async def _alter(self, call: Call) -> Answer:
+        return await self._change_all(call, replace=False)
+
+    async def _change_all(self, call: Call, *, replace: bool) -> Answer:
+        """Each resource by itself; one that is given twice is refused, and answered once."""
+        resources = {(each.resource_type, each.resource_name): each for each in call.request.resources}
+        counts = Counter((each.resource_type, each.resource_name) for each in call.request.resources)
+        rows = []
+        for key, resource in resources.items():
+            if counts[key] > 1:
+                fault = {"error_code": Code.INVALID_REQUEST, "error_message": "each resource can be changed once"}
+                rows.append(_answer(resource) | fault)
+            else:
+                rows.append(await self._change(resource, call, replace=replace))
+        return {"responses": rows}
+
+    async def _change(self, resource: Any, call: Call, *, replace: bool) -> Row:
+        row = _answer(resource)
+        try:
+            if resource.resource_type == Resource.TOPIC:
+                await self._change_topic(resource, call.request.validate_only, replace)
+            else:
+                self._change_nothing(resource, replace)
+        except ApplianceError as error:
+            row |= {"error_code": error.code, "error_message": str(error)}
+        return row
+
+    async def _change_topic(self, resource: Any, validate_only: bool, replace: bool) -> None:
+        topic = self._topic(resource.resource_name)
+        changes: dict[str, str | None] = {}
+        if replace:
+            changes |= dict.fromkeys(topic.settings)
+            changes |= _given(resource.configs)
+        else:
+            changes |= _operations(topic, self._appliance.default_settings(), resource.configs)
+        changes = {name: value for name, value in changes.items() if value is not None or name in topic.settings}
+        given = {name: value for name, value in changes.items() if value is not None}
+        if validate_only:
+            self._appliance.check_settings(given)
+        elif changes:
+            await self._appliance.alter_topic(topic.name, changes)
+
+    def _change_nothing(self, resource: Any, replace: bool) -> None:
+        """Of anything but a topic nothing can be set, so that everything can be taken back."""
+        if resource.resource_type in (Resource.BROKER, Resource.BROKER_LOGGER):
+            self._check_broker(resource.resource_name, or_all=resource.resource_type == Resource.BROKER)
+        if resource.resource_type not in set(Resource):
+            raise InvalidRequest(f"resource type {resource.resource_type}: nothing of that type has settings")
+        if replace or any(config.config_operation != DELETE for config in resource.configs):
+            raise InvalidRequest("only a topic's settings can be changed; the broker's are in its configuration file")
+
+
+def _answer(resource: Any) -> Row:
+    return {
+        "error_code": Code.NONE,
+        "error_message": None,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
+
+
+def _given(configs: Sequence[Any]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for config in configs:
+        if config.value is None:
+            raise InvalidRequest(f"{config.name}: a value is missing; leave the setting out to get its default")
+        if config.name in given:
+            raise InvalidRequest(f"{config.name} is given twice")
+        given[config.name] = config.value
+    return given
+
+
+def _operations(topic: Topic, base: TopicSettings, configs: Sequence[Any]) -> dict[str, str | None]:
+    changes: dict[str, str | None] = {}
+    for config in configs:
+        name, value, operation = config.name, config.value, config.config_operation
+        if name in changes:
+            raise InvalidRequest(f"{name} is given twice")
+        if operation == DELETE:
+            changes[name] = None
+        elif value is None:
+            raise InvalidRequest(f"{name}: a value is missing")
+        elif operation == SET:
+            changes[name] = value
+        elif operation in (APPEND, SUBTRACT):
+            changes[name] = _edited(topic, name, value, operation)
+        else:
+            raise InvalidRequest(f"{name}: operation {operation} is not one of set, delete, append and subtract")
+    return changes
+
+
+def _edited(topic: Topic, name: str, value: str, operation: int) -> str:
+    """A list with elements added or taken out."""
+    accepted = ACCEPTED.get(name)
+    if accepted is None or accepted.kind is not Kind.LIST:
+        raise InvalidSetting(f"{name}: set a value or delete the setting; it is not a list to edit")
+    present = [part for part in topic.settings.get(name, accepted.default).split(",") if part]
+    parts = [part.strip() for part in value.split(",")]
+    if operation == APPEND:
+        return ",".join(dict.fromkeys([*present, *parts]))
+    return ",".join(part for part in present if part not in parts)

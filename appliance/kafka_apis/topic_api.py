@@ -1,0 +1,236 @@
+"""Topics: create, delete, grow, records to give up.  Each resource of a request gets its own error code.
+
+There is one copy of each partition, so a replication factor is 1 (or -1, "as the broker likes").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from ..catalog import Topic
+from ..config import TopicSettings
+from ..errors import (
+    ApplianceError,
+    InvalidRequest,
+    InvalidSetting,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownPartition,
+)
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from ..wire.kafka.metadata_reply import NO_ID, topic_id
+from .appliance import Appliance
+from .settings_reply import Created, encode_created, encode_new_topic
+
+Name = TypeVar("Name", str, "str | UUID")
+Row = TypeVar("Row")
+CONCURRENT_MAX: Final = 32
+AS_CONFIGURED: Final = -1
+TO_THE_END: Final = -1
+REPLICATION_FACTOR: Final = 1
+
+
+class _Refused(ApplianceError):
+    """Carries a code that only Kafka's API knows."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.refusal = code
+
+
+def _code_of(error: ApplianceError) -> int:
+    return error.refusal if isinstance(error, _Refused) else error.code
+
+
+class TopicApi:
+    def __init__(self, appliance: Appliance) -> None:
+        self._appliance = appliance
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "CreateTopics": self._create,
+            "DeleteTopics": self._delete,
+            "CreatePartitions": self._grow,
+            "DeleteRecords": self._delete_records,
+        }
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    async def _create(self, call: Call) -> Answer:
+        counts = Counter(wanted.name for wanted in call.request.topics)
+        topics = {wanted.name: wanted for wanted in call.request.topics}
+
+        async def create(name: str) -> Created:
+            try:
+                if counts[name] > 1:
+                    raise InvalidRequest(f"topic {name!r} is asked for {counts[name]} times in one request")
+                return await self._create_one(topics[name], call.request.validate_only)
+            except ApplianceError as error:
+                return Created(name, _code_of(error), str(error))
+
+        return encode_created(call.correlation_id, call.version, await _side_by_side(create, list(topics)))
+
+    async def _create_one(self, wanted: Any, validate_only: bool) -> Created:
+        cluster = self._appliance
+        count = None if wanted.num_partitions == AS_CONFIGURED else wanted.num_partitions
+        if wanted.assignments:
+            count = self._check_assignments(wanted)
+        if wanted.replication_factor not in (AS_CONFIGURED, REPLICATION_FACTOR):
+            raise _Refused(
+                Code.INVALID_REPLICATION_FACTOR,
+                f"replication factor {wanted.replication_factor}: each partition is stored once; ask for 1 or -1",
+            )
+        settings = _settings(wanted.configs)
+        base = cluster.default_settings()
+        if validate_only:
+            cluster.check_topic(wanted.name, count, settings)
+            topic = Topic(wanted.name, settings=TopicSettings.texts(settings, base))
+            partitions, made_id = count or cluster.config.topics.partitions, NO_ID
+        else:
+            await cluster.create_topic(wanted.name, count, settings)
+            topic = self._topic(wanted.name)
+            partitions, made_id = len(topic.partitions), topic_id(topic)
+        own = tuple(sorted(topic.settings.items()))
+        return Created(
+            wanted.name,
+            partitions=partitions,
+            replicas=REPLICATION_FACTOR,
+            id=made_id,
+            settings=encode_new_topic(own, base),
+        )
+
+    def _check_assignments(self, wanted: Any) -> int:
+        """A manual assignment is fine as long as it says what we do: partitions from 0 on, each on this
+        broker.
+        """
+        if wanted.num_partitions != AS_CONFIGURED or wanted.replication_factor != AS_CONFIGURED:
+            raise InvalidRequest("give either replica assignments or numbers of partitions and replicas, not both")
+        numbers = sorted(each.partition_index for each in wanted.assignments)
+        if numbers != list(range(len(numbers))):
+            raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, "partitions must be numbered from 0 without gaps")
+        self._check_brokers(each.broker_ids for each in wanted.assignments)
+        return len(numbers)
+
+    def _check_brokers(self, assignments: Any) -> None:
+        here = self._appliance.broker_id
+        if any(list(broker_ids) != [here] for broker_ids in assignments):
+            raise _Refused(
+                Code.INVALID_REPLICA_ASSIGNMENT,
+                f"each partition is stored once, on the broker that is asked: assign them to [{here}]",
+            )
+
+    async def _delete(self, call: Call) -> Answer:
+        names: list[str | UUID] = list(call.request.topic_names or ())
+        twofold = set()
+        if call.version >= 6:
+            names = [wanted.topic_id if wanted.name is None else wanted.name for wanted in call.request.topics]
+            twofold = {wanted.name for wanted in call.request.topics if wanted.name is not None and wanted.topic_id}
+        counts = Counter(names)
+        by_id: dict[UUID, str] = {}
+        if any(isinstance(name, UUID) for name in names):
+            by_id = {topic_id(topic): topic.name for topic in self._appliance.topics().values()}
+
+        async def delete(given: str | UUID) -> dict[str, Any]:
+            name = by_id.get(given) if isinstance(given, UUID) else given
+            row = {"name": name, "topic_id": given if isinstance(given, UUID) else NO_ID}
+            if counts[given] > 1 or given in twofold:
+                message = f"{given} is given twice, or by name and by id, in one request"
+                return row | {"error_code": Code.INVALID_REQUEST, "error_message": message}
+            if name is None:
+                return row | {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": f"there is no topic of id {given}"}
+            try:
+                await self._appliance.delete_topic(name)
+            except ApplianceError as error:
+                return row | {"error_code": error.code, "error_message": str(error)}
+            return row | {"error_code": Code.NONE}
+
+        return {"responses": await _side_by_side(delete, list(dict.fromkeys(names)))}
+
+    async def _grow(self, call: Call) -> Answer:
+        rows = []
+        counts = Counter(wanted.name for wanted in call.request.topics)
+        for wanted in {wanted.name: wanted for wanted in call.request.topics}.values():
+            row: dict[str, Any] = {"name": wanted.name, "error_code": Code.NONE, "error_message": None}
+            try:
+                if counts[wanted.name] > 1:
+                    raise InvalidRequest(
+                        f"topic {wanted.name!r} is asked for {counts[wanted.name]} times in one request"
+                    )
+                present = len(self._topic(wanted.name).partitions)
+                if wanted.count <= present:
+                    raise _Refused(
+                        Code.INVALID_PARTITIONS,
+                        f"topic {wanted.name!r} has {present} partitions; {wanted.count} is no increase",
+                    )
+                if wanted.assignments is not None:
+                    given, new = len(wanted.assignments), wanted.count - present
+                    if given != new:
+                        message = f"{new} new partitions need as many assignments, not {given}"
+                        raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, message)
+                    self._check_brokers(each.broker_ids for each in wanted.assignments)
+                if not call.request.validate_only:
+                    await self._appliance.add_partitions(wanted.name, wanted.count)
+            except ApplianceError as error:
+                row |= {"error_code": _code_of(error), "error_message": str(error)}
+            rows.append(row)
+        return {"results": rows}
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._appliance.topics().get(name)
+        if topic is None:
+            raise UnknownPartition(f"there is no topic {name!r}")
+        return topic
+
+    # -- records --------------------------------------------------------------------------------------
+
+    async def _delete_records(self, call: Call) -> Answer:
+        topics = []
+        for topic in call.request.topics:
+            partitions = []
+            for each in topic.partitions:
+                row = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": Code.NONE}
+                try:
+                    row["low_watermark"] = await self._cut(topic.name, each.partition_index, each.offset)
+                except ApplianceError as error:
+                    row["error_code"] = error.code
+                partitions.append(row)
+            topics.append({"name": topic.name, "partitions": partitions})
+        return {"topics": topics}
+
+    async def _cut(self, name: str, partition: int, offset: int) -> int:
+        topic = self._topic(name)
+        if partition not in topic.partitions:
+            raise UnknownPartition(f"there is no partition {name}-{partition}")
+        if self._appliance.leader(topic, partition) != self._appliance.broker_id:
+            raise NotLeader(f"{name}-{partition} is stored elsewhere")
+        extent = self._appliance.extent(name, partition)
+        if offset == TO_THE_END:
+            offset = extent.end
+        if not 0 <= offset <= extent.end:
+            raise OffsetOutOfRange(f"offset {offset} is outside 0 to {extent.end}")
+        return await self._appliance.delete_records(name, partition, max(offset, extent.start))
+
+
+async def _side_by_side(work: Callable[[Name], Awaitable[Row]], names: list[Name]) -> list[Row]:
+    """The rows of all names, in their order; CONCURRENT_MAX are under way at a time."""
+    rows: list[Row] = []
+    for start in range(0, len(names), CONCURRENT_MAX):
+        rows += await asyncio.gather(*map(work, names[start : start + CONCURRENT_MAX]))
+    return rows
+
+
+def _settings(configs: Sequence[Any]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for config in configs:
+        if config.value is None:
+            raise InvalidSetting(f"{config.name}: a value is missing; leave the setting out to get its default")
+        if config.name in given:
+            raise InvalidRequest(f"{config.name} is given twice")
+        given[config.name] = config.value
+    return given

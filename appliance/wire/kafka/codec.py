@@ -1,0 +1,125 @@
+"""What a network worker does with a Kafka frame: decode what it serves, answer ApiVersions, pass on the rest.
+
+ApiVersions: the reply header is version 0 in all versions (a client does not know yet what we speak), and a
+version that we do not know is answered in the layout of version 0, with error 35 and our table, so that the
+client can choose::
+
+    i16 error  [api { i16 key  i16 version min  i16 version max }]  i32 throttle ms = 0 (1+)
+
+(from 3 on with a compact count, and tagged fields at the ``}`` and at the end).
+
+SaslHandshake is not served; clients that are configured for SASL send it all the same and get
+ILLEGAL_SASL_STATE, as from a Kafka listener without SASL, instead of a cut connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from ...errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
+from ..bounds import Limits
+from ..requests import (
+    Cold,
+    Fetch,
+    FetchResult,
+    FileRange,
+    Local,
+    Offsets,
+    OffsetsResult,
+    Produce,
+    ProduceResult,
+    Request,
+)
+from . import fetch, list_offsets, produce
+from .apis import ADVERTISED, API_VERSIONS, APIS, FETCH, LIST_OFFSETS, OFFSET_COMMIT, PRODUCE, SASL_HANDSHAKE
+from .primitives import skip_tags, varint
+
+ILLEGAL_SASL_STATE: Final = 34
+COMMITS: Final = "commit"
+"""OffsetCommits of one connection overlap: the coordinator keeps those of one partition in order."""
+_HEADER = struct.Struct(">hhih")
+_REPLY_HEAD = struct.Struct(">Ii")
+assert _HEADER.size == 10
+
+
+class KafkaCodec:
+    """Stateless: one serves all connections.  Implements :class:`appliance.wire.requests.Codec`."""
+
+    __slots__ = ("_forwarded_bytes_max", "_parts_max", "first_bytes_max")
+
+    def __init__(self, limits: Limits) -> None:
+        self.first_bytes_max, self._forwarded_bytes_max, self._parts_max = limits
+
+    advertised: Final[dict[int, tuple[int, int]]] = ADVERTISED
+
+    def decode(self, frame: memoryview) -> Request:
+        """Raises ProtocolFault when the frame cannot be answered: close the connection."""
+        try:
+            key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
+            parts_max = self._parts_max
+            if key == PRODUCE:
+                if produce.VERSION_SERVED_MIN <= version < produce.FLEXIBLE_FROM:
+                    position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
+                    return produce.decode_one(frame, position, correlation_id, version, parts_max)
+                position = _body(frame, client_id_size, version >= produce.FLEXIBLE_FROM)
+                if version == produce.VERSION_SERVED_MAX:
+                    return produce.decode_one_flexible(frame, position, correlation_id, version, parts_max)
+                return produce.decode(frame, position, correlation_id, version, parts_max)
+            if key == FETCH:
+                position = _body(frame, client_id_size, version >= fetch.FLEXIBLE_FROM)
+                return fetch.decode(frame, position, correlation_id, version, parts_max)
+            if key == LIST_OFFSETS:
+                position = _body(frame, client_id_size, version >= list_offsets.FLEXIBLE_FROM)
+                return list_offsets.decode(frame, position, correlation_id, version, parts_max)
+        except (struct.error, IndexError) as error:
+            raise ProtocolFault(f"malformed Kafka request: {error}") from error
+        if key in APIS and key != API_VERSIONS:
+            if len(frame) > self._forwarded_bytes_max:
+                raise FrameTooLarge(len(frame), self._forwarded_bytes_max)
+            return Cold(None, COMMITS if key == OFFSET_COMMIT else "")
+        if key == API_VERSIONS:
+            reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
+        elif key == SASL_HANDSHAKE:
+            reply = _SASL_REFUSAL
+        else:
+            raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
+        return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply)
+
+    def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
+        try:
+            return produce.join(request, first, frame, shift)
+        except (struct.error, IndexError, ProtocolFault):
+            return False  # whoever decodes it by itself says what is wrong
+
+    def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
+        return produce.encode(request, results)
+
+    def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
+        return fetch.encode(request, results)
+
+    def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
+        return list_offsets.encode(request, results)
+
+
+def _body(frame: memoryview, client_id_size: int, flexible: bool) -> int:
+    """Where the request's own fields begin; a negative version or size is caught by what is read there."""
+    position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
+    return skip_tags(frame, position) if flexible else position
+
+
+def _api_versions_reply(version: int, error: int) -> bytes:
+    ranges = [struct.pack(">hhh", key, *window) for key, window in sorted(ADVERTISED.items())]
+    code = struct.pack(">h", error)
+    if version >= APIS[API_VERSIONS].flexible_from:
+        return b"".join((code, varint(len(ranges) + 1), *(row + b"\0" for row in ranges), b"\0\0\0\0", b"\0"))
+    throttle = b"\0\0\0\0" if version >= 1 else b""
+    return b"".join((code, struct.pack(">i", len(ranges)), *ranges, throttle))
+
+
+_API_VERSIONS: Final = {
+    version: _api_versions_reply(version, 0) for version in range(APIS[API_VERSIONS].version_max + 1)
+}
+_API_VERSIONS_UNKNOWN: Final = _api_versions_reply(0, UnsupportedVersion.code)
+_SASL_REFUSAL: Final = struct.pack(">hi", ILLEGAL_SASL_STATE, 0)
+"""Error and an empty list of mechanisms."""

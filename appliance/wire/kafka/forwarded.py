@@ -1,0 +1,184 @@
+"""The APIs that need no speed, through kafka-python's protocol package: the only module that imports it.
+
+Imported in the coordinator only (it costs 138 ms and 25 MB).  Usage::
+
+    header, request = decode(frame)            # request.topics[0].name …: kafka-python's field names
+    reply = encode({"error_code": 0, "groups": [...]}, *header.reply_to)
+
+A response is a plain mapping, nested, with the field names of Kafka's message definitions in snake
+case.  Fields that the version does not have are left out, missing ones get the default of the definition,
+unknown names are a KeyError (our bug).  Requests are objects; a field that the version does not have reads as
+its default.
+
+kafka-python trusts its input, so each frame is first walked over with the same definitions (:mod:`.walk`); only
+what passes is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from kafka.protocol import admin, consumer, metadata, producer
+
+from ...errors import ProtocolFault, UnsupportedVersion
+from ...names import CLIENT_ID_CHARACTERS_MAX
+from ..bounds import PARTS_MAX_MIN
+from .apis import APIS, SERVED_BY_WORKERS
+from .reply import MESSAGE_CHARACTERS_MAX
+from .walk import Plan, Walk, plan_of
+
+ELEMENTS_PER_PARTITION: Final = 4
+"""What one partition may take of a request: its topic, itself, and the numbers of its brokers."""
+ELEMENTS_MAX: Final = ELEMENTS_PER_PARTITION * PARTS_MAX_MIN
+
+_PACKAGES: Final = (admin, consumer, metadata, producer)
+_HEADER = struct.Struct(">hhih")
+assert _HEADER.size == 10
+
+
+class Header(NamedTuple):
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+
+    @property
+    def reply_to(self) -> tuple[int, int, int]:
+        """The last arguments of :func:`encode`."""
+        return self.correlation_id, self.api_key, self.api_version
+
+
+def _message(name: str) -> Any:
+    for package in _PACKAGES:
+        found = getattr(package, name, None)
+        if found is not None:
+            return found
+    raise AssertionError(f"kafka-python has no {name}; it is pinned, so the table in apis.py is wrong")
+
+
+_REQUESTS: Final = {key: _message(f"{api.name}Request") for key, api in APIS.items() if key not in SERVED_BY_WORKERS}
+_RESPONSES: Final = {key: _message(f"{api.name}Response") for key, api in APIS.items() if key not in SERVED_BY_WORKERS}
+
+
+def decode(frame: bytes | memoryview, elements_max: int = ELEMENTS_MAX) -> tuple[Header, Any]:
+    """One request frame without its size prefix → its header and kafka-python's request object.
+
+    ``elements_max`` array elements in one frame, of all its arrays together, take about 10 us and 400 bytes each.
+
+    Raises:
+        ClientFault: a version that is not advertised (UnsupportedVersion) or a field that is larger than allowed:
+            answer :func:`encode_refusal` with its code.
+        ProtocolFault: not a request that can be answered: close the connection.
+    """
+    data = memoryview(frame)
+    try:
+        header, position = _decode_header(data)
+        request_class = _REQUESTS[header.api_key]
+        walk = Walk(data, elements_max)
+        if header.api_version >= APIS[header.api_key].flexible_from:
+            position = walk.skip_tags(position)
+        walk.skip_struct(_plan(header.api_key, header.api_version), position)
+        walk.check_bounds()
+        return header, request_class.decode(data[position:], version=header.api_version)
+    except (struct.error, IndexError, ValueError) as error:
+        raise ProtocolFault(f"malformed Kafka request: {error}") from error
+
+
+def _decode_header(data: memoryview) -> tuple[Header, int]:
+    key, version, correlation_id, client_id_size = _HEADER.unpack_from(data)
+    api = APIS.get(key)
+    if api is None or key in SERVED_BY_WORKERS:
+        raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
+    position = _HEADER.size + max(client_id_size, 0)
+    if position > len(data):
+        raise ProtocolFault(f"client id of {client_id_size} bytes in a frame of {len(data)}")
+    if not api.version_min <= version <= api.version_max:
+        raise UnsupportedVersion(
+            f"{api.name} version {version}: {api.version_min} to {api.version_max} are, see ApiVersions"
+        )
+    client_id = str(data[_HEADER.size : position], "utf-8")[:CLIENT_ID_CHARACTERS_MAX]
+    return Header(key, version, correlation_id, client_id), position
+
+
+def encode(response: Mapping[str, Any], correlation_id: int, api_key: int, api_version: int) -> bytes:
+    """A reply frame, size prefix included."""
+    assert 0 <= api_version <= APIS[api_key].version_max
+    response_class = _RESPONSES[api_key]
+    fields = _values(response_class._struct, api_version, response)
+    message = response_class(version=api_version, **fields)
+    message.with_header(correlation_id=correlation_id)
+    return bytes(message.encode(header=True, framed=True))
+
+
+def encode_refusal(frame: bytes | memoryview, code: int) -> bytes:
+    """The reply to a request whose version is not advertised: ``code`` in the response's top-level error
+    field.
+
+    A version above ours is answered in our highest one.  Raises ProtocolFault where the response has no such
+    field: a Kafka broker closes the connection, too.
+    """
+    if len(frame) < _HEADER.size:
+        raise ProtocolFault(f"frame of {len(frame)} bytes, shorter than a request header")
+    key, version, correlation_id, _ = _HEADER.unpack_from(frame)
+    response_class = _RESPONSES.get(key)
+    if response_class is None or version < 0:
+        raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
+    version = min(version, APIS[key].version_max)
+    if not any(field.name == "error_code" for field in response_class._struct.untagged_fields(version)):
+        raise ProtocolFault(f"{APIS[key].name} version {version} is not served; its reply has no error code")
+    return encode({"error_code": code}, correlation_id, key, version)
+
+
+def _values(definition: Any, version: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of one struct that ``version`` has, arrays of structs turned into tuples in the wire's
+    order.
+
+    Tuples are kafka-python's fast path for arrays; they cannot carry tagged fields, of which the served
+    versions have one (CreateTopics' TopicConfigErrorCode, 0 by default).
+    """
+    names, fields = _layout(definition, version)
+    if not values.keys() <= names:
+        raise KeyError(f"{definition._name} has no field {', '.join(sorted(values.keys() - names))}")
+    out: dict[str, Any] = {}
+    for name, default, inner in fields:
+        value = values.get(name, default)
+        if name == "error_message" and value:
+            value = value[:MESSAGE_CHARACTERS_MAX]
+        if inner is not None and value is not None:
+            if inner.is_struct_array():
+                value = [tuple(_values(inner.array_of, version, item).values()) for item in value]
+            else:
+                value = inner(version=version, **_values(inner, version, value))
+        out[name] = value
+    return out
+
+
+_Layout = tuple[frozenset[str], list[tuple[str, Any, Any]]]
+_LAYOUTS: Final[dict[tuple[int, int], _Layout]] = {}
+"""By identity and version of a definition; as many as there are definitions, which live for ever."""
+
+
+def _layout(definition: Any, version: int) -> _Layout:
+    """All names of the struct's fields; of the untagged ones in ``version`` name, default and, of structs and arrays of
+    structs, the definition.  An error message that is not given is null: there is no error."""
+    layout = _LAYOUTS.get((id(definition), version))
+    if layout is None:
+        fields = [
+            (
+                field.name,
+                None if field.name == "error_message" and field.nullable_for_version_q(version) else field.default,
+                field if field.is_struct_array() or field.is_struct() else None,
+            )
+            for field in definition.untagged_fields(version)
+        ]
+        layout = _LAYOUTS[id(definition), version] = frozenset(definition.fields), fields
+    return layout
+
+
+@lru_cache(maxsize=256)
+def _plan(api_key: int, version: int) -> Plan:
+    """One per API and version: those are advertised, so they are few."""
+    return plan_of(_REQUESTS[api_key]._struct, api_key, version, version >= APIS[api_key].flexible_from)

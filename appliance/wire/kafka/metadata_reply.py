@@ -1,0 +1,159 @@
+"""Metadata replies, encoded by hand: thousands of topics at a time, and the same ones again and again.
+
+Through kafka-python 5,000 topics take 60 ms, here a tenth of that, and next to nothing while no topic changes: the
+encoded topics of the last "all topics" reply are kept, one per version.  Layout of versions 0 to 12 (fields in this
+order, "n+" from version n on; from version 9 strings and arrays are compact, and an empty tag section T stands
+behind each struct)::
+
+    i32 correlation id   9+ T
+    3+ i32 throttle ms
+    [ i32 broker id   string host   i32 port   1+ nullable string rack   9+ T ]
+    2+ nullable string cluster id   1+ i32 controller id
+    [ i16 error   string topic (12+ nullable)   10+ uuid topic id   1+ bool internal
+      [ i16 error   i32 partition   i32 leader   7+ i32 leader epoch
+        [ i32 replica ]   [ i32 in-sync replica ]   5+ [ i32 offline replica ]   9+ T ]
+      8+ i32 authorized operations   9+ T ]
+    8 to 10: i32 authorized operations   9+ T
+
+Topic ids are the ids of the catalog, so that a client notices a topic that was deleted and made again.  They are
+there for librdkafka's sake, too: it reserves four times a reply's size for what it makes of it, which in version 9
+is too little for some hundreds of topics with short names and one partition (2.16: "tmpabuf memory shortage").
+
+Leader epochs are -1, "not known", with which no client compares: there is one epoch (``catalog.LEADER_EPOCH``, on
+every batch that is stored), so there is nothing to find out by asking where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from ...catalog import Topic
+from ...names import INTERNAL_TOPICS
+from .apis import APIS, METADATA
+from .codes import Code
+from .reply import Reply
+
+NO_LEADER = -1
+VERSION_MAX, FLEXIBLE_FROM = APIS[METADATA].version_max, APIS[METADATA].flexible_from
+NO_ID = UUID(int=0)
+NO_OPERATIONS = -(2**31)
+TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
+CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
+GROUP_OPERATIONS = frozenset({3, 6, 8})
+"""Kafka's AclOperation numbers that make sense for the resource: everybody may do all, there are no ACLs."""
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_PARTITION = struct.Struct(">hi")
+
+Row = tuple[str | UUID | None, Topic | int]
+"""What a topic was asked for by (kafka-python reads an id of zero as None), and it, or the error in its place."""
+
+
+class Broker(NamedTuple):
+    """A live appliance and the address of one of its listeners, as the asking client should see it."""
+
+    id: int
+    host: str
+    port: int
+
+
+_Places = dict[tuple[int, ...], tuple[int, bytes]]
+
+
+def _bits(operations: frozenset[int] | None) -> bytes:
+    return _I32.pack(NO_OPERATIONS if operations is None else sum(1 << bit for bit in operations))
+
+
+def topic_id(topic: Topic) -> UUID:
+    """The id that clients know a topic by."""
+    return UUID(topic.id)
+
+
+class MetadataEncoder:
+    """``leader``: who serves a partition now, NO_LEADER while none can."""
+
+    def __init__(self, leader: Callable[[Topic, int], int]) -> None:
+        self._leader = leader
+        self._all: dict[tuple[int, bool], tuple[int, bytes]] = {}
+
+    def frame(
+        self,
+        correlation_id: int,
+        version: int,
+        brokers: Sequence[Broker],
+        cluster_id: str,
+        controller_id: int,
+        topics: bytes,
+        cluster_operations: bool = False,
+    ) -> bytes:
+        """The reply frame, size included; ``topics`` from :meth:`topics` or :meth:`all_topics`."""
+        assert 0 <= version <= VERSION_MAX
+        p = Reply(version >= FLEXIBLE_FROM)
+        parts = [_I32.pack(0) if version >= 3 else b"", p.count(len(brokers))]
+        for broker in brokers:
+            parts += [_I32.pack(broker.id), p.string(broker.host), _I32.pack(broker.port)]
+            parts += [p.string(None) if version >= 1 else b"", p.tags]
+        if version >= 2:
+            parts.append(p.string(cluster_id or None))
+        if version >= 1:
+            parts.append(_I32.pack(controller_id))
+        parts.append(topics)
+        if 8 <= version <= 10:
+            parts.append(_bits(CLUSTER_OPERATIONS if cluster_operations else None))
+        parts.append(p.tags)
+        return p.frame(correlation_id, parts)
+
+    def topics(self, version: int, rows: Sequence[Row], operations: bool = False) -> bytes:
+        """The array of topics as it stands in a reply."""
+        p = Reply(version >= FLEXIBLE_FROM)
+        tail = p.tags
+        if version >= 8:
+            tail = _bits(TOPIC_OPERATIONS if operations else None) + tail
+        nameless = None if version >= 12 else ""
+        places: _Places = {}
+        parts = [p.count(len(rows))]
+        for name, topic in rows:
+            error, placed = (topic, {}) if isinstance(topic, int) else (0, topic.partitions)
+            parts += [_I16.pack(error), p.string(name if isinstance(name, str) else nameless)]
+            if version >= 10:
+                unknown = name.bytes if isinstance(name, UUID) else NO_ID.bytes
+                parts.append(unknown if isinstance(topic, int) else bytes.fromhex(topic.id))
+            if version >= 1:
+                parts.append(b"\1" if name in INTERNAL_TOPICS else b"\0")
+            parts.append(p.count(len(placed)))
+            for partition, brokers in placed.items():
+                assert not isinstance(topic, int)
+                place = (self._leader(topic, partition), *brokers)
+                if place not in places:
+                    places[place] = self._place(version, p, place)
+                error, rest = places[place]
+                parts += [_PARTITION.pack(error, partition), rest]
+            parts.append(tail)
+        return b"".join(parts)
+
+    def all_topics(
+        self, version: int, revision: int, list_topics: Callable[[], Sequence[Topic]], operations: bool = False
+    ) -> bytes:
+        """As :meth:`topics`, encoded anew only when ``revision`` is another than last time."""
+        kept = self._all.get((version, operations))
+        if kept is None or kept[0] != revision:
+            rows: list[Row] = [(topic.name, topic) for topic in list_topics()]
+            kept = self._all[version, operations] = revision, self.topics(version, rows, operations)
+        return kept[1]
+
+    @staticmethod
+    def _place(version: int, p: Reply, place: tuple[int, ...]) -> tuple[int, bytes]:
+        """Error and all behind the number of a partition with this leader and these brokers."""
+        leader, *brokers = place
+        alive = leader != NO_LEADER
+        replicas = p.numbers(brokers)
+        parts = [_I32.pack(leader), b"\xff\xff\xff\xff" if version >= 7 else b"", replicas]
+        parts.append(p.numbers([leader] if alive else []))
+        if version >= 5:
+            parts.append(p.numbers([]) if alive else replicas)
+        parts.append(p.tags)
+        return Code.NONE if alive else Code.LEADER_NOT_AVAILABLE, b"".join(parts)

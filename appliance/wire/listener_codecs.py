@@ -1,0 +1,17 @@
+"""The codec of each listener, by its protocol."""
+
+from __future__ import annotations
+
+from ..config import Config
+from .bounds import Limits
+from .kafka.codec import KafkaCodec
+from .native import NativeCodec
+from .requests import Codec
+
+
+def codec_of(protocol: str, config: Config, greeted: bool = False) -> Codec:
+    """A codec for one connection; ``protocol``: "native" or "kafka"; ``greeted``: its hello has been answered."""
+    limits = Limits.of(config)
+    if protocol == "native":
+        return NativeCodec(config.broker.id, limits, greeted)
+    return KafkaCodec(limits)

@@ -1,0 +1,249 @@
+"""The forwarded Kafka APIs over dictionaries, and a client that speaks to them in frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from appliance.catalog import Topic, new_id
+from appliance.config import Config, TopicSettings
+from appliance.errors import (
+    ApplianceError,
+    InvalidPartitions,
+    TopicExists,
+    UnknownGroup,
+    UnknownPartition,
+    ZooKeeperAway,
+)
+from appliance.groups.group_coordinator import GroupCoordinator
+from appliance.groups.messages import Limits
+from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
+from appliance.kafka_apis.appliance import Extent
+from appliance.kafka_apis.dispatch import KafkaApis
+from appliance.names import TopicPartition, check_topic
+from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker
+
+from .kafka_messages import decode_response, fill, message, request_frame
+
+KEY = {api.name: key for key, api in APIS.items()}
+LISTENER, PEER = "127.0.0.1:9092", "10.0.0.7:5000"
+
+
+class FakeCluster:
+    """``kafka_apis.appliance.Appliance`` and ``groups.store.GroupStore``; ``away``: ZooKeeper cannot be reached."""
+
+    broker_id = 1
+    cluster_id = "cluster"
+    data_dir = "/data"
+    auto_create = True
+    config = Config()
+    listening = "127.0.0.1:9092"
+
+    def __init__(self) -> None:
+        self.live = [Broker(1, "here", 9092)]
+        self.all: dict[str, Topic] = {}
+        self.extents: dict[TopicPartition, Extent | ApplianceError] = {}
+        self.positions: dict[str, dict[TopicPartition, Commit]] = {}
+        self.native: dict[str, RegisteredGroup] = {}
+        self.shown: dict[str, Sequence[RegisteredMember]] = {}
+        self.calls: list[tuple[Any, ...]] = []
+        self.away = False
+        self.leased = True
+        self.types: dict[str, str] = {}
+        self.revision = 0
+        self._producer_ids = count(100)
+
+    def add(self, name: str, partitions: int = 1, **settings: str) -> None:
+        own = {key.replace("_", "."): value for key, value in settings.items()}
+        self.all[name] = Topic(name, {number: [1] for number in range(partitions)}, own, new_id())
+        for number in range(partitions):
+            self.extents[name, number] = Extent(100, 1_000)
+        self.revision += 1
+
+    # the appliance
+
+    def brokers(self, listener: str) -> Sequence[Broker]:
+        assert listener == LISTENER
+        return self.live
+
+    def disk_space(self) -> tuple[int, int]:
+        return 1_000_000, 400_000
+
+    def producer_id(self) -> int:
+        self._reach()
+        return next(self._producer_ids)
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self.all
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        leader = topic.leader(partition)
+        return leader if leader in {broker.id for broker in self.live} else NO_LEADER
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        return TopicSettings.parse(topic.settings, self.default_settings())
+
+    def default_settings(self) -> TopicSettings:
+        return self.config.topics.defaults
+
+    def extent(self, topic: str, partition: int) -> Extent:
+        extent = self.extents.get((topic, partition), UnknownPartition("not here"))
+        if isinstance(extent, ApplianceError):
+            raise extent
+        return extent
+
+    # topics
+
+    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        check_topic(name)
+        TopicSettings.parse(settings, self.default_settings())
+        if name in self.all:
+            raise TopicExists(f"{name} exists")
+        if partitions is not None and partitions < 1:
+            raise InvalidPartitions(f"{partitions} partitions")
+
+    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        self._reach()
+        self.check_topic(name, partitions, settings)
+        self.add(name, partitions or 1)
+        self.all[name].settings.update(settings)
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        TopicSettings.parse(settings, self.default_settings())
+
+    async def delete_topic(self, name: str) -> None:
+        self._reach()
+        if name not in self.all:
+            raise UnknownPartition(f"no {name}")
+        del self.all[name]
+
+    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
+        self._reach()
+        own = dict(self.all[name].settings)
+        for key, value in settings.items():
+            if value is None:
+                own.pop(key, None)
+            else:
+                own[key] = value
+        TopicSettings.parse(own, self.default_settings())
+        self.all[name].settings = own
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        self._reach()
+        self.calls.append(("add_partitions", name, count))
+
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        self.calls.append(("delete_records", topic, partition, offset))
+        return offset - 10
+
+    # groups
+
+    @property
+    def leads(self) -> bool:
+        return self.leased
+
+    async def claim(self, group: str) -> None:
+        self._reach()
+
+    async def commit(
+        self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
+    ) -> Mapping[TopicPartition, ApplianceError]:
+        self._reach()
+        stored = self.positions.setdefault(group, {})
+        for key, to in offsets.items():
+            if to is None:
+                stored.pop(key, None)
+            else:
+                stored[key] = to
+        if protocol_type:
+            self.types[group] = protocol_type
+        return {}
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition] | None
+    ) -> Mapping[TopicPartition, Commit]:
+        self._reach()
+        stored = self.positions.get(group, {})
+        return {key: stored[key] for key in (stored if partitions is None else partitions) if key in stored}
+
+    async def forget(self, group: str) -> None:
+        self._reach()
+        if group not in self.positions:
+            raise UnknownGroup(group)
+        del self.positions[group]
+
+    async def groups(self) -> Sequence[RegisteredGroup]:
+        self._reach()
+        return [self._resting(name) for name in self.positions] + list(self.native.values())
+
+    async def group(self, name: str) -> RegisteredGroup | None:
+        self._reach()
+        if name in self.native:
+            return self.native[name]
+        return self._resting(name) if name in self.positions else None
+
+    def _resting(self, name: str) -> RegisteredGroup:
+        return RegisteredGroup(name, False, (), self.types.get(name, ""))
+
+    def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
+        self.shown[group] = members()
+
+    def _reach(self) -> None:
+        if self.away:
+            raise ZooKeeperAway("no ZooKeeper")
+
+
+class Client:
+    """Asks in the version that it is given, the highest by default.  Use within one event loop."""
+
+    def __init__(self, cluster: FakeCluster, **limits: int) -> None:
+        ids = count(1)
+        self.coordinator = GroupCoordinator(
+            cluster, Limits(**({"initial_delay_ms": 0} | limits)), lambda: str(next(ids))
+        )
+        self.apis = KafkaApis(cluster, self.coordinator, cluster)
+
+    async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
+        key = KEY[name]
+        version = APIS[key].version_max if version is None else version
+        filled = fill(message(key, "Request")._struct, version, values)
+        return await self.apis.answer(request_frame(key, version, filled, client_id="me"), LISTENER, PEER)
+
+    async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
+        """The reply as kafka-python reads it.  Fields that are not given get the definition's defaults."""
+        version = APIS[KEY[name]].version_max if version is None else version
+        frame = await self.frame(name, version, **values)
+        return decode_response(KEY[name], version, frame)
+
+    async def join(self, member_id: str = "", version: int | None = None, **values: Any) -> Any:
+        given: dict[str, Any] = {
+            "group_id": "g",
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 10_000,
+            "member_id": member_id,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": SUBSCRIPTION}],
+        }
+        reply = await self.ask("JoinGroup", version, **(given | values))
+        if reply.error_code == 79 and not member_id:
+            return await self.join(reply.member_id, version, **values)
+        return reply
+
+
+SUBSCRIPTION = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\xff\xff\xff\xff" + b"\0\0\0\0"
+"""Of the topic "t", version 1: with the partitions owned, none."""
+ASSIGNMENT = b"\0\1" + b"\0\0\0\1" + b"\0\1t" + b"\0\0\0\2" + b"\0\0\0\0" + b"\0\0\0\1" + b"\xff\xff\xff\xff"
+"""Partitions 0 and 1 of "t"."""
+
+
+def run(scenario: Any) -> Any:
+    """Run an async scenario to its end, for at most ten seconds."""
+
+    async def bounded() -> Any:
+        async with asyncio.timeout(10):
+            return await scenario
+
+    return asyncio.run(bounded())

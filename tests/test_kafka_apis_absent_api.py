@@ -1,0 +1,119 @@
+"""appliance.kafka_apis.absent_api: what there is none of is answered as by a Kafka broker that has none of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from appliance.errors import StorageFault
+from appliance.wire.kafka.apis import APIS
+from appliance.wire.kafka.codes import Code
+
+from .kafka_apis_fixture import KEY, Client, FakeCluster, run
+
+UNKNOWN = Code.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def versions(name: str) -> range:
+    return range(APIS[KEY[name]].version_min, APIS[KEY[name]].version_max + 1)
+
+
+def cluster_with_t() -> FakeCluster:
+    """Topic t: partition 0 here, partition 1 on a broker that is away."""
+    cluster = FakeCluster()
+    cluster.add("t", 2)
+    cluster.all["t"].partitions[1] = [9]
+    return cluster
+
+
+@pytest.mark.parametrize("version", versions("ElectLeaders"))
+def test_no_election_is_needed(version: int) -> None:
+    client = Client(cluster_with_t())
+    wanted = [{"topic": "t", "partitions": [0, 1, 2]}, {"topic": "none", "partitions": [0]}]
+    reply = run(client.ask("ElectLeaders", version, topic_partitions=wanted, timeout_ms=5))
+    rows = [(each.topic, part.partition_id, part.error_code, bool(part.error_message))
+            for each in reply.replica_election_results for part in each.partition_result]  # fmt: skip
+    needless, away = Code.ELECTION_NOT_NEEDED, Code.PREFERRED_LEADER_NOT_AVAILABLE
+    assert rows == [("t", 0, needless, True), ("t", 1, away, True), ("t", 2, UNKNOWN, True), ("none", 0, UNKNOWN, True)]
+    assert version < 1 or reply.error_code == 0
+    assert run(client.ask("ElectLeaders", version, topic_partitions=None)).replica_election_results == []
+    if version >= 1:
+        reply = run(client.ask("ElectLeaders", version, election_type=7, topic_partitions=wanted[1:]))
+        assert reply.error_code == Code.INVALID_REQUEST
+        assert reply.replica_election_results[0].partition_result[0].error_code == Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("version", versions("AlterPartitionReassignments"))
+def test_partitions_stay_where_they_are(version: int) -> None:
+    cases: list[tuple[int, list[int] | None, int]] = [
+        (0, [1], 0), (1, [9], 0), (0, None, Code.NO_REASSIGNMENT_IN_PROGRESS), (2, [1], UNKNOWN),
+        *((0, replicas, Code.INVALID_REPLICA_ASSIGNMENT) for replicas in ([2], [1, 2], [])),
+    ]  # fmt: skip
+    parts = [{"partition_index": number, "replicas": replicas} for number, replicas, _ in cases]
+    topics = [{"name": "t", "partitions": parts}, {"name": "none", "partitions": parts[:1]}]
+    reply = run(Client(cluster_with_t()).ask("AlterPartitionReassignments", version, topics=topics))
+    assert reply.error_code == 0
+    codes = [[part.error_code for part in topic.partitions] for topic in reply.responses]
+    assert codes == [[code for _, _, code in cases], [UNKNOWN]]
+
+
+def test_nothing_is_being_moved() -> None:
+    reply = run(Client(cluster_with_t()).ask("ListPartitionReassignments", topics=None))
+    assert (reply.error_code, reply.error_message, reply.topics) == (0, None, [])
+
+
+@pytest.mark.parametrize("version", versions("DescribeClientQuotas"))
+def test_there_are_no_quotas(version: int) -> None:
+    client = Client(FakeCluster())
+    component = {"entity_type": "user", "match_type": 2, "match": None}
+    reply = run(client.ask("DescribeClientQuotas", version, components=[component]))
+    assert (reply.error_code, reply.error_message, reply.entries) == (0, None, [])
+    entries = [
+        {"entity": [{"entity_type": "user", "entity_name": name}], "ops": [{"key": "k", "value": 1.0, "remove": gone}]}
+        for name, gone in (("a", False), (None, True))
+    ]
+    reply = run(client.ask("AlterClientQuotas", version, entries=entries, validate_only=False))
+    rows = [(row.error_code, bool(row.error_message), row.entity[0].entity_name) for row in reply.entries]
+    assert rows == [(Code.INVALID_REQUEST, True, "a"), (0, False, None)]
+
+
+def test_there_are_no_credentials() -> None:
+    client = Client(FakeCluster())
+    assert run(client.ask("DescribeUserScramCredentials", users=None)).results == []
+    reply = run(client.ask("DescribeUserScramCredentials", users=[{"name": name} for name in ("a", "b", "b")]))
+    rows = [(row.user, row.error_code) for row in reply.results]
+    assert reply.error_code == 0 and rows == [("a", Code.RESOURCE_NOT_FOUND), ("b", Code.DUPLICATE_RESOURCE)]
+
+
+def test_no_producer_has_a_transaction() -> None:
+    cluster = cluster_with_t()
+    cluster.extents["t", 1] = StorageFault("offline")
+    client = Client(cluster)
+    topics = [{"name": name, "partition_indexes": [0, 1, 2]} for name in ("t", "none", "a/b")]
+    reply = run(client.ask("DescribeProducers", topics=topics))
+    codes = [[part.error_code for part in topic.partitions] for topic in reply.topics]
+    assert codes == [[0, 56, UNKNOWN], [UNKNOWN] * 3, [Code.INVALID_TOPIC_EXCEPTION] * 3]
+    assert reply.topics[0].partitions[0].active_producers == []
+    reply = run(client.ask("DescribeTransactions", transactional_ids=["tx", ""]))
+    codes = [each.error_code for each in reply.transaction_states]
+    assert codes == [Code.TRANSACTIONAL_ID_NOT_FOUND, Code.INVALID_REQUEST]
+
+
+@pytest.mark.parametrize("version", versions("ListTransactions"))
+def test_there_are_no_transactions(version: int) -> None:
+    reply = run(Client(FakeCluster()).ask("ListTransactions", version, state_filters=["Ongoing", "Bogus"]))
+    assert (reply.error_code, reply.unknown_state_filters, reply.transaction_states) == (0, ["Bogus"], [])
+
+
+@pytest.mark.parametrize("version", versions("DescribeAcls"))
+def test_there_are_no_access_rules(version: int) -> None:
+    client, disabled = Client(FakeCluster()), Code.SECURITY_DISABLED
+    rule: dict[str, Any] = {"resource_type": 2, "resource_name": "t", "resource_pattern_type": 3}
+    rule |= {"principal": "User:a", "host": "*", "operation": 3, "permission_type": 3}
+    reply = run(client.ask("DescribeAcls", version, resource_type_filter=1))
+    assert (reply.error_code, reply.resources) == (disabled, []) and "everybody" in reply.error_message
+    reply = run(client.ask("CreateAcls", version, creations=[rule] * 2))
+    assert [row.error_code for row in reply.results] == [disabled] * 2
+    reply = run(client.ask("DeleteAcls", version, filters=[{"resource_type_filter": 1}] * 2))
+    assert [(row.error_code, row.matching_acls) for row in reply.filter_results] == [(disabled, [])] * 2
