@@ -25,9 +25,9 @@ from appliance.wire.native import ADMIN, METADATA, NativeCodec, decode_header, e
 from appliance.wire.requests import (
     EARLIEST,
     LATEST,
-    Cold,
     Fetch,
     FetchResult,
+    Forwarded,
     Local,
     Offsets,
     OffsetsResult,
@@ -164,8 +164,8 @@ class Peer:
         match request:
             case Local():
                 reply = request.reply
-            case Cold():
-                reply = self._cold(*decode_header(frame)[0])
+            case Forwarded():
+                reply = self._answer_forwarded(*decode_header(frame)[0])
             case Produce():
                 result, alive = self._produce(request, frame)
                 if request.acks and alive:
@@ -225,7 +225,7 @@ class Peer:
                 return OffsetsResult(0, records[0].offset, records[0].timestamp, 0)
         return OffsetsResult(0, -1, -1, 0)
 
-    def _cold(self, api: int, correlation: int, *rest: Any) -> bytes:
+    def _answer_forwarded(self, api: int, correlation: int, *rest: Any) -> bytes:
         if api == METADATA:
             names = sorted(self.topics) if rest[0] is None else rest[0]
             brokers = [[p.broker_id, "127.0.0.1", int(p.address.rpartition(":")[2])] for p in self._brokers]

@@ -29,8 +29,8 @@ from appliance.log import Log
 from appliance.processes import network
 from appliance.processes.clock import wall_ms
 from appliance.processes.control import Channel
-from appliance.processes.network import connection as connections
-from appliance.processes.network.process import NetworkWorker
+from appliance.processes.network import connection_state
+from appliance.processes.network.worker import NetworkWorker
 from appliance.processes.writer.process import Assignment, Writer
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values
@@ -125,10 +125,11 @@ class Bench:
     def _start_worker(self) -> None:
         self._arena, mapped = memory.create(self._instance, "arena", CONFIG.network.arena_bytes)
         mapped.close()
-        post = network.Post(CONFIG, self.path, 0, self._arena, [("native", self.listener)], self._doorbell)
+        listeners = [("native", self.listener)]
+        arguments = network.WorkerArguments(CONFIG, self.path, 0, self._arena, listeners, self._doorbell)
 
         def make(control: Channel) -> Callable[[], None]:
-            worker = NetworkWorker(post, control)
+            worker = NetworkWorker(arguments, control)
             return lambda: worker.turn(0)
 
         worker = self.processes[WORKER] = start(make, (self.listener.fileno(), self._doorbell.fd))
@@ -290,7 +291,7 @@ def mixed(client: Client) -> list[bytes]:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(connections, "TURNS_TO_HAND_OVER", 2)
+    monkeypatch.setattr(connection_state, "TURNS_TO_HAND_OVER", 2)
     made = Bench(tmp_path)
     try:
         yield made

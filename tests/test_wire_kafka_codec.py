@@ -15,7 +15,7 @@ from appliance.errors import ProtocolFault
 from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import ADVERTISED, APIS, PRODUCE, SERVED_BY_WORKERS
 from appliance.wire.kafka.codec import KafkaCodec
-from appliance.wire.requests import Cold, Fetch, Local, Offsets, Produce
+from appliance.wire.requests import Fetch, Forwarded, Local, Offsets, Produce
 from tests.kafka_messages import decode_response, kio_response_again, message, random_values, request_frame
 from tests.test_wire_kafka_forwarded import mutated
 
@@ -62,9 +62,9 @@ def test_apis_that_are_not_served_are_a_protocol_fault(key: int) -> None:
         CODEC.decode(memoryview(struct.pack(">hhih", key, 3, 7, -1)))
 
 
-def test_cold_apis_are_passed_on() -> None:
+def test_other_apis_are_forwarded() -> None:
     for key in ADVERTISED.keys() - SERVED_BY_WORKERS:
-        assert isinstance(CODEC.decode(memoryview(struct.pack(">hhih", key, 99, 7, -1))), Cold)
+        assert isinstance(CODEC.decode(memoryview(struct.pack(">hhih", key, 99, 7, -1))), Forwarded)
 
 
 def random_request(key: int, version: int, rng: random.Random) -> bytearray:

@@ -16,11 +16,11 @@ from appliance.wire import native
 from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
 from appliance.wire.frames import cut
 from appliance.wire.requests import (
-    Cold,
     Fetch,
     FetchPart,
     FetchResult,
     FileRange,
+    Forwarded,
     Local,
     Offsets,
     OffsetsPart,
@@ -116,7 +116,7 @@ def test_offsets(c: int, parts: list[tuple[str, int, int, int]]) -> None:
 
 @pytest.mark.parametrize("header", [[native.METADATA, 5, None], [native.ADMIN, 5, "status", {}]])
 def test_the_rest_is_for_the_coordinator(header: list[Any]) -> None:
-    assert greeted().decode(body(header)) == Cold(5)
+    assert greeted().decode(body(header)) == Forwarded(5)
 
 
 def test_replies() -> None:
@@ -169,7 +169,7 @@ def test_no_shape_does_either(api: int, fields: list[Any]) -> None:
         request = greeted().decode(body([api, 1, *fields]))
     except ProtocolFault:
         return
-    assert isinstance(request, Produce | Fetch | Offsets | Cold)
+    assert isinstance(request, Produce | Fetch | Offsets | Forwarded)
 
 
 GOOD: dict[str, list[Any]] = {
@@ -250,7 +250,7 @@ def test_more_parts_than_allowed_are_refused() -> None:
 
 def test_what_the_coordinator_answers_is_small() -> None:
     fits = [native.METADATA, 1, ["n" * 249] * 38]
-    assert isinstance(greeted().decode(body(fits)), Cold)
+    assert isinstance(greeted().decode(body(fits)), Forwarded)
     for header in ([native.METADATA, 1, ["n" * 249] * 40], [native.ADMIN, 1, "status", {"x": "n" * 10_000}]):
         with pytest.raises(FrameTooLarge):
             greeted().decode(body(header))

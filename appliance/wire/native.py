@@ -44,11 +44,11 @@ from ..errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
 from ..names import PARTITION_MAX, TOPIC_CHARACTERS_MAX
 from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, Limits
 from .requests import (
-    Cold,
     Fetch,
     FetchPart,
     FetchResult,
     FileRange,
+    Forwarded,
     Local,
     Offsets,
     OffsetsPart,
@@ -235,7 +235,7 @@ class NativeCodec:
             return Offsets(header.correlation, [_new(OffsetsPart, part) for part in header.parts])
         if len(frame) > self._limits.forwarded_bytes_max:
             raise FrameTooLarge(len(frame), self._limits.forwarded_bytes_max)
-        return Cold(header.correlation)
+        return Forwarded(header.correlation)
 
     def _check_count(self, parts: list[Any]) -> None:
         if len(parts) > self._limits.parts_max:

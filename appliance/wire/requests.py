@@ -102,7 +102,7 @@ class Offsets:
 
 
 @dataclass(slots=True)
-class Cold:
+class Forwarded:
     """Anything else: the frame goes to the coordinator as it is and its reply frame comes back as bytes."""
 
     context: Any
@@ -118,7 +118,7 @@ class Local:
     close: bool = False
 
 
-Request = Produce | Fetch | Offsets | Cold | Local
+Request = Produce | Fetch | Offsets | Forwarded | Local
 
 
 class ProduceResult(NamedTuple):

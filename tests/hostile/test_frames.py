@@ -18,7 +18,7 @@ from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.native import NativeCodec, decode_forwarded
-from appliance.wire.requests import Codec, Cold, Fetch, Local, Offsets, Produce, decode_frames
+from appliance.wire.requests import Codec, Fetch, Forwarded, Local, Offsets, Produce, decode_frames
 
 from .kafka_frames import FLAWS, VERSIONS, kafka_frame
 from .native_frames import native_frame
@@ -39,9 +39,9 @@ def decoded(codec: Codec, frame: bytes) -> str:
                 assert all(start <= start + p.start <= start + p.stop <= len(memory) for p in request.parts)
             if isinstance(request, Fetch | Offsets):
                 assert len(request.parts) <= LIMITS.parts_max
-            if isinstance(request, Cold) and isinstance(codec, KafkaCodec):
+            if isinstance(request, Forwarded) and isinstance(codec, KafkaCodec):
                 forwarded.decode(part)
-            elif isinstance(request, Cold):
+            elif isinstance(request, Forwarded):
                 decode_forwarded(part)
     except ProtocolFault:
         return "ProtocolFault"
@@ -53,7 +53,7 @@ def decoded(codec: Codec, frame: bytes) -> str:
 def test_kafka_frames() -> None:
     rng = Random(3)
     kinds = Counter(decoded(KafkaCodec(LIMITS), kafka_frame(rng)) for _ in range(FRAMES))
-    expected = {kind.__name__ for kind in (Produce, Fetch, Offsets, Cold, Local, ProtocolFault, ClientFault)}
+    expected = {kind.__name__ for kind in (Produce, Fetch, Offsets, Forwarded, Local, ProtocolFault, ClientFault)}
     assert kinds.keys() == expected, "every way out is taken"
     assert kinds["ProtocolFault"] < 0.7 * FRAMES, "most get further than the border"
 
@@ -62,7 +62,7 @@ def test_kafka_frames() -> None:
 def test_native_frames(greeted: bool) -> None:
     rng = Random(5)
     kinds = Counter(decoded(NativeCodec(0, LIMITS, greeted), native_frame(rng)) for _ in range(FRAMES))
-    served = {kind.__name__ for kind in (Produce, Fetch, Offsets, Cold)} if greeted else {Local.__name__}
+    served = {kind.__name__ for kind in (Produce, Fetch, Offsets, Forwarded)} if greeted else {Local.__name__}
     assert kinds.keys() == served | {"ProtocolFault"}
 
 

@@ -1,5 +1,5 @@
-"""The network worker: the sockets of both doors, epoll, sendfile."""
+"""The network worker: the sockets of all listeners, epoll, sendfile."""
 
-from .process import Post, run
+from .worker import WorkerArguments, run
 
-__all__ = ["Post", "run"]
+__all__ = ["WorkerArguments", "run"]

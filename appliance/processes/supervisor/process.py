@@ -412,11 +412,12 @@ class Supervisor:
         if index not in self._unused_arenas:
             self._make_arena(index)
         arena = self._arenas[index]
-        post = network.Post(self._config, self._data_dir, index, arena, self._listeners, self._doorbells[index])
+        listeners, doorbell = self._listeners, self._doorbells[index]
+        arguments = network.WorkerArguments(self._config, self._data_dir, index, arena, listeners, doorbell)
         pid = self._pid
 
         def target(channel: Channel, heart: Heart) -> int:
-            return network.run(post._replace(heart=heart), channel, pid)
+            return network.run(arguments._replace(heart=heart), channel, pid)
 
         worker = self._fork("network", index, target, {"listeners"})
         self._unused_arenas.discard(index)

@@ -11,7 +11,7 @@ from ..control import Channel
 
 NUMBERS_PER_MESSAGE: Final = 2_048
 """A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
-as three for each of ``links.BUNDLE_REQUESTS_MAX``, and texts, and it still fits."""
+as three for each of ``writer_link.APPEND_PARTS_MAX``, and texts, and it still fits."""
 BUNDLE_NUMBERS: Final = 8
 
 Bundle = tuple[Any, int, Sequence[int]]

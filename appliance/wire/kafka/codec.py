@@ -20,10 +20,10 @@ from typing import Final
 from ...errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
 from ..bounds import Limits
 from ..requests import (
-    Cold,
     Fetch,
     FetchResult,
     FileRange,
+    Forwarded,
     Local,
     Offsets,
     OffsetsResult,
@@ -77,7 +77,7 @@ class KafkaCodec:
         if key in APIS and key != API_VERSIONS:
             if len(frame) > self._forwarded_bytes_max:
                 raise FrameTooLarge(len(frame), self._forwarded_bytes_max)
-            return Cold(None, COMMITS if key == OFFSET_COMMIT else "")
+            return Forwarded(None, COMMITS if key == OFFSET_COMMIT else "")
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
         elif key == SASL_HANDSHAKE:

@@ -18,17 +18,19 @@ from ..snapshot import Snapshot
 Question = native.MetadataRequest | kafka.MetadataQuestion | kafka.CoordinatorQuestion
 
 
-class LocalDirectory:
+class SnapshotAnswers:
+    """``parts_max``: topics that one request may name."""
+
     def __init__(self, parts_max: int) -> None:
         self.snapshot = Snapshot()
         self._parts_max = parts_max
         self._answers = MetadataAnswers(self.snapshot)
 
-    def asked(self, door: str, frame: memoryview) -> Question | None:
+    def asked(self, protocol: str, frame: memoryview) -> Question | None:
         """The question in a frame, if it is one that may be answered here."""
         if not self.snapshot.complete:
             return None
-        if door == "kafka":
+        if protocol == "kafka":
             return kafka.decode(frame, self._parts_max)
         try:
             request = native.decode_forwarded(frame)
@@ -37,7 +39,7 @@ class LocalDirectory:
         return request if isinstance(request, native.MetadataRequest) else None
 
     def answer(self, question: Question, listener: str) -> bytes | None:
-        """The reply frame; None: it is the coordinator's to answer."""
+        """The reply frame; None: the coordinator has to answer."""
         match question:
             case native.MetadataRequest():
                 reply = self._answers.native(question.topics, listener)

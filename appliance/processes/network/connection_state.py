@@ -1,6 +1,4 @@
-"""One client connection of a network worker: bytes in, requests in order, replies out in order.
-
-Receiving: see :mod:`.inbox`.
+"""The state of one client connection of a network worker: which requests have started, and what is left to send.
 
 Order: requests take effect in the order in which they came, and their replies leave in it, as Kafka promises.  A
 request starts when all before it have taken effect; until then it stays in the inbox, and nothing more is read
@@ -10,9 +8,6 @@ commits.  ``started`` counts the requests that have been started and have not ta
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply leaves when
 all before it have left: clients match replies by order.  Bytes go out with ``send``, file ranges with ``sendfile``;
 ``MSG_MORE`` keeps a header and its batches in one segment.
-
-Handing over: a connection that does nothing but produce to one partition goes to that partition's writer
-(:mod:`appliance.processes.handoff`).
 """
 
 from __future__ import annotations
@@ -27,18 +22,18 @@ from ...wire.requests import Codec, FileRange, Request
 from .inbox import Inbox
 
 if TYPE_CHECKING:
-    from .links import WriterLink
-    from .longpoll import Parked
+    from .wait_lists import DelayedRequest
+    from .writer_link import WriterLink
 
 JOINED_BYTES_MAX: Final = 1 << 16
-"""Replies are joined up to about so much: what is not sent is copied once more."""
+"""Replies are joined up to about this size: what is not sent is copied once more."""
 TURNS_TO_HAND_OVER: Final = 32
-HABIT_MS: Final = 1_000
+HANDOFF_WINDOW_MS: Final = 1_000
 """A connection is handed over when it has brought produce requests, and nothing else, so often in this time."""
 
 
-class Habit:
-    """What a connection has done lately: nothing but produce to one partition, always with the same acks?"""
+class HandoffCount:
+    """Counts how often a connection has done nothing but produce to one partition, always with the same acks."""
 
     __slots__ = ("acks", "link", "since_ms", "turns")
 
@@ -46,9 +41,9 @@ class Habit:
         self.link: WriterLink | None = None
         self.acks = self.turns = self.since_ms = 0
 
-    def is_formed(self, link: WriterLink, acks: int, now_ms: int) -> bool:
-        """Count produce requests that have come together."""
-        if link is not self.link or acks != self.acks or now_ms - self.since_ms > HABIT_MS:
+    def is_due(self, link: WriterLink, acks: int, now_ms: int) -> bool:
+        """Count produce requests that have come together.  Returns whether a handoff is worth it."""
+        if link is not self.link or acks != self.acks or now_ms - self.since_ms > HANDOFF_WINDOW_MS:
             self.link, self.acks, self.turns, self.since_ms = link, acks, 0, now_ms
         self.turns += 1
         return self.turns >= TURNS_TO_HAND_OVER
@@ -69,25 +64,25 @@ class Pending:
 
 
 class Connection:
-    """State of one socket; the worker decides when to read and write."""
+    """The state of one socket.  It has more attributes than other classes: each is about this one connection."""
 
     __slots__ = (
         "active_ms",
+        "announcements_read",
+        "close_when_sent",
         "closed",
         "codec",
         "delayed",
-        "door",
         "events",
-        "habit",
         "hand_over_to",
-        "hang_up",
+        "handoff_count",
         "inbox",
         "listener",
-        "looked",
         "out",
         "out_bytes",
         "overlap",
         "peer",
+        "protocol",
         "requests",
         "sock",
         "stalled",
@@ -96,9 +91,12 @@ class Connection:
         "unanswered",
     )
 
-    def __init__(self, sock: socket.socket, door: str, listener: str, peer: str, codec: Codec, inbox: Inbox) -> None:
+    def __init__(
+        self, sock: socket.socket, protocol: str, listener: str, peer: str, codec: Codec, inbox: Inbox
+    ) -> None:
+        """``listener``: the address that the client came to."""
         self.sock = sock
-        self.door, self.listener, self.peer, self.codec = door, listener, peer, codec
+        self.protocol, self.listener, self.peer, self.codec = protocol, listener, peer, codec
         self.inbox = inbox
         self.requests: deque[Pending] = deque()
         self.unanswered = 0
@@ -107,16 +105,18 @@ class Connection:
         """What the requests that have started share."""
         self.stalled = False
         self.stalled_overlap = ""
-        self.looked = False
+        self.announcements_read = False
         """The supervisor's messages have been read for the sake of the request that stalls."""
-        self.delayed: Parked | None = None
+        self.delayed: DelayedRequest | None = None
         self.out: deque[bytes | FileRange] = deque()
         self.out_bytes = 0
         self.events = 0
+        """What epoll watches the socket for."""
         self.active_ms = 0
         self.closed = False
-        self.hang_up = False
-        self.habit = Habit()
+        self.close_when_sent = False
+        """No request starts any more."""
+        self.handoff_count = HandoffCount()
         self.hand_over_to: WriterLink | None = None
 
     # ---- order
@@ -125,20 +125,15 @@ class Connection:
         """Whether a request takes effect after all before it if it starts now."""
         return not self.started or (overlap != "" and overlap == self.overlap)
 
-    def expect(self, pending: Pending) -> None:
-        """A request starts; its reply will have to leave after those of all requests before."""
+    def begin(self, pending: Pending) -> None:
+        """Start a request; its reply will leave after those of all requests before."""
         self.requests.append(pending)
         self.unanswered += pending.count
         self.started += 1
         self.overlap = pending.request.overlap
 
-    def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
-        """A request has taken effect, and this is its reply."""
-        pending.reply = reply
-        self.started -= 1
-
     def stall(self, start: int, overlap: str) -> None:
-        """The request whose frame is at ``start`` has to wait, and all behind it."""
+        """Let the request whose frame is at ``start`` wait, and all behind it."""
         self.stalled, self.stalled_overlap = True, overlap
         self.inbox.rewind(start)
 
@@ -147,8 +142,8 @@ class Connection:
         """Whether nothing is outstanding: see :mod:`appliance.processes.handoff`."""
         return not (self.started or self.requests or self.out or self.stalled or self.inbox.starved)
 
-    def forget_habit(self) -> None:
-        self.habit.turns = 0
+    def cancel_handoff(self) -> None:
+        self.handoff_count.turns = 0
         self.hand_over_to = None
 
     # ---- sending
@@ -221,12 +216,8 @@ class Connection:
             self.out.popleft()
 
     def close(self) -> None:
-        """Close the socket; see :meth:`release`."""
+        """Close the socket and release all memory."""
         self.sock.close()
-        self.release()
-
-    def release(self) -> None:
-        """Let go of everything but the socket, which is closed or somebody else's."""
         self.closed = True
         self.out.clear()
         self.requests.clear()

@@ -1,0 +1,119 @@
+"""Accepting: the listeners of a network worker, and what it does with clients that there is no room for.
+
+Bounds: ``network.connections_max`` connections, or fewer where the system grants fewer descriptors.  A worker that has
+to refuse a connection leaves its listeners to other workers for ACCEPT_PAUSE_MS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import socket
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from ...wire.sockets import set_options
+from .turn import Turn
+
+SPARE_DESCRIPTORS: Final = 64
+"""Descriptors that no connection gets: channels to processes that are started anew, segments in use."""
+ACCEPT_PAUSE_MS: Final = 100
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Accepted(NamedTuple):
+    """A new connection, the protocol of its listener, the address that the client came to, and the client's."""
+
+    sock: socket.socket
+    protocol: str
+    address: tuple[Any, ...]
+    peer: tuple[Any, ...]
+
+
+class Accepting:
+    """The listeners, which all workers share, and a spare descriptor to refuse connections with."""
+
+    def __init__(
+        self, listeners: Sequence[tuple[str, socket.socket]], connections_max: int, epoll: select.epoll, turn: Turn
+    ) -> None:
+        self._turn, self._epoll = turn, epoll
+        self._connections_max = connections_max
+        self.by_fd = {sock.fileno(): (protocol, sock) for protocol, sock in listeners}
+        self.refused = 0
+        self.resume_ms = 0
+        """When the listeners are watched again; 0: they are."""
+        self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._watch(True)
+
+    def accept(self, fd: int, connections: int, descriptors: int) -> Accepted | None:
+        """Accept a connection from the listener ``fd``; None: it was refused, or is gone.
+
+        Args:
+            connections: how many this worker has.
+            descriptors: how many it keeps for other things.
+        """
+        protocol, listener = self.by_fd[fd]
+        try:
+            sock, peer = listener.accept()
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                self._refuse_for_lack(listener, error)
+            return None
+        granted, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if connections >= max(1, min(self._connections_max, granted - descriptors - SPARE_DESCRIPTORS)):
+            self.refused += 1
+            self._turn.complain("connection of %s refused: network.connections_max reached", peer[0])
+            sock.close()
+            self._pause()
+            return None
+        try:
+            sock.setblocking(False)
+            set_options(sock, peer[0])
+            return Accepted(sock, protocol, sock.getsockname(), peer)
+        except OSError:  # gone already
+            sock.close()
+            return None
+
+    def _refuse_for_lack(self, listener: socket.socket, error: OSError) -> None:
+        """Close a connection with the spare descriptor, so that its client knows at once."""
+        spare, self._spare = self._spare, -1
+        with contextlib.suppress(OSError):
+            if spare >= 0:
+                os.close(spare)
+                listener.accept()[0].close()
+                self.refused += 1
+        with contextlib.suppress(OSError):  # then the next shortage closes none
+            self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._turn.complain("connections are refused: %s: raise LimitNOFILE, or lower connections", str(error))
+        self._pause()
+
+    def _pause(self) -> None:
+        """Leave the listeners to other workers: this one would only refuse."""
+        if not self.resume_ms and self.by_fd:
+            self.resume_ms = self._turn.now_ms + ACCEPT_PAUSE_MS
+            self._watch(False)
+
+    def resume(self) -> None:
+        """Watch the listeners again once the pause is over."""
+        if self._turn.now_ms >= self.resume_ms:
+            self.resume_ms = 0
+            self._watch(True)
+
+    def _watch(self, watch: bool) -> None:
+        for fd in self.by_fd:
+            if watch:
+                self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            else:
+                self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        """Close the listeners: the worker stops."""
+        if not self.resume_ms:
+            self._watch(False)
+        for _, sock in self.by_fd.values():
+            sock.close()
+        self.by_fd.clear()
+        self.resume_ms = 0

@@ -1,0 +1,328 @@
+"""All client connections of a network worker: receives, starts requests in order, sends replies, closes.
+
+The order of requests and of replies is in :mod:`.connection_state`, the memory for received bytes in :mod:`.inbox`.
+What a request does when it starts is in the other rooms of the worker: its :data:`Handler`.
+
+A connection that finds no memory for what it sends is *starved*: it waits, behind those that wait longer, until there
+is room.  One that keeps an unfinished request in memory that others wait for is closed.
+
+Bounds: ``network.requests_max`` unanswered requests and ``network.send_bytes_max`` unsent bytes of a connection, memory
+for received bytes, ``REQUESTS_PER_TURN`` requests of one connection before others have their turn.  Reaching one of
+them stops reading from the connection; TCP slows its client down.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ...config import Network
+from ...errors import ProtocolFault
+from ...wire.requests import FileRange, Local, Produce, Request, decode_frames
+from .connection_state import Connection, Pending
+from .inbox import Buffers
+from .turn import Turn
+
+REQUESTS_PER_TURN: Final = 100
+"""Requests of one connection, produce requests alike counted once, before others have their turn."""
+STARVED_MS_MAX: Final = 500
+"""How long connections wait for memory that an unfinished request of another keeps, before that one is closed."""
+
+Handler = Callable[[Connection, Any, int, memoryview], bool]
+"""Starts a request, given where its (first) frame begins in the arena, and that frame.
+
+Returns:
+    False when it has to wait; then something else resumes the connection.
+
+Raises:
+    ProtocolFault: the connection is to be closed.
+"""
+
+
+class Connections:
+    """All connections of one worker."""
+
+    def __init__(self, turn: Turn, epoll: select.epoll, buffers: Buffers, limits: Network) -> None:
+        self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
+        self.by_fd: dict[int, Connection] = {}
+        self.touched: dict[Connection, None] = {}
+        """Connections that may have something to send, or to start, at the end of this turn."""
+        self._resumed: dict[Connection, None] = {}
+        """Connections with requests that can start in the next turn."""
+        self._starved: OrderedDict[Connection, None] = OrderedDict()
+        """Connections that found no room for what they send, those that wait longest first."""
+        self._starved_ms = 0
+
+    def connect(
+        self,
+        handlers: Mapping[type[Request], Handler],
+        hand_over: Callable[[Connection], bool],
+        ask_for_room: Callable[[], None],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        """Connect the other rooms of the worker, before the first connection comes.
+
+        Args:
+            handlers: what starts each kind of request.
+            hand_over: moves a settled connection to a writer, if it can.
+            ask_for_room: asks all writers to finish what they have in the arena.
+            on_close: forgets what waits for a connection's sake.
+        """
+        self._handlers: dict[type[Request], Handler] = {**handlers, Local: self._answer_local}
+        self._hand_over, self._ask_for_room, self._on_close = hand_over, ask_for_room, on_close
+
+    def add(self, connection: Connection) -> None:
+        """Take a connection on."""
+        connection.active_ms = self._turn.now_ms
+        connection.events = select.EPOLLIN
+        fd = connection.sock.fileno()
+        self.by_fd[fd] = connection
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def take_in(self, connection: Connection) -> None:
+        """Take on a connection that brings bytes received and unsent."""
+        self.add(connection)
+        if self._take_frames(connection):
+            self.touched[connection] = None
+
+    # ---- receiving
+
+    def read(self, connection: Connection, first: bool = False) -> None:
+        """Receive, and start what has come; ``first``: nobody has waited longer for room in the arena."""
+        inbox = connection.inbox
+        connection.active_ms = self._turn.now_ms
+        inbox.starved = bool(self._starved) and not first and not inbox
+        if not inbox.starved:
+            if not inbox.receive(connection.sock):
+                self.close(connection)
+                return
+            if not self._take_frames(connection):
+                return
+        if inbox.starved:
+            self._starve(connection)
+        if inbox.starved or connection.stalled:
+            self.watch(connection)
+
+    def _take_frames(self, connection: Connection) -> bool:
+        """Start the whole requests that a connection has received, in order; False when it has been closed."""
+        inbox, codec = connection.inbox, connection.codec
+        connection.stalled = False
+        left = REQUESTS_PER_TURN
+        try:
+            frames = inbox.frames(self._limits.frame_bytes_max, codec.first_bytes_max)
+            for request, start, frame in decode_frames(codec, self._buffers.memory, frames):
+                left -= 1
+                if not left:
+                    self._resumed[connection] = None
+                if not left or not self._start(connection, request, start, frame):
+                    connection.stall(start, request.overlap)
+                    break
+                if connection.closed:
+                    return False
+        except ProtocolFault as error:
+            self.disconnect(connection, str(error))
+        if connection.closed:
+            return False
+        inbox.settle(self._turn.now_ms, connection.stalled)
+        if inbox.starved:
+            self._starve(connection)
+        return True
+
+    def _start(self, connection: Connection, request: Request, start: int, frame: memoryview) -> bool:
+        """Start a request; False: it has to wait, and whatever it waits for resumes the connection."""
+        limits = self._limits
+        if (
+            connection.closed
+            or connection.close_when_sent
+            or not connection.may_start(request.overlap)
+            or connection.unanswered > limits.requests_max
+            or connection.out_bytes > limits.send_bytes_max
+        ):
+            return False
+        kind = type(request)
+        if kind is not Produce:
+            connection.cancel_handoff()
+            self.touched[connection] = None
+        return self._handlers[kind](connection, request, start, frame)
+
+    def _answer_local(self, connection: Connection, request: Local, start: int, frame: memoryview) -> bool:
+        """Send a reply that the codec has made itself."""
+        pending = Pending(connection, request)
+        connection.begin(pending)
+        self.answer(pending, [request.reply])
+        connection.close_when_sent = connection.close_when_sent or request.close
+        return True
+
+    def awaits_announcement(self, connection: Connection, partitions: Sequence[object | None]) -> bool:
+        """Whether a request that names an unknown partition starts again in the next turn.
+
+        The supervisor's messages are read before: it may have announced the partition since this turn began, and the
+        client may know it from somebody else.
+        """
+        connection.announcements_read = not connection.announcements_read and None in partitions
+        if connection.announcements_read:
+            self._resumed[connection] = None
+        return connection.announcements_read
+
+    def resume_next_turn(self, connection: Connection) -> None:
+        """The request that stalls may start in the next turn."""
+        self._resumed[connection] = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether some stalled requests may start."""
+        return bool(self._resumed)
+
+    def start_resumed(self) -> None:
+        """Start them at the end of this turn."""
+        self.touched.update(self._resumed)
+        self._resumed = {}
+
+    # ---- memory for what they send
+
+    def _starve(self, connection: Connection) -> None:
+        """Let it wait until there is room for what it sends."""
+        if not self._starved:
+            self._starved_ms = self._turn.now_ms
+            self._ask_for_room()
+        self._starved.setdefault(connection)
+
+    @property
+    def starved_until_ms(self) -> int:
+        """When the connection that others wait for is closed; 0: none waits."""
+        return self._starved_ms + STARVED_MS_MAX if self._starved else 0
+
+    def feed_starved(self) -> None:
+        """Let connections that found no room try again; none before those that wait longer.
+
+        The oldest unfinished frame comes before all: while memory is used up only that may grow, so that it gets done.
+        """
+        oldest = self._buffers.oldest
+        for connection in self._starved:
+            if connection.inbox is oldest:
+                self._feed(connection)
+                break
+        while self._starved and self._feed(next(iter(self._starved))):
+            pass
+        if self._starved and self._turn.now_ms - self._starved_ms >= STARVED_MS_MAX:
+            self._starved_ms = self._turn.now_ms
+            self._close_slowest()
+
+    def _feed(self, connection: Connection) -> bool:
+        """Whether a connection waits no more."""
+        if not connection.closed:
+            self.read(connection, first=True)
+            if connection.inbox.starved:
+                return False
+            if not connection.closed:
+                self.watch(connection)
+        self._starved.pop(connection, None)
+        self._starved_ms = self._turn.now_ms
+        return True
+
+    def _close_slowest(self) -> None:
+        """Close the connection that has kept an unfinished request in memory longest: others wait for that."""
+        oldest = self._buffers.oldest
+        if oldest is None or oldest.starved or self._turn.now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
+            return  # a starved one, which may always grow, is whole: it waits for writers, too
+        for connection in self.by_fd.values():
+            if connection.inbox is oldest:
+                self.disconnect(connection, "its unfinished request keeps memory that others wait for")
+                return
+
+    # ---- sending
+
+    def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
+        """A request has taken effect, and this is its reply."""
+        pending.reply = reply
+        connection = pending.connection
+        connection.started -= 1
+        self.touched[connection] = None
+
+    def advance_touched(self) -> None:
+        """Send what is ready, start what had to wait, hand over what is worth it."""
+        while self.touched:
+            connection, _ = self.touched.popitem()
+            self._advance(connection)
+
+    def _advance(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        connection.collect()
+        try:
+            if connection.send():
+                connection.active_ms = self._turn.now_ms
+        except OSError:
+            self.close(connection)
+            return
+        if connection.close_when_sent and not connection.out and not connection.requests:
+            self.close(connection)
+            return
+        if (
+            connection.stalled
+            and connection.may_start(connection.stalled_overlap)
+            and connection not in self._resumed
+            and not self._take_frames(connection)
+        ):
+            return
+        if connection.hand_over_to is not None and connection.settled and self._hand_over(connection):
+            return
+        self.watch(connection)
+
+    def watch(self, connection: Connection) -> None:
+        """Let epoll report what this connection can make use of."""
+        limits = self._limits
+        events = select.EPOLLOUT if connection.out else 0
+        if (
+            not connection.stalled
+            and not connection.inbox.starved
+            and not connection.close_when_sent
+            and (connection.hand_over_to is None or connection.handoff_count.acks != 1)
+            and connection.unanswered <= limits.requests_max
+            and connection.out_bytes <= limits.send_bytes_max
+        ):
+            events |= select.EPOLLIN
+        if events != connection.events:
+            connection.events = events
+            self._epoll.modify(connection.sock.fileno(), events)
+
+    # ---- closing
+
+    def disconnect(self, connection: Connection, reason: str) -> None:
+        """Close a connection for a reason that is logged, after the replies that are ready."""
+        self._turn.complain("%s listener: connection of %s closed: %s", connection.protocol, connection.peer, reason)
+        connection.collect()
+        try:
+            connection.send()
+        except OSError:
+            pass  # it was closed by the peer already
+        self.close(connection)
+
+    def close(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        fd = connection.sock.fileno()
+        del self.by_fd[fd]
+        self._epoll.unregister(fd)
+        self._starved.pop(connection, None)
+        self._on_close(connection)
+        connection.close()
+
+    def close_when_sent(self, unanswered: type[Request]) -> None:
+        """Let all connections end with the replies to what they have begun; nobody will answer ``unanswered``."""
+        for connection in self.by_fd.values():
+            connection.close_when_sent = True
+            connection.give_up(unanswered)
+            self.touched[connection] = None
+
+    def check_timeouts(self) -> None:
+        """Close connections that are silent, or do not complete a frame."""
+        limits, now_ms = self._limits, self._turn.now_ms
+        for connection in list(self.by_fd.values()):
+            since_ms = connection.inbox.frame_since_ms
+            if since_ms and now_ms - since_ms > limits.frame_ms_max and connection.events & select.EPOLLIN:
+                self.disconnect(connection, "a frame was not completed within network.frame_ms_max")
+            elif now_ms - connection.active_ms > limits.idle_ms and (connection.out or not connection.requests):
+                self.close(connection)

@@ -1,0 +1,112 @@
+"""Fetching: answers Fetch requests from segment files, at once or when there is enough.
+
+A fetch that finds too little becomes a :class:`DelayedRequest` in the wait lists of its partitions (``wait_lists``)
+until a writer has published more or its time is up.  What acks=1 has acknowledged may be written above the high
+watermark, where nobody may read yet; a fetch that has come for that asks the writer for a flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ...broker import plan
+from ...wire.requests import Fetch, FetchResult
+from .connection_state import Connection, Pending
+from .connections import Connections
+from .known_partitions import KnownPartitions, Partition
+from .turn import Turn
+from .wait_lists import Awaited, DelayedRequest, WaitList, WaitLists
+
+WAIT_MS_MAX: Final = 300_000
+FLUSH_WAIT_MS: Final = 2_000
+"""How long ListOffsets, and Fetch with max_wait 0, wait for the flush of what acks=1 has acknowledged."""
+
+
+class Fetching:
+    """Owner of the delayed fetches."""
+
+    def __init__(
+        self, turn: Turn, connections: Connections, partitions: KnownPartitions, wait_lists: WaitLists
+    ) -> None:
+        self._turn = turn
+        self._connections = connections
+        self._partitions = partitions
+        self._wait_lists = wait_lists
+
+    def start(self, connection: Connection, request: Fetch, start: int, frame: memoryview) -> bool:
+        """Answer, or wait: for enough, as long as the client says, and for the flush of what acks=1 has acknowledged.
+
+        Returns:
+            False when the request has to start again in the next turn.
+        """
+        partitions = self._partitions.of(request.parts)
+        if self._connections.awaits_announcement(connection, partitions):
+            return False
+        pending = Pending(connection, request)
+        connection.begin(pending)
+        results, size = plan.fetch(request, partitions)
+        wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
+        if size == 0 and (unflushed := _unflushed(request, partitions)):
+            for partition in unflushed:
+                partition.ask_for_flush(now=wait_ms <= 0)
+            wait_ms = wait_ms if wait_ms > 0 else FLUSH_WAIT_MS
+        if 0 <= size < request.bytes_enough and wait_ms > 0 and not self._turn.stopping:
+            delayed = DelayedRequest(pending, self._turn.now_ms + wait_ms, self)
+            if self._delay(delayed, request, partitions, results):
+                return True
+            results, size = plan.fetch(request, partitions)
+        self._reply(pending, request, results)
+        return True
+
+    def _delay(
+        self,
+        delayed: DelayedRequest,
+        request: Fetch,
+        partitions: Sequence[Partition | None],
+        results: list[FetchResult],
+    ) -> bool:
+        """False when what is awaited has come meanwhile.  A fetch of an unknown partition is never delayed."""
+        wait_lists = [partition.wait_list for partition in partitions if partition is not None]
+        return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, [result.end for result in results]))
+
+    def _reply(self, pending: Pending, request: Fetch, results: list[FetchResult]) -> None:
+        self._connections.answer(pending, pending.connection.codec.encode_fetch(request, results))
+
+    def retry(self, delayed: DelayedRequest) -> None:
+        """Answer, or go on waiting when several partitions together do not have enough yet."""
+        request = delayed.pending.request
+        assert isinstance(request, Fetch)
+        self._wait_lists.remove(delayed)
+        partitions = self._partitions.of(request.parts)
+        results, size = plan.fetch(request, partitions)
+        if len(partitions) > 1 and 0 <= size < request.bytes_enough:
+            if self._delay(delayed, request, partitions, results):
+                return
+            results, size = plan.fetch(request, partitions)
+        self._reply(delayed.pending, request, results)
+
+    def answer(self, delayed: DelayedRequest) -> None:
+        """Answer with what there is."""
+        request = delayed.pending.request
+        assert isinstance(request, Fetch)
+        self._wait_lists.remove(delayed)
+        self._reply(delayed.pending, request, plan.fetch(request, self._partitions.of(request.parts))[0])
+
+
+def awaited_by(request: Fetch, wait_lists: Sequence[WaitList], high_watermarks: Sequence[int]) -> list[Awaited]:
+    """The high watermarks that a fetch awaits which has found too little.
+
+    ``high_watermarks``: those that it has seen, part by part.
+    """
+    if len(wait_lists) == 1:
+        part = request.parts[0]
+        return [(wait_lists[0], part.offset + max(1, min(request.bytes_enough, part.bytes_max)))]
+    parts = zip(request.parts, wait_lists, high_watermarks, strict=True)
+    return [(wait_list, max(part.offset, seen) + 1) for part, wait_list, seen in parts]
+
+
+def _unflushed(request: Fetch, partitions: Sequence[Partition | None]) -> list[Partition]:
+    """The partitions that have more written than the fetch has found, above their high watermark."""
+    parts = zip(request.parts, partitions, strict=True)
+    return [partition for part, partition in parts if partition is not None and part.offset < partition.table.written]

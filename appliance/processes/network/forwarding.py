@@ -1,0 +1,262 @@
+"""Forwarding: requests that a network worker does not answer itself travel to the coordinator and back as frames.
+
+What a killed coordinator has not answered goes to its successor, once.  A frame that two coordinators have had when
+they died is not sent to a third: its connection is closed.  So one request cannot kill every coordinator.
+
+Beside the replies the coordinator sends a snapshot of brokers and topics (:mod:`appliance.processes.snapshot`), from
+which the worker answers some requests itself (``snapshot_answers``).
+
+Bounds: ``FORWARDED_BYTES_MAX`` of frames that wait for their reply.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgpack
+
+from ...errors import ProtocolFault
+from ...wire.requests import Forwarded, Produce
+from ..snapshot import SNAPSHOT
+from .connection_state import Connection, Pending
+from .connections import Connections
+from .snapshot_answers import SnapshotAnswers
+
+REPLY_BYTES_MAX: Final = 256 << 20
+READ_BYTES: Final = 1 << 20
+READS_MAX: Final = 16
+"""Reads of the coordinator's stream at once: more than lies in a socket."""
+FORWARDED_BYTES_MAX: Final = 64 << 20
+"""Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
+SENT_MAX: Final = 2
+"""Coordinators that one frame is sent to: the one that was there, and its successor if that died before answering."""
+
+
+def _unpacker() -> msgpack.Unpacker:
+    return msgpack.Unpacker(max_buffer_size=REPLY_BYTES_MAX, strict_map_key=False)
+
+
+class _Frame:
+    """A frame that waits for its reply, packed; ``sent``: to how many coordinators so far."""
+
+    __slots__ = ("packed", "pending", "sent")
+
+    def __init__(self, pending: Pending, packed: bytes) -> None:
+        self.pending, self.packed, self.sent = pending, packed, 0
+
+
+class CoordinatorLink:
+    """The stream to the coordinator: ``[token, protocol, listener, peer, frame]`` there, ``[token, reply]`` back.
+
+    ``on_snapshot`` takes the messages of the snapshot, which come on the same stream.
+
+    A dead coordinator is an EOF (:meth:`receive` returns None).  A frame counts as sent as soon as there is a
+    coordinator to send it to, whether the socket has taken it yet or not.
+    """
+
+    def __init__(self, on_snapshot: Callable[[list[Any]], None]) -> None:
+        self.sock: socket.socket | None = None
+        self._on_snapshot = on_snapshot
+        self._out = bytearray()
+        self._unpacker = _unpacker()
+        self._frames: dict[int, _Frame] = {}
+        self._frames_bytes = 0
+        self._token = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether the socket has to take more."""
+        return bool(self._out)
+
+    def connect(self, sock: socket.socket) -> list[Pending]:
+        """Begin with a new coordinator: send it what the old one has not answered.
+
+        Returns the requests that have been sent to SENT_MAX of them already: nobody will answer them.
+        """
+        sock.setblocking(False)
+        self.sock = sock
+        self._unpacker = _unpacker()
+        expired = [token for token, frame in self._frames.items() if frame.sent >= SENT_MAX]
+        given_up = [self._drop(token) for token in expired]
+        self._out.clear()
+        for frame in self._frames.values():
+            self._enqueue(frame)
+        self.flush()
+        return given_up
+
+    def _enqueue(self, frame: _Frame) -> None:
+        frame.sent += 1
+        self._out += frame.packed
+
+    def _drop(self, token: int) -> Pending:
+        frame = self._frames.pop(token)
+        self._frames_bytes -= len(frame.packed)
+        return frame.pending
+
+    def forward(self, pending: Pending, frame: memoryview) -> None:
+        """Pass a frame on.
+
+        Raises:
+            ProtocolFault: what is unanswered already takes FORWARDED_BYTES_MAX.
+        """
+        if self._frames_bytes + len(frame) > FORWARDED_BYTES_MAX:
+            raise ProtocolFault("too much waits for the coordinator already")
+        connection = pending.connection
+        self._token += 1
+        packed = msgpack.packb((self._token, connection.protocol, connection.listener, connection.peer, bytes(frame)))
+        forwarded = self._frames[self._token] = _Frame(pending, packed)
+        self._frames_bytes += len(packed)
+        if self.sock is not None:
+            self._enqueue(forwarded)
+            self.flush()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed: nobody wants its replies."""
+        unwanted = [token for token, frame in self._frames.items() if frame.pending.connection is connection]
+        for token in unwanted:
+            self._drop(token)
+            if self.sock is not None:
+                self._out += msgpack.packb([token])
+        if unwanted:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes; a lost coordinator shows at the next receive."""
+        try:
+            while self._out and self.sock is not None:
+                del self._out[: self.sock.send(self._out)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._out.clear()
+
+    def _read(self) -> bytes | None:
+        """What has come, b"" at the end of the stream, None when nothing has."""
+        assert self.sock is not None
+        try:
+            return self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def receive(self) -> list[tuple[Pending, bytes | None]] | None:
+        """Replies that have arrived (None in place of one: it cannot be answered); None: the coordinator is gone."""
+        assert self.sock is not None
+        data = self._read()
+        if data == b"":
+            self.sock.close()
+            self.sock = None
+            self._out.clear()
+            return None
+        for reads in range(READS_MAX):
+            if not data:  # nothing more; an end of the stream shows again at the next call
+                break
+            self._unpacker.feed(data)
+            more = len(data) == READ_BYTES and reads + 1 < READS_MAX
+            data = self._read() if more else None
+        replies = []
+        for token, reply in self._unpacker:
+            if token == SNAPSHOT:
+                self._on_snapshot(reply)
+            elif token in self._frames:
+                replies.append((self._drop(token), reply))
+        return replies
+
+
+class Forwarding:
+    """Starts requests that are forwarded, and sends the replies on.
+
+    ``read_announcements``: reads what the supervisor has sent.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        answers: SnapshotAnswers,
+        epoll: select.epoll,
+        read_announcements: Callable[[], None],
+    ) -> None:
+        self._connections = connections
+        self._answers = answers
+        self._epoll = epoll
+        self._read_announcements = read_announcements
+        self._link = CoordinatorLink(answers.snapshot.take)
+        self._waits = False
+        """The socket is full; epoll reports when it takes more."""
+        self.fd = -1
+        """Of the stream to the coordinator, which epoll watches; -1: there is none."""
+
+    def connect(self, fd: int) -> None:
+        """A coordinator has been started."""
+        if self._link.sock is not None:
+            self._epoll.unregister(self.fd)
+            self._link.sock.close()
+        given_up = self._link.connect(socket.socket(fileno=fd))
+        self.fd, self._waits = fd, False
+        self._epoll.register(fd, select.EPOLLIN)
+        self._watch()
+        for pending in given_up:
+            if not pending.connection.closed:
+                reason = "two coordinators have ended before they could answer this request"
+                self._connections.disconnect(pending.connection, reason)
+
+    def start(self, connection: Connection, request: Forwarded, start: int, frame: memoryview) -> bool:
+        """Answer from the snapshot, or forward."""
+        pending = Pending(connection, request)
+        connection.begin(pending)
+        reply = self._answer(connection, frame)
+        if reply is not None:
+            self._connections.answer(pending, [reply])
+        else:
+            self._link.forward(pending, frame)
+            self._watch()
+        return True
+
+    def _answer(self, connection: Connection, frame: memoryview) -> bytes | None:
+        """The reply, from all that the coordinator has sent of its snapshot by now; None: it has to answer."""
+        question = self._answers.asked(connection.protocol, frame)
+        if question is None:
+            return None
+        if self._link.sock is not None:
+            self.on_event(0)
+        return self._answers.answer(question, connection.listener)
+
+    def on_event(self, event: int) -> None:
+        """Take replies; with EPOLLOUT send what was left over first."""
+        link = self._link
+        if event & select.EPOLLOUT:
+            link.flush()
+            self._watch()
+        replies = link.receive()
+        if replies is None:  # the kernel has removed it from epoll; the supervisor sends the next one
+            self.fd = -1
+            return
+        some_stalled = False
+        for pending, reply in replies:
+            connection = pending.connection
+            if connection.closed:
+                continue
+            if reply is None:
+                self._connections.disconnect(connection, "the request cannot be answered")
+                continue
+            self._connections.answer(pending, [reply])
+            some_stalled = some_stalled or connection.stalled
+        if some_stalled:  # what a request has changed was announced to this worker before its reply was sent
+            self._read_announcements()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed: nobody wants its replies."""
+        if connection.started and connection.overlap != Produce.overlap:
+            self._link.forget(connection)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Let epoll report when a full stream takes more: nothing else may come to flush it."""
+        link = self._link
+        if link.sock is not None and link.pending != self._waits:
+            self._waits = link.pending
+            self._epoll.modify(self.fd, select.EPOLLIN | (select.EPOLLOUT if link.pending else 0))

@@ -1,0 +1,94 @@
+"""The partitions that the supervisor has announced to a network worker: tables, files and links to their writers."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...log import FileCache, LogReader
+from ...shared import memory
+from ...shared.table import SegmentTable
+from .wait_lists import WaitList
+from .writer_link import WriterLink
+
+OPEN_FILES_MAX: Final = 512
+"""Segment files that a worker keeps open."""
+WRITER_SHARE: Final = 4
+"""Once half of the arena is taken, no more than this share (a quarter) of it waits for one writer."""
+
+Key = tuple[str, int]
+
+
+class Partition:
+    """A partition as this worker holds it."""
+
+    __slots__ = ("key", "link", "reader", "table", "wait_list")
+
+    def __init__(self, key: Key, table: SegmentTable, reader: LogReader, link: WriterLink) -> None:
+        self.key = key
+        self.table = table
+        self.reader = reader
+        self.link = link
+        self.wait_list = WaitList(table)
+
+    def ask_for_flush(self, now: bool) -> None:
+        """Ask the writer to flush what is written above the high watermark: see :meth:`WriterLink.ask_for_flush`."""
+        if (written := self.table.written) > self.table.end:
+            self.link.ask_for_flush(written, now)
+
+
+class KnownPartitions:
+    """All partitions of one worker, by topic and number.
+
+    ``number``: the worker's.  ``arena_bytes``: the size of its arena, of which each writer may have a share in hand.
+    """
+
+    def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll) -> None:
+        self._data_dir, self._number, self._epoll = data_dir, number, epoll
+        self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
+        self._by_key: dict[Key, Partition] = {}
+        self.files = FileCache(OPEN_FILES_MAX)
+        self.get = self._by_key.get
+
+    @property
+    def descriptors_max(self) -> int:
+        """Descriptors that segment files and links to writers may take."""
+        return OPEN_FILES_MAX + 2 * len(self._by_key)
+
+    def add(self, key: Key, table_name: str) -> None:
+        """Map the partition's table.
+
+        Raises:
+            FileNotFoundError: the partition has been dropped since; the next message says so.
+            OSError: the machine has no room for it now.
+        """
+        table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        table.set_wait(self._number, 0)  # a killed worker may have left its cell set
+        name = f"{key[0]}-{key[1]}"
+        link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
+        self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)
+
+    def remove(self, key: Key) -> Partition | None:
+        """Forget a partition and its files: another log may come to live under this name."""
+        partition = self._by_key.pop(key, None)
+        if partition is not None:
+            partition.reader.forget()
+        return partition
+
+    def of(self, parts: Sequence[tuple[Any, ...]]) -> list[Partition | None]:
+        """The partition of each part of a request; None: unknown.
+
+        A part begins with topic and number.  Equal ones follow each other.
+        """
+        get = self.get
+        found: list[Partition | None] = []
+        last: tuple[Any, ...] | None = None
+        partition: Partition | None = None
+        for part in parts:
+            key = part[:2]
+            if key != last:
+                last, partition = key, get(key)
+            found.append(partition)
+        return found

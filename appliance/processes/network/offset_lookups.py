@@ -1,0 +1,123 @@
+"""Look-ups of offsets: the ends of partitions, offsets by time, records before an offset.
+
+A request for the end of a log of which more is written than may be read waits for the flush of that: what acks=1 has
+acknowledged is there for anyone who asks.  Then its parts are looked up in slices, in turn with those of others.
+
+Bounds: of all requests together a turn of the loop looks into ``network.look_bytes_max`` of logs, and beyond that into
+one batch at most (16 MiB once unpacked, 50,000 records): some 50 ms in all.  The rest waits for the next turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ...broker import plan
+from ...wire.requests import EARLIEST, Offsets
+from .connection_state import Connection, Pending
+from .connections import Connections
+from .fetching import FLUSH_WAIT_MS
+from .known_partitions import KnownPartitions, Partition
+from .turn import Turn
+from .wait_lists import Awaited, DelayedRequest, WaitLists
+
+
+class OffsetLookups:
+    """Owner of the requests for offsets that wait, for a flush or for their next slice."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        connections: Connections,
+        partitions: KnownPartitions,
+        wait_lists: WaitLists,
+        bytes_per_turn: int,
+    ) -> None:
+        self._turn = turn
+        self._connections = connections
+        self._partitions = partitions
+        self._wait_lists = wait_lists
+        self._bytes_per_turn = self._bytes_left = bytes_per_turn
+        self._queue: deque[tuple[Pending, plan.Lookup]] = deque()
+
+    def __len__(self) -> int:
+        """How many requests wait for their next slice."""
+        return len(self._queue)
+
+    def start(self, connection: Connection, request: Offsets, start: int, frame: memoryview) -> bool:
+        """Look up; first wait for the flush of what acks=1 has acknowledged.
+
+        Returns:
+            False when the request has to start again in the next turn.
+        """
+        partitions = self._partitions.of(request.parts)
+        if self._connections.awaits_announcement(connection, partitions):
+            return False
+        pending = Pending(connection, request)
+        connection.begin(pending)
+        awaited = _awaited_by(request, partitions)
+        if awaited and not self._turn.stopping:
+            for partition in partitions:
+                if partition is not None:
+                    partition.ask_for_flush(now=True)
+            if self._delay(DelayedRequest(pending, self._turn.now_ms + FLUSH_WAIT_MS, self), awaited):
+                return True
+        self._enqueue(pending, request, partitions)
+        return True
+
+    def _delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
+        """Wait for the high watermarks that have not come; False when all have."""
+        while missing := [(wait_list, end) for wait_list, end in awaited if wait_list.table.end < end]:
+            if self._wait_lists.delay(delayed, missing):
+                return True
+        return False
+
+    def retry(self, delayed: DelayedRequest) -> None:
+        """Look up, or go on waiting for the flush of other partitions."""
+        awaited = self._wait_lists.awaited_by(delayed)
+        self._wait_lists.remove(delayed)
+        if not self._delay(delayed, awaited):
+            self.answer(delayed)
+
+    def answer(self, delayed: DelayedRequest) -> None:
+        """Look up what there is."""
+        request = delayed.pending.request
+        assert isinstance(request, Offsets)
+        self._wait_lists.remove(delayed)
+        self._enqueue(delayed.pending, request, self._partitions.of(request.parts))
+
+    def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
+        self._queue.append((pending, plan.Lookup(request, partitions)))
+        self._look_up()
+
+    def begin_turn(self) -> None:
+        """Go on with what the last turn has left."""
+        self._bytes_left = self._bytes_per_turn
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Answer requests, a slice of each in turn, as far as this turn may look into logs."""
+        while self._queue and self._bytes_left > 0:
+            pending, lookup = self._queue.popleft()
+            connection = pending.connection
+            if connection.closed:
+                continue
+            self._bytes_left -= lookup.look(self._bytes_left)
+            if lookup.done:
+                self._connections.answer(pending, [connection.codec.encode_offsets(lookup.request, lookup.results)])
+            else:
+                self._queue.append((pending, lookup))
+
+    def on_deleted(self, partition: Partition) -> None:
+        """Answer as unknown what has not been looked up in a partition that was deleted."""
+        for _, lookup in self._queue:
+            lookup.forget(partition)
+
+
+def _awaited_by(request: Offsets, partitions: Sequence[Partition | None]) -> list[Awaited]:
+    """Where a request asks for the end: the end of all that is written."""
+    return [
+        (partition.wait_list, partition.table.written)
+        for part, partition in zip(request.parts, partitions, strict=True)
+        if part.timestamp != EARLIEST and part.offset < 0 and partition is not None
+    ]

@@ -1,0 +1,257 @@
+"""Producing: from a produce request to append requests, to the writers, and back to the reply.
+
+The way of a produce request: :class:`Connections` receives it and calls :meth:`Producing.start`, which adds its parts
+to the open append requests of their partitions.  At the end of the turn :meth:`Producing.send_all` sends them to the
+writers.  When a writer answers, :meth:`Producing.on_event` fills in the results; the last one makes the reply.
+
+A worker asks for a writer when it has something to append and there is none.  A request waits (``stalled``) while the
+partition's writer has a share of the arena in hand and half of the arena is taken.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterable
+
+from ...broker import plan
+from ...errors import ApplianceError, StorageFault, UnknownPartition, WriterGone
+from ...shared.table import OFFLINE
+from ...wire.requests import Produce, ProduceResult
+from .connection_state import Connection, Pending
+from .connections import Connections
+from .handing_over import HandingOver
+from .inbox import Buffers
+from .known_partitions import Key, KnownPartitions, Partition
+from .turn import Turn
+from .writer_link import AppendRequest, Target, WriterLink
+
+
+class Producing:
+    """Starts produce requests, and talks to the writers of all partitions.
+
+    ``request_writer`` asks the supervisor for a partition's writer.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        connections: Connections,
+        partitions: KnownPartitions,
+        handing_over: HandingOver,
+        buffers: Buffers,
+        request_writer: Callable[[Key], None],
+    ) -> None:
+        self._turn = turn
+        self._connections = connections
+        self._partitions = partitions
+        self._handing_over = handing_over
+        self._buffers = buffers
+        self._request_writer = request_writer
+        self.by_fd: dict[int, Partition] = {}
+        """The partitions that have a writer, by the descriptor of its channel."""
+        self.to_send: dict[Partition, None] = {}
+        """The partitions that have something for their writer at the end of this turn."""
+        self._waiting: set[Partition] = set()
+        """The partitions whose append requests wait for a writer."""
+
+    # ---- requests
+
+    def start(self, connection: Connection, request: Produce, start: int, frame: memoryview) -> bool:
+        """Add the record batches of a request to append requests.
+
+        Returns:
+            False when it has to wait: for a writer that has too much in hand, or for the next turn.
+        """
+        parts = request.parts
+        partitions = self._partitions.of(parts)
+        if self._connections.awaits_announcement(connection, partitions):
+            return False
+        for partition in partitions:
+            if partition is not None and partition.link.is_full and self._buffers.crowded:
+                partition.link.stalled[connection] = None
+                partition.link.ask_for_room()
+                return False
+        pending = None
+        if request.acks:
+            pending = Pending(connection, request, request.count)
+            pending.missing = len(parts)
+            pending.results = [None] * len(parts)
+            connection.begin(pending)
+        else:
+            connection.started += len(parts)
+            connection.overlap = request.overlap
+        extent = connection.inbox.extent
+        assert extent is not None
+        now_ms = self._turn.now_ms
+        for index, ((_, _, part_start, part_stop), partition) in enumerate(zip(parts, partitions, strict=True)):
+            if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
+                self._refuse_part(connection, pending, index, request, partition)
+                if connection.closed:
+                    return True
+                continue
+            target = (connection, pending, index)
+            part_start, part_stop = start + part_start, start + part_stop
+            partition.link.add(request.acks, now_ms, request.timeout_ms, extent, part_start, part_stop, target)
+            self.to_send[partition] = None
+        if pending is not None and not parts:
+            self._connections.answer(pending, [connection.codec.encode_produce(request, [])])
+        partition = partitions[-1] if partitions and len(parts) == request.count else None
+        self._handing_over.consider(connection, partition.link if partition is not None else None, request.acks)
+        return True
+
+    def _refuse_part(
+        self, connection: Connection, pending: Pending | None, index: int, request: Produce, partition: Partition | None
+    ) -> None:
+        topic, number, *_ = request.parts[index]
+        error: ApplianceError
+        if partition is None:
+            error = UnknownPartition(f"{topic}-{number} is not on this appliance: create it, or ask for metadata")
+        elif partition.table.state == OFFLINE:
+            error = StorageFault(f"{topic}-{number} is offline: see `appliance status`")
+        else:
+            error = plan.EMPTY_BATCH
+        self._finish_part((connection, pending, index), ProduceResult(error.code, -1, -1, -1, str(error)))
+
+    # ---- to the writers
+
+    def send_all(self) -> None:
+        """Send the append requests of this turn; ask for the writers that are missing."""
+        for partition in self.to_send:
+            link = partition.link
+            link.send()
+            if link.waiting:
+                self._waiting.add(partition)
+                if not link.requested and not link.retiring:
+                    link.requested = True
+                    self._request_writer(partition.key)
+            else:
+                self._waiting.discard(partition)
+        self.to_send.clear()
+
+    def ask_for_room(self) -> None:
+        """Ask all writers to finish what they have in hand."""
+        for partition in self.by_fd.values():
+            partition.link.ask_for_room()
+
+    def recall(self) -> None:
+        """Ask all writers for the connections that they have."""
+        for partition in self.by_fd.values():
+            partition.link.recall()
+
+    # ---- their answers
+
+    def on_event(self, partition: Partition, event: int) -> None:
+        """Take one message of a partition's writer; with EPOLLOUT send what was left over first."""
+        link = partition.link
+        channel = link.channel
+        assert channel is not None
+        if event & select.EPOLLOUT:
+            link.flush()
+        log_start = partition.table.start
+        answers, returned = link.receive()
+        for append, answer in answers:
+            link.release(append)
+            if append.acks == 0 and not answer.texts:
+                self._finish_unanswered(append.targets)
+                continue
+            for target, result in zip(append.targets, answer.results(log_start), strict=True):
+                self._finish_part(target, result)
+        if link.stalled:
+            self._resume_stalled(link)
+        if returned is not None:
+            self._handing_over.take_back(*returned)
+        if channel.closed and channel is link.channel:  # no other writer has joined meanwhile
+            self._lose_writer(partition)
+            if link.waiting:
+                self.to_send[partition] = None
+        elif link.retiring:
+            self._release_if_idle(partition)
+
+    def _finish_unanswered(self, targets: Iterable[Target]) -> None:
+        """Requests with acks=0 have taken effect."""
+        for connection, _, _ in targets:
+            connection.started -= 1
+            if connection.stalled or connection.hand_over_to is not None:
+                self._connections.touched[connection] = None
+
+    def _finish_part(self, target: Target, result: ProduceResult) -> None:
+        connection, pending, index = target
+        if connection.closed:
+            return
+        if pending is None:
+            connection.started -= 1
+            if result.error:  # acks=0 has no reply: closing is the only way to report an error
+                self._connections.disconnect(connection, f"produce with acks=0 failed: {result.message}")
+            return
+        pending.results[index] = result
+        pending.missing -= 1
+        if not pending.missing:
+            reply = connection.codec.encode_produce(pending.request, pending.results)  # type: ignore[arg-type]
+            self._connections.answer(pending, [reply])
+
+    def _resume_stalled(self, link: WriterLink) -> None:
+        """The writer has finished something: there is room for the connections that wait for it."""
+        for connection in link.stalled:
+            self._connections.resume_next_turn(connection)
+        link.stalled.clear()
+
+    def _fail(self, partition: Partition, appends: list[AppendRequest], error: ApplianceError) -> None:
+        """Answer append requests, which no writer will, with an error."""
+        link = partition.link
+        for append in appends:
+            link.release(append)
+            for target in append.targets:
+                self._finish_part(target, ProduceResult(error.code, -1, -1, -1, str(error)))
+        self._resume_stalled(link)
+
+    def check_timeouts(self) -> None:
+        """Answer what has waited too long for a writer."""
+        for partition in list(self._waiting):
+            link = partition.link
+            error = WriterGone(f"{link.name} has no writer: it is being recovered, send again")
+            self._fail(partition, link.take_expired(self._turn.now_ms), error)
+            if not link.waiting:
+                self._waiting.discard(partition)
+
+    # ---- writers come and go
+
+    def join_writer(self, key: Key, sock: socket.socket) -> None:
+        """A partition has a writer."""
+        partition = self._partitions.get(key)
+        if partition is None:
+            sock.close()
+            return
+        if partition.link.channel is not None:
+            self._lose_writer(partition)
+        self.by_fd[sock.fileno()] = partition
+        partition.link.connect(sock)
+        self.to_send[partition] = None
+
+    def retire_writer(self, partition: Partition) -> None:
+        """Send a writer nothing more, and close the channel once it has answered everything."""
+        if partition.link.channel is not None:
+            partition.link.retiring = True
+            self._release_if_idle(partition)
+
+    def _release_if_idle(self, partition: Partition) -> None:
+        if partition.link.idle:
+            self._lose_writer(partition)
+            self.to_send[partition] = None
+
+    def _lose_writer(self, partition: Partition) -> None:
+        """The channel to a writer has ended."""
+        link = partition.link
+        if link.channel is not None:
+            self.by_fd.pop(link.channel.fileno(), None)
+        appends, handed_over = link.disconnect()
+        self._fail(partition, appends, WriterGone(f"the writer of {link.name} is being restarted: send again"))
+        for one in handed_over:
+            self._handing_over.on_lost(one)
+
+    def on_deleted(self, partition: Partition) -> None:
+        """Fail what waits for the writer.  One that there is stores into the arena until it has answered."""
+        error = UnknownPartition(f"{partition.link.name} has been deleted")
+        self._fail(partition, partition.link.take_waiting(), error)
+        self._waiting.discard(partition)
+        self.retire_writer(partition)

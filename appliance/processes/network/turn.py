@@ -1,0 +1,34 @@
+"""What all rooms of a network worker share: the time of this turn of the loop, and a log of bounded size."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from ..clock import now_ms
+
+COMPLAINTS_MAX: Final = 20
+"""Lines about peers in the log per second: garbage at full speed must not fill the host's disk."""
+
+logger = logging.getLogger(__name__)
+
+
+class Turn:
+    """One turn of the loop.  The worker sets ``now_ms`` when a turn begins, and ``stopping`` once for all."""
+
+    __slots__ = ("_complaints", "_complaints_ms", "now_ms", "stopping")
+
+    def __init__(self) -> None:
+        self.now_ms = now_ms()
+        self.stopping = False
+        self._complaints = self._complaints_ms = 0
+
+    def complain(self, text: str, *arguments: str) -> None:
+        """Log a line about a peer, unless this second has had COMPLAINTS_MAX of them; the others are counted."""
+        if self.now_ms - self._complaints_ms >= 1_000:
+            if self._complaints > COMPLAINTS_MAX:
+                logger.warning("%d more connections refused or closed", self._complaints - COMPLAINTS_MAX)
+            self._complaints, self._complaints_ms = 0, self.now_ms
+        self._complaints += 1
+        if self._complaints <= COMPLAINTS_MAX:
+            logger.warning(text, *arguments)

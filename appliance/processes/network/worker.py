@@ -1,0 +1,287 @@
+"""The network worker: one process that serves clients of all listeners with epoll.  Reads segments, never writes them.
+
+One turn of the loop: wait; take the supervisor's messages, the writers' answers and the coordinator's replies; receive
+from clients and start their requests; send append requests to the writers and replies to the clients.  Only epoll
+blocks.
+
+The rooms, each with its own state::
+
+    accepting          listeners, refusals
+    connections        receiving, order of requests, sending, closing (connection_state, inbox: of one connection)
+    producing          append requests to the writers, their answers (writer_link: one writer)
+    handing_over       connections that writers serve themselves
+    fetching           fetches, at once or delayed (wait_lists)
+    offset_lookups     requests for offsets
+    forwarding         requests that the coordinator answers (snapshot_answers: those that the worker can)
+    known_partitions   what the supervisor has announced
+
+A produce request goes from ``connections`` to ``producing`` to ``writer_link`` and back.  A fetch goes from
+``connections`` to ``fetching``, if need be to ``wait_lists``, and back.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...config import Config, address_text
+from ...shared import memory
+from ...shared.doorbell import Doorbell
+from ...shared.heartbeats import Heart, alone
+from ...wire.bounds import Limits
+from ...wire.listener_codecs import codec_of
+from ...wire.requests import Fetch, Forwarded, Offsets, Produce
+from ..child import give_back_memory, settle
+from ..clock import now_ms
+from ..control import Channel
+from .accepting import Accepting
+from .connection_state import Connection
+from .connections import Connections
+from .fetching import Fetching
+from .forwarding import Forwarding
+from .handing_over import HandingOver
+from .inbox import Buffers, Inbox
+from .known_partitions import Key, KnownPartitions
+from .offset_lookups import OffsetLookups
+from .producing import Producing
+from .snapshot_answers import SnapshotAnswers
+from .turn import Turn
+from .wait_lists import WaitLists
+
+CHECK_MS: Final = 1_000
+"""How often time limits are checked while there are clients or open files."""
+CONTROL_RETRY_MS: Final = 10
+"""How soon a message that the supervisor has not taken is sent again."""
+STATS_MS: Final = 5_000
+MEMORY_MS: Final = 10_000
+"""How often freed memory is given back."""
+
+
+class WorkerArguments(NamedTuple):
+    """What the supervisor gives a worker when it forks it."""
+
+    config: Config
+    data_dir: Path
+    number: int
+    arena_name: str
+    listeners: list[tuple[str, socket.socket]]
+    doorbell: Doorbell
+    heart: Heart = alone()
+
+
+def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
+    """The worker process, from fork to exit; returns its exit status."""
+    settle(f"net {arguments.number}", supervisor_pid)
+    worker = NetworkWorker(arguments, control)
+    worker.serve()
+    worker.drain()
+    return 0
+
+
+class NetworkWorker:
+    """The loop, and the rooms that it connects."""
+
+    def __init__(self, arguments: WorkerArguments, control: Channel) -> None:
+        self._config, self._doorbell, self._heart = arguments.config, arguments.doorbell, arguments.heart
+        self._control = control
+        limits = arguments.config.network
+        arena = memoryview(memory.attach(arguments.arena_name))
+        self._buffers = buffers = Buffers(arena, len(arena))
+        self._epoll = epoll = select.epoll()
+        self._turn = turn = Turn()
+        self._wait_lists = wait_lists = WaitLists(arguments.number)
+        self._partitions = partitions = KnownPartitions(arguments.data_dir, arguments.number, len(arena), epoll)
+        self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
+        self._connections = connections = Connections(turn, epoll, buffers, limits)
+        self._handing_over = HandingOver(turn, connections, buffers, limits.handoff_bytes_max)
+        self._producing = Producing(turn, connections, partitions, self._handing_over, buffers, self._request_writer)
+        self._fetching = Fetching(turn, connections, partitions, wait_lists)
+        self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
+        answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
+        self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements)
+        connections.connect(
+            handlers={
+                Produce: self._producing.start,
+                Fetch: self._fetching.start,
+                Offsets: self._lookups.start,
+                Forwarded: self._forwarding.start,
+            },
+            hand_over=self._handing_over.hand_over,
+            ask_for_room=self._producing.ask_for_room,
+            on_close=self._on_close,
+        )
+        epoll.register(control.fileno(), select.EPOLLIN)
+        epoll.register(self._doorbell.fd, select.EPOLLIN)
+        self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
+        self._stats: tuple[int, int] = (0, 0)
+
+    # ---- the loop
+
+    def serve(self) -> None:
+        """Serve until the supervisor says stop, or is gone."""
+        while not self._turn.stopping and not self._control.closed:
+            self.turn(self._timeout_s())
+
+    def drain(self) -> None:
+        """Answer what has been started, then close; the supervisor bounds how long that may take."""
+        self._accepting.close()
+        self._wait_lists.answer_all()
+        self._connections.close_when_sent(unanswered=Forwarded)
+        self._producing.recall()
+        self._finish_turn()
+        while (self._connections.by_fd or self._handing_over.count) and not self._control.closed:
+            self.turn(0 if self._lookups else 0.1)
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for something to happen, act on it, send what is ready."""
+        events = self._epoll.poll(timeout_s)
+        self._begin_turn()
+        connections, producing = self._connections, self._producing
+        control_fd, doorbell_fd = self._control.fileno(), self._doorbell.fd
+        for fd, event in events:
+            connection = connections.by_fd.get(fd)
+            if connection is not None:
+                if event & (select.EPOLLHUP | select.EPOLLERR):
+                    connections.close(connection)
+                    continue
+                if event & select.EPOLLOUT:
+                    connections.touched[connection] = None
+                if event & select.EPOLLIN:
+                    connections.read(connection)
+            elif fd in producing.by_fd:
+                producing.on_event(producing.by_fd[fd], event)
+            elif fd == control_fd:
+                self._read_announcements()
+            elif fd == doorbell_fd:
+                self._doorbell.silence()
+                self._wait_lists.retry_reached()
+            elif fd in self._accepting.by_fd:
+                self._accept(fd)
+            elif fd == self._forwarding.fd:
+                self._forwarding.on_event(event)
+        self._finish_turn()
+
+    def _begin_turn(self) -> None:
+        """Go on with what earlier turns have left."""
+        self._heart.beat()
+        self._turn.now_ms = now_ms()
+        if self._accepting.resume_ms:
+            self._accepting.resume()
+        self._lookups.begin_turn()
+        if self._control.pending:
+            self._control.flush()
+        if self._connections.resumed:
+            self._read_announcements()
+            self._connections.start_resumed()
+        if self._wait_lists.unfinished:
+            self._wait_lists.retry_reached()
+
+    def _finish_turn(self) -> None:
+        """Send what this turn has made: append requests and replies, each of which may lead to more of both."""
+        self._wait_lists.answer_expired(self._turn.now_ms)
+        while self._producing.to_send or self._connections.touched:
+            self._producing.send_all()
+            self._connections.advance_touched()
+        if self._connections.starved_until_ms:
+            self._connections.feed_starved()
+        if self._turn.now_ms - self._check_ms >= CHECK_MS:
+            self._check_timeouts()
+
+    def _timeout_s(self) -> float:
+        """How long epoll may wait."""
+        connections = self._connections
+        if (
+            connections.resumed
+            or connections.touched
+            or self._producing.to_send
+            or self._lookups
+            or self._wait_lists.unfinished
+        ):
+            return 0
+        now = self._turn.now_ms
+        next_ms = now + self._heart.beat_ms
+        if connections.by_fd or len(self._partitions.files):
+            next_ms = min(next_ms, self._check_ms + CHECK_MS)
+        deadline_ms = self._wait_lists.next_deadline_ms()
+        if deadline_ms is not None:
+            next_ms = min(next_ms, deadline_ms)
+        if self._control.pending:
+            next_ms = min(next_ms, now + CONTROL_RETRY_MS)
+        for due_ms in (self._accepting.resume_ms, connections.starved_until_ms):
+            if due_ms:
+                next_ms = min(next_ms, due_ms)
+        return max(0, next_ms - now_ms()) / 1000
+
+    # ---- what the supervisor announces
+
+    def _read_announcements(self) -> None:
+        """Read the supervisor's messages."""
+        for message, fds in self._control.receive():
+            match message:
+                case ["table", topic, partition, name]:
+                    self._add_partition((topic, partition), name)
+                case ["drop", topic, partition]:
+                    self._drop_partition((topic, partition))
+                case ["writer", topic, partition]:
+                    self._producing.join_writer((topic, partition), socket.socket(fileno=fds[0]))
+                case ["retire", topic, partition]:
+                    if (known := self._partitions.get((topic, partition))) is not None:
+                        self._producing.retire_writer(known)
+                case ["coordinator"]:
+                    self._forwarding.connect(fds[0])
+                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                    self._control.send(message)
+                case ["stop"]:
+                    self._turn.stopping = True
+
+    def _add_partition(self, key: Key, table_name: str) -> None:
+        try:
+            self._partitions.add(key, table_name)
+        except FileNotFoundError:  # the partition was dropped since: the next message reports it
+            return
+        except OSError:
+            self._control.send(["refused", "table", *key])
+
+    def _drop_partition(self, key: Key) -> None:
+        partition = self._partitions.remove(key)
+        if partition is None:
+            return
+        self._producing.on_deleted(partition)
+        self._lookups.on_deleted(partition)
+        for delayed in partition.wait_list:
+            delayed.owner.answer(delayed)
+
+    def _request_writer(self, key: Key) -> None:
+        self._control.send(["need", *key])
+
+    # ---- clients come and go
+
+    def _accept(self, fd: int) -> None:
+        count = len(self._connections.by_fd) + self._handing_over.count
+        accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max)
+        if accepted is not None:
+            sock, protocol, address, peer = accepted
+            codec, inbox = codec_of(protocol, self._config), Inbox(self._buffers)
+            connection = Connection(sock, protocol, address_text(address), address_text(peer), codec, inbox)
+            self._connections.add(connection)
+
+    def _on_close(self, connection: Connection) -> None:
+        """A connection is closed: forget what waits for its sake."""
+        self._wait_lists.forget(connection)
+        self._forwarding.forget(connection)
+
+    def _check_timeouts(self) -> None:
+        """Once a second while there are clients or open files: time limits, and numbers for the supervisor."""
+        self._check_ms = now = self._turn.now_ms
+        self._partitions.files.drop_unlinked()
+        if now - self._memory_ms >= MEMORY_MS:
+            self._memory_ms = now
+            give_back_memory()
+        self._connections.check_timeouts()
+        self._producing.check_timeouts()
+        stats = (len(self._connections.by_fd) + self._handing_over.count, self._accepting.refused)
+        if stats != self._stats and now - self._stats_ms >= STATS_MS:
+            self._stats, self._stats_ms = stats, now
+            self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])

@@ -1,0 +1,276 @@
+"""The link from a network worker to the writer of one partition: what is asked of it, and what it has in hand.
+
+The record batches of produce requests are described in *append requests*, to which all connections add: at most one is
+open per writer and acks in a turn of the loop.  An append request holds the extents of the arena that its positions lie
+in until the writer has answered.  While there is no writer (not forked yet, retiring, killed) closed append requests
+wait; what a writer had in hand when it died is answered with a retriable error, since it may have been written or not.
+
+Bounds: append requests by the arena, of which one partition gets a share (:attr:`WriterLink.is_full`); connections that
+are handed over by ``handoff.CONNECTIONS_MAX``.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ...shared.arena import Extent
+from ...wire.requests import Codec
+from .. import handoff
+from ..answers import Answer
+from ..control import Channel
+
+if TYPE_CHECKING:
+    from .connection_state import Connection, Pending
+
+WRITER_WAIT_MS_MIN: Final = 1_000
+WRITER_WAIT_MS_MAX: Final = 15_000
+"""A produce waits so long for its partition's writer to be forked and to recover, whatever timeout it asks for."""
+APPEND_PARTS_MAX: Final = 2_048
+"""Parts in one append request: described with two numbers of 5 bytes each and answered with three of up to 9."""
+POSITIONS_MAX: Final = 2 * APPEND_PARTS_MAX
+
+Target = tuple["Connection", "Pending | None", int]
+"""Whose request a part belongs to (None: acks=0, no reply), and which of its parts it is."""
+
+
+class AppendRequest:
+    """Record batches for one partition, in order, answered together."""
+
+    __slots__ = ("acks", "bytes", "deadline_ms", "extents", "positions", "targets")
+
+    def __init__(self, acks: int, deadline_ms: int) -> None:
+        self.acks = acks
+        self.bytes = 0
+        """Of the arena that it holds."""
+        self.deadline_ms = deadline_ms
+        self.positions: list[int] = []
+        self.targets: list[Target] = []
+        self.extents: list[Extent] = []
+
+    def add(self, extent: Extent, start: int, stop: int, target: Target) -> None:
+        if not self.extents or self.extents[-1] is not extent:
+            extent.hold()
+            self.extents.append(extent)
+            self.bytes += extent.stop - extent.start
+        self.positions += (start, stop)
+        self.targets.append(target)
+
+    def release(self) -> None:
+        for extent in self.extents:
+            extent.drop()
+        self.extents.clear()
+
+
+@dataclass(slots=True)
+class HandedOver:
+    """A connection that a writer serves: what the worker needs when it comes back, and what has come ahead of it."""
+
+    protocol: str
+    listener: str
+    peer: str
+    codec: Codec
+    buffer_bytes: int
+    received: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+
+
+Returned = tuple[HandedOver, socket.socket | None]
+"""A connection that a writer gives back; without a socket when that has not arrived: it is closed."""
+
+
+class WriterLink:
+    """One partition's writer, while there is one, and what waits for it."""
+
+    def __init__(self, name: str, in_hand_bytes_max: int, epoll: select.epoll) -> None:
+        """``in_hand_bytes_max``: of the arena, so that a slow writer leaves room for others."""
+        self.name = name
+        self.channel: Channel | None = None
+        self.retiring = False
+        self.requested = False
+        """The supervisor has been asked for a writer."""
+        self.waiting: list[AppendRequest] = []
+        """Closed append requests that no writer has been sent."""
+        self.stalled: dict[Connection, None] = {}
+        """Connections whose next request waits until there is room again."""
+        self._epoll = epoll
+        self._open: dict[int, AppendRequest] = {}
+        """By acks."""
+        self._handed_over: dict[int, HandedOver] = {}
+        self._in_hand_bytes_max = in_hand_bytes_max
+        self._in_hand_bytes = 0
+        self._in_flight: dict[int, AppendRequest] = {}
+        self._token = 0
+        self._flush_asked = (0, False)
+
+    # ---- the writer comes and goes
+
+    def connect(self, sock: socket.socket) -> None:
+        """A writer has been started."""
+        self.channel = Channel(sock)
+        self.requested = self.retiring = False
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def disconnect(self) -> tuple[list[AppendRequest], list[HandedOver]]:
+        """The writer is gone: returns what it had in hand, and the connections that ended with it."""
+        lost = list(self._in_flight.values()), list(self._handed_over.values())
+        self._in_flight.clear()
+        self._handed_over.clear()
+        if self.channel is not None:
+            self._epoll.unregister(self.channel.fileno())
+            self.channel.close()
+        self.channel = None
+        self.retiring = False
+        self.requested = False
+        self._flush_asked = (0, False)
+        return lost
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight and not self._handed_over
+
+    def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Send a message; epoll reports when a full channel takes more.
+
+        Raises:
+            OSError: the kernel refuses a descriptor for the message; nothing was sent.
+        """
+        channel = self.channel
+        assert channel is not None
+        channel.send(message, fds)
+        if channel.pending:
+            self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def flush(self) -> None:
+        """The channel takes more."""
+        channel = self.channel
+        assert channel is not None
+        channel.flush()
+        if not channel.pending:
+            self._epoll.modify(channel.fileno(), select.EPOLLIN)
+
+    # ---- appending
+
+    @property
+    def is_full(self) -> bool:
+        return self._in_hand_bytes >= self._in_hand_bytes_max
+
+    def add(
+        self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, start: int, stop: int, target: Target
+    ) -> None:
+        """Put record batches into the open append request for ``acks``.
+
+        A change of acks closes the other ones, so that order is kept.  The first request's timeout, within bounds, is
+        how long all wait for a writer.
+        """
+        append = self._open.get(acks)
+        if append is None or len(append.positions) >= POSITIONS_MAX:
+            self.waiting += self._open.values()
+            self._open.clear()
+            wait_ms = min(max(timeout_ms, WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
+            append = self._open[acks] = AppendRequest(acks, now_ms + wait_ms)
+        self._in_hand_bytes -= append.bytes
+        append.add(extent, start, stop, target)
+        self._in_hand_bytes += append.bytes
+
+    def send(self) -> None:
+        """Close the open append requests and send all that wait, if there is a writer to send them to."""
+        self.waiting += self._open.values()
+        self._open.clear()
+        if self.channel is None or self.retiring:
+            return
+        message: list[Any] = []
+        positions = 0
+        for append in self.waiting:
+            self._token += 1
+            self._in_flight[self._token] = append
+            message.append((self._token, append.acks, append.positions))
+            positions += len(append.positions)
+            if positions >= POSITIONS_MAX:
+                self._send(message)
+                message, positions = [], 0
+        if message:
+            self._send(message)
+        self.waiting.clear()
+
+    def release(self, append: AppendRequest) -> None:
+        """An append request is answered: nobody needs its bytes any more."""
+        append.release()
+        self._in_hand_bytes -= append.bytes
+
+    def take_expired(self, now_ms: int) -> list[AppendRequest]:
+        """Append requests that have waited too long for a writer."""
+        expired = [append for append in self.waiting if append.deadline_ms <= now_ms]
+        if expired:
+            self.waiting = [append for append in self.waiting if append.deadline_ms > now_ms]
+        return expired
+
+    def take_waiting(self) -> list[AppendRequest]:
+        """All append requests that no writer has been sent: the partition is being deleted."""
+        appends = [*self.waiting, *self._open.values()]
+        self.waiting.clear()
+        self._open.clear()
+        return appends
+
+    def ask_for_flush(self, written: int, now: bool) -> None:
+        """A client waits for what is written: no flush need be late for more; ``now``: flush at once.
+
+        Asked once for the same ``written``: a writer that stands still does not get the same message again and again.
+        """
+        if self.channel is not None and (written, now) > self._flush_asked:
+            self._flush_asked = written, now
+            self._send(("flush",) if now else ())
+
+    def ask_for_room(self) -> None:
+        """A client waits for memory that this writer has in hand, if only until a flush."""
+        if self.channel is not None and self._in_hand_bytes:
+            self._send(("flush",))
+
+    # ---- handing over
+
+    @property
+    def may_hand_over(self) -> bool:
+        return self.channel is not None and not self.retiring and len(self._handed_over) < handoff.CONNECTIONS_MAX
+
+    def hand_over(self, connection: Connection, buffer_bytes: int) -> None:
+        """Send a settled connection to the writer; then the caller closes its own descriptor and releases its bytes.
+
+        Raises:
+            OSError: the kernel refuses a descriptor for the message; nothing was sent.
+        """
+        assert self.channel is not None and connection.settled
+        self._token += 1
+        received = connection.inbox.copy()
+        acks = connection.handoff_count.acks
+        message = ("handoff", self._token, connection.protocol, acks, buffer_bytes, received)
+        self._send(message, (connection.sock.fileno(),))
+        self._handed_over[self._token] = HandedOver(
+            connection.protocol, connection.listener, connection.peer, connection.codec, buffer_bytes
+        )
+
+    def recall(self) -> None:
+        """Ask for the connections that are handed over."""
+        if self._handed_over and self.channel is not None:
+            self._send(("recall",))
+
+    # ---- what the writer sends
+
+    def receive(self) -> tuple[list[tuple[AppendRequest, Answer]], Returned | None]:
+        """The append requests that one message answers, or a connection that it gives back."""
+        assert self.channel is not None
+        message, fds = self.channel.take()
+        match message:
+            case ["received", token, data]:
+                self._handed_over[token].received += data
+            case ["unsent", token, data]:
+                self._handed_over[token].unsent += data
+            case ["back", token]:
+                return [], (self._handed_over.pop(token), socket.socket(fileno=fds[0]))
+            case ["gone", token] | ["refused", "back", token]:
+                return [], (self._handed_over.pop(token), None)
+            case [*_]:
+                in_flight = self._in_flight
+                return [(in_flight.pop(token), Answer(*answer)) for token, *answer in message], None
+        return [], None
