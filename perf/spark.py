@@ -35,7 +35,7 @@ from _bench import PAYLOAD_BYTES, Appliance, cpu_s, headline, row, tree
 from appliance.client import Admin, Producer
 from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import parse
-from appliance.spark.session import build_session
+from appliance.spark.spark_session import build_session
 
 JARS = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",

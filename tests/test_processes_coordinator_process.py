@@ -31,7 +31,7 @@ from appliance.errors import (
 )
 from appliance.processes.coordinator.admin import NativeDoor
 from appliance.wire import native
-from appliance.zookeeper import identity
+from appliance.zookeeper import cluster_identity
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, list_children, remove_tree
 from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_broker, encode_topic, topic
@@ -247,7 +247,7 @@ def test_a_broker_with_an_ensemble_of_its_own_has_a_cluster_id_before_that_is_up
         rig.until(lambda: rig.zookeeper.get("state") == "connected")
         rig.admin("create_topic", name="logs")
         assert rig.metadata()["cluster"] == cluster
-        assert ask_zookeeper(connect, identity.cluster_id("another")) == cluster
+        assert ask_zookeeper(connect, cluster_identity.cluster_id("another")) == cluster
 
 
 def test_a_topic_is_spread_over_the_brokers_and_known_to_all(tmp_path: Path, connect: str) -> None:

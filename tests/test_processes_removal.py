@@ -18,7 +18,7 @@ import pytest
 
 from appliance.catalog import Catalog, Change, Removal
 from appliance.errors import DiskFull, RequestTimedOut, StorageFault, WriterGone
-from appliance.log import identity
+from appliance.log import partition_directory
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
@@ -63,13 +63,13 @@ class Held:
             assert peer.produce("x", OLD, acks=-1)[0] == 0
             (self.writer,) = wait_for(lambda: children(server, "wr x-0"), "the writer")
         self.directory = server.data_dir / "x-0"
-        self.topic_id = identity.topic_id_of(self.directory)
-        self.metadata = (self.directory / identity.METADATA_NAME).read_bytes()
+        self.topic_id = partition_directory.topic_id_of(self.directory)
+        self.metadata = (self.directory / partition_directory.METADATA_NAME).read_bytes()
         if step == "writer":
             os.kill(self.writer, signal.SIGSTOP)
         else:
-            (self.directory / identity.METADATA_NAME).unlink()
-            os.mkfifo(self.directory / identity.METADATA_NAME)
+            (self.directory / partition_directory.METADATA_NAME).unlink()
+            os.mkfifo(self.directory / partition_directory.METADATA_NAME)
         self.step = step
         self.peer = Peer(server.native)
         self.peer.send([native.ADMIN, 1, "delete_topic", {"name": "x"}])
@@ -83,7 +83,7 @@ class Held:
         if self.step == "writer":
             os.kill(self.writer, signal.SIGCONT)
             return
-        answer(self.directory / identity.METADATA_NAME, self.metadata)
+        answer(self.directory / partition_directory.METADATA_NAME, self.metadata)
 
 
 def answer(pipe: Path, content: bytes) -> None:
@@ -107,7 +107,7 @@ def made_anew(server: Server) -> None:
     wait_for(lambda: refusal(server, "create_topic", name="x") == 0, "the name to be free")
     with Peer(server.native) as peer:
         assert peer.produce("x", NEW, acks=-1)[:2] == (0, len(NEW) - 1)
-    wait_for(lambda: not identity.deleted(server.data_dir), "the old files to be gone")
+    wait_for(lambda: not partition_directory.deleted(server.data_dir), "the old files to be gone")
     wait_for(lambda: not children(server, "remover"), "the removers to be gone")
     for _ in range(2):
         assert not Catalog.load(server.data_dir).removals
@@ -137,8 +137,8 @@ def test_a_supervisor_killed_in_a_deletion_leaves_it_to_the_next(tmp_path: Path,
     held.peer.close()
     if step == "remover":  # what a power loss leaves: the identity is a file again
         server.kill_supervisor()
-        (held.directory / identity.METADATA_NAME).unlink()
-        (held.directory / identity.METADATA_NAME).write_bytes(held.metadata)
+        (held.directory / partition_directory.METADATA_NAME).unlink()
+        (held.directory / partition_directory.METADATA_NAME).write_bytes(held.metadata)
     else:
         server.kill_supervisor()
         held.go_on()
@@ -167,11 +167,13 @@ def test_whatever_a_power_loss_leaves_of_a_deletion_the_next_start_finishes(tmp_
     topic_id = catalog.topics["x"].id
     catalog.change(Change(drop="x", note=Removal("x", topic_id, [0])))
     if left != "old name":
-        identity.set_aside(server.data_dir, "x", 0, topic_id)
+        partition_directory.set_aside(server.data_dir, "x", 0, topic_id)
     if left == "half deleted":
-        (identity.deleted_directory(server.data_dir, topic_id, 0) / identity.METADATA_NAME).unlink()
+        (
+            partition_directory.deleted_directory(server.data_dir, topic_id, 0) / partition_directory.METADATA_NAME
+        ).unlink()
     if left == "nothing":
-        identity.discard(identity.deleted_directory(server.data_dir, topic_id, 0))
+        partition_directory.discard(partition_directory.deleted_directory(server.data_dir, topic_id, 0))
     with server:
         made_anew(server)
 
@@ -211,7 +213,9 @@ def test_a_deletion_that_the_disk_refuses_half_way_is_told_and_done_when_it_can_
     with Peer(server.native) as peer:
         peer.create("x")
         peer.produce("x", OLD, acks=-1)
-    in_the_way = identity.deleted_directory(server.data_dir, identity.topic_id_of(server.data_dir / "x-0"), 0)
+    in_the_way = partition_directory.deleted_directory(
+        server.data_dir, partition_directory.topic_id_of(server.data_dir / "x-0"), 0
+    )
     in_the_way.write_text("")
     for _ in range(2):
         assert refusal(server, "delete_topic", name="x") == RequestTimedOut.code
@@ -226,7 +230,7 @@ def test_a_creation_that_is_refused_leaves_nothing(make_appliance: Callable[...,
     """Method: one of the new partitions finds the log of another topic in its place."""
     server = make_appliance(**QUICK)
     foreign = server.data_dir / "x-2"
-    identity.claim(foreign, "a" * 32)
+    partition_directory.claim(foreign, "a" * 32)
     (foreign / "file").write_text("data")
     with Peer(server.native) as peer:
         if growing:
@@ -237,7 +241,7 @@ def test_a_creation_that_is_refused_leaves_nothing(make_appliance: Callable[...,
             assert refusal(server, "create_topic", name="x", partitions=5) == StorageFault.code
         kept = ["x-0", "x-2"] if growing else ["x-2"]
         for _ in range(2):
-            wait_for(lambda: not identity.deleted(server.data_dir), "what was made is removed")
+            wait_for(lambda: not partition_directory.deleted(server.data_dir), "what was made is removed")
             assert sorted(path.name for path in server.data_dir.glob("x-*")) == kept
             assert (foreign / "file").read_text() == "data"
             catalog = Catalog.load(server.data_dir)
@@ -246,7 +250,7 @@ def test_a_creation_that_is_refused_leaves_nothing(make_appliance: Callable[...,
             server.stop()
             server.start()
     (foreign / "file").unlink()
-    (foreign / identity.METADATA_NAME).unlink()
+    (foreign / partition_directory.METADATA_NAME).unlink()
     foreign.rmdir()
     with Peer(server.native) as peer:
         if growing:
@@ -262,11 +266,11 @@ def test_a_creation_that_a_crash_interrupts_is_taken_back(tmp_path: Path, victim
     """Method: the opener of a new partition waits for a named pipe."""
     server = Server(tmp_path / "data", **QUICK).start()
     (server.data_dir / "x-1").mkdir()
-    pipe = server.data_dir / "x-1" / identity.METADATA_NAME
+    pipe = server.data_dir / "x-1" / partition_directory.METADATA_NAME
     os.mkfifo(pipe)
     with Peer(server.native) as peer:
         peer.send([native.ADMIN, 1, "create_topic", {"name": "x", "partitions": 2}])
-        wait_for(lambda: (server.data_dir / "x-0" / identity.METADATA_NAME).exists(), "the first partition")
+        wait_for(lambda: (server.data_dir / "x-0" / partition_directory.METADATA_NAME).exists(), "the first partition")
     with Peer(server.native):  # the worker knows by now that nobody waits for the creation any more
         (note,) = Catalog.load(server.data_dir).removals
     assert (note.name, note.partitions) == ("x", [0, 1])
@@ -291,7 +295,7 @@ def test_the_log_of_another_topic_is_not_served(make_appliance: Callable[..., Se
         peer.create("x")
         peer.produce("x", OLD, acks=-1)
     server.stop()
-    path = server.data_dir / "x-0" / identity.METADATA_NAME
+    path = server.data_dir / "x-0" / partition_directory.METADATA_NAME
     ours = path.read_bytes()
     path.write_text(f"version: 0\ntopic_id: {'a' * 32}\n")
     try:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from appliance.errors import BadValue, TopicExists, UnknownPartition
 from appliance.names import TopicPartition
-from appliance.zookeeper import identity, paths
+from appliance.zookeeper import cluster_identity, paths
 from appliance.zookeeper.deletion import retire_topic
 from appliance.zookeeper.operations import Operation, Request, ask, create, delete, hold_ephemeral
 from appliance.zookeeper.paths import BrokerInfo, CommittedOffset, Subscription, TopicInfo
@@ -50,7 +50,7 @@ def test_a_deletion_takes_what_is_of_that_topic_and_nothing_of_a_later_one() -> 
     tree.run(registry.create_topic("logs", LOGS))
     tree.run(offsets.commit(GROUP, {PART: CommittedOffset(7, "m", old), other: CommittedOffset(8, "", old)}))
     tree.run(retire_topic("logs", old))
-    assert not [path for path in tree.nodes if "logs" in path] and tree.run(identity.is_deleted(old))
+    assert not [path for path in tree.nodes if "logs" in path] and tree.run(cluster_identity.is_deleted(old))
     tree.run(offsets.commit(GROUP, {other: CommittedOffset(9, "", old)}))  # by a member that has not noticed
     tree.run(registry.create_topic("logs", TopicInfo({0: [0], 1: [0]}, id=new)))
     assert tree.run(OffsetRegistry().read(GROUP)) == {}

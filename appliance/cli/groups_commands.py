@@ -14,7 +14,7 @@ from .offset_spec import Place, parse_offset_spec, resolve
 from .target import Connect, Data, Json, cluster
 
 if TYPE_CHECKING:
-    from ..client.cluster import Cluster
+    from ..client.cluster_client import Cluster
 
 app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers and move their offsets.")
 

@@ -46,7 +46,7 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
         FileNotFoundError: one of them is not there.
         NoDirectory: one of them is no partition's, or the data directory is none.
     """
-    from ..log.identity import DELETED_SUFFIX
+    from ..log.partition_directory import DELETED_SUFFIX
     from ..log.tools import is_partition
     from ..status import LOCK_FILE
 

@@ -13,7 +13,7 @@ from ..config import DURATIONS_MS
 from ..wire.requests import EARLIEST, LATEST
 
 if TYPE_CHECKING:
-    from ..client.cluster import Cluster
+    from ..client.cluster_client import Cluster
 
 Place = tuple[str, int]
 FORMS = "earliest, latest, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (-15m, -2h, -7d)"

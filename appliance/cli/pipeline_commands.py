@@ -20,9 +20,9 @@ from . import output, target
 from .target import Connect, Data, Json
 
 if TYPE_CHECKING:
+    from ..spark.pipeline.pipeline_status import Summary
     from ..spark.pipeline.settings import Settings
-    from ..spark.pipeline.state import Progress
-    from ..spark.pipeline.status import Summary
+    from ..spark.pipeline.state_directory import Progress
 
 app = typer.Typer(no_args_is_help=True, help="Turn topics into tables, with Spark.")
 
@@ -86,7 +86,7 @@ def status(config: Config, data: Data = None, connect: Connect = None, as_json: 
         appliance pipeline status web.toml --json
     """
     settings = load(config, data, connect)
-    from ..spark.pipeline.status import status as ask
+    from ..spark.pipeline.pipeline_status import status as ask
 
     found = ask(settings)
     if as_json:

@@ -18,7 +18,7 @@ from ..config import KEYS, parse_addresses
 from ..errors import BrokerAway, ProtocolFault
 
 if TYPE_CHECKING:
-    from ..client.cluster import Cluster
+    from ..client.cluster_client import Cluster
 
 Data = Annotated[
     Path | None,
@@ -96,8 +96,8 @@ def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
     Raises:
         ProtocolFault: it is a Kafka broker that listens there, or the Kafka listener of an appliance.
     """
-    from ..client.cluster import Cluster
-    from ..client.connection import speaks_kafka
+    from ..client.broker_connection import speaks_kafka
+    from ..client.cluster_client import Cluster
 
     listener = address(data, connect)
     asked = Cluster(listener, client_name="appliance-cli")

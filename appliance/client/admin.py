@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .cluster import Cluster
+from .cluster_client import Cluster
 from .fetcher import Place
 
 

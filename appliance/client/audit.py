@@ -5,10 +5,10 @@
         audit.send_many("logs", lines)
 
 For each topic and fixed window of time the audit counts the messages that its producer has delivered, by the timestamp
-that they carry, and publishes these counts as messages of another topic: now and then while messages are sent, and
-the rest when it is closed.  Whoever reads both topics can tell what was lost or doubled on the way
-(``appliance.spark.pipeline.audit`` does).  A count is published once; counts of one window add up, over messages as
-over servers::
+that they carry.  It publishes these counts as messages of another topic: now and then while messages are sent, and the
+rest when it is closed.  Whoever reads both topics can see what was lost or doubled on the way
+(``appliance.spark.pipeline.audit_verdicts`` does).  A count is published once; counts of one window add up, over
+messages as over servers::
 
     {"server": "web-1", "topic": "logs", "window_start_ms": 1795219200000, "window_ms": 60000, "count": 123}
 

@@ -34,7 +34,7 @@ from ..errors import ApplianceError, BadValue, ClientFault, CorruptBatch, Invali
 from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
 from ..records.decode import Record, decode_batch, decode_values
 from ..wire.requests import EARLIEST, LATEST
-from .cluster import Cluster
+from .cluster_client import Cluster
 from .fetcher import Chunk, Fetcher, FetchOptions, Place
 from .troubles import Trouble
 

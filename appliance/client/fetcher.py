@@ -44,8 +44,8 @@ from ..errors import (
 )
 from ..records.batch import HEADER, HEADER_BYTES, LENGTH_END
 from ..wire.native import FETCH
-from .cluster import Cluster, View
-from .connection import Connection, Reply
+from .broker_connection import Connection, Reply
+from .cluster_client import Cluster, View
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
 from ..zookeeper.paths import STREAMS_MAX, Subscription
-from .cluster import Cluster
+from .cluster_client import Cluster
 from .consumer import MEBIBYTE, Decoder
 from .fetcher import Fetcher, FetchOptions, Place
 from .streams import Holding, MessageStream, Shelf

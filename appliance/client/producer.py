@@ -8,7 +8,7 @@
 A batch is for one partition and is sent when it is full (``batch_bytes_max``, ``batch_messages_max``) or has
 lingered for ``linger_ms``, whichever comes first.  Messages without key or partition go to a random
 partition that takes messages, another one for each batch; a key decides by murmur2 as in Kafka's Java client.
-Messages of one partition arrive in the order in which they were sent, also through retries (see ``lane.py``),
+Messages of one partition arrive in the order in which they were sent, also through retries (``partition_queue.py``),
 unless ``idempotent=False``.
 
 Messages in hand, until their callbacks have returned, are bounded by ``buffer_bytes_max``: beyond, ``send``
@@ -62,7 +62,7 @@ from ..errors import (
 from ..records.batch import HEADER_BYTES
 from ..records.encode import Headers
 from ..records.partitioner import partition_for
-from .cluster import NO_BROKER, Cluster, TopicView
+from .cluster_client import NO_BROKER, Cluster, TopicView
 from .delivery import Batch, Delivery, OnDelivery
 from .sender import Sender, SenderOptions
 from .troubles import Trouble

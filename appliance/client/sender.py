@@ -37,11 +37,11 @@ from ..errors import (
     from_code,
 )
 from ..wire.native import ProduceHead
+from .broker_connection import Address, Connection
 from .callbacks import Callbacks
-from .cluster import Cluster
-from .connection import Address, Connection
+from .cluster_client import Cluster
 from .delivery import OFFSET_UNKNOWN, Batch
-from .lane import Identity, Lane, Settled
+from .partition_queue import Identity, Lane, Settled
 from .threads import Threads
 from .troubles import Troubles
 

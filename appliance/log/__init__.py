@@ -8,7 +8,7 @@ what readers may see.
 
     <base:020d>.log              record batches, one after the other (``segment``)
     <base:020d>.index            which batch contains an offset, which is the first at a time (``index``)
-    partition.metadata           the id of the topic whose log it is (``identity``)
+    partition.metadata           the id of the topic whose log it is (``partition_directory``)
     recovery-point               what may be trusted after a crash (``recovery``)
     clean-shutdown               an ordered stop: nothing to recover (``recovery``)
     <base:020d>.log.cut-<pos>    what recovery cut off although valid batches followed

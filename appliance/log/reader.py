@@ -274,7 +274,7 @@ class LogReader:
 
     def _times(self, piece: FileRange) -> array[int]:
         """As :func:`largest_times` of the one batch in ``piece``; empty when it is not looked into."""
-        from ..records.times import largest_times  # brings the codecs, which a worker needs for nothing else
+        from ..records.timestamps import largest_times  # brings the codecs, which a worker needs for nothing else
 
         if piece.count > UNPACKED_BYTES_MAX:
             return array("q")

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import status
-from ..client.cluster import Cluster
-from ..client.connection import Connection
+from ..client.broker_connection import Connection
+from ..client.cluster_client import Cluster
 from ..errors import (
     ApplianceError,
     CorruptBatch,
@@ -37,8 +37,8 @@ from ..log import FileCache, LogReader
 from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
 from ..records.batch import walk
 from ..wire.native import FETCH, OFFSETS
-from .offsets import Positions, Range, lost
 from .options import EARLIEST, Key, Selection
+from .stream_offsets import Positions, Range, lost
 
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ..client.connection import parse_bootstrap
+from ..client.broker_connection import parse_bootstrap
 from ..errors import BadValue, UnknownKey
 from ..records.compression import CODECS
 

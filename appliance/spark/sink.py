@@ -36,7 +36,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, ByteType, IntegerType, LongType, ShortType, StringType, StructType
 
-from ..client.connection import Connection
+from ..client.broker_connection import Connection
 from ..errors import (
     ApplianceError,
     BadValue,

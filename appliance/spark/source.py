@@ -56,9 +56,9 @@ from pyspark.sql.types import (
 from ..errors import BadValue, CorruptBatch
 from .access import Access, Home
 from .arrow import Decoder
-from .offsets import Positions, Range, advance, from_json, initial, is_initial, ranges, split, to_json
 from .options import EARLIEST, LATEST, Bound, Key, SourceOptions, sink_options, source_options
 from .sink import BatchWriter, StreamWriter
+from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, ranges, split, to_json
 
 HEADS_AGE_S_MAX: Final = 0.1
 COLUMNS: Final = StructType(

@@ -7,7 +7,7 @@ broker, also when a later topic has the same name already.
 from __future__ import annotations
 
 from ..errors import BadValue, ZooKeeperAway
-from . import identity, paths
+from . import cluster_identity, paths
 from .operations import ATTEMPTS_MAX, Node, Operation, Refused, ask, children, delete, get, list_children
 
 
@@ -19,7 +19,7 @@ def retire_topic(name: str, topic_id: str) -> Operation[None]:
     Raises:
         ZooKeeperAway: try again.
     """
-    yield from identity.mark_deleted(topic_id, name)
+    yield from cluster_identity.mark_deleted(topic_id, name)
     yield from _unregister(name, topic_id)
     yield from _forget_positions(name, topic_id)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.client.cluster import Cluster
+from appliance.client.cluster_client import Cluster
 from appliance.errors import from_code
 from appliance.wire.native import ProduceHead
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.SparkSession]:
-    from appliance.spark.session import build_session
+    from appliance.spark.spark_session import build_session
 
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # the first of two compilers is enough for a test
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it says goodbye when pytest's streams are closed already

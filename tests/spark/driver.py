@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from appliance.spark.session import build_session
+from appliance.spark.spark_session import build_session
 
 
 def main(bootstrap: str, source: str, sink: str, checkpoint: str) -> None:

@@ -22,12 +22,12 @@ from pyspark.sql import SparkSession
 
 from appliance.client import Audit, Consumer, Producer
 from appliance.errors import AlreadyRunning, ApplianceError, BadValue
+from appliance.spark.pipeline.pipeline_status import heaviest, read_total, status, summary
 from appliance.spark.pipeline.report import write
 from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings
-from appliance.spark.pipeline.state import Progress, State
-from appliance.spark.pipeline.status import heaviest, read_total, status, summary
-from appliance.spark.session import prepare_environment
+from appliance.spark.pipeline.state_directory import Progress, State
+from appliance.spark.spark_session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
 from ..server import Server, wait_for

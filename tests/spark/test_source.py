@@ -18,9 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from appliance.records.batch import HEADER_BYTES
 from appliance.records.compression import CODECS
 from appliance.records.encode import Fields, encode_batch, encode_values
-from appliance.spark.offsets import from_json
 from appliance.spark.options import source_options
 from appliance.spark.source import StreamReader
+from appliance.spark.stream_offsets import from_json
 
 from ..server import Server, wait_for
 from .conftest import Topics

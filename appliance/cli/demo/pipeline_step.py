@@ -77,7 +77,7 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     result = _run_command(sandbox, "run", str(config), "--once")
     page = _run_command(sandbox, "report", str(config), "--to", str(tables))["html"]
     from ...spark.pipeline.settings import load
-    from ...spark.pipeline.status import heaviest
+    from ...spark.pipeline.pipeline_status import heaviest
 
     talkers = heaviest(load(config), TALKERS, TOP)
     return Tables(

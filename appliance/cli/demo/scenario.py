@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...client import Audit, Producer
-from ...client.cluster import Cluster
+from ...client.cluster_client import Cluster
 from ...errors import RequestTimedOut, Unavailable, UnknownGroup
 from ...status import collect
 from .. import output

@@ -14,7 +14,7 @@ free when the removal has left the catalog: old data, and old positions of group
 
 Changes that other brokers registered come in through :meth:`Topics.told`, and wholesale after every
 (re)connection. What is registered wins, for the same id.  A topic that is *not* registered is deleted here only
-if ZooKeeper says that it was deleted (see ``zookeeper/identity.py``); otherwise ZooKeeper has lost it, or never
+if ZooKeeper says that it was deleted (see ``zookeeper/cluster_identity.py``); otherwise ZooKeeper has lost it, or never
 had it, and it is registered again.
 
 Changes of one topic happen one after another; every step has a deadline, so nobody waits for long.
@@ -47,7 +47,7 @@ from ...errors import (
 )
 from ...kafka_settings import ACCEPTED
 from ...names import TopicPartition, check_topic, collides, is_reserved
-from ...zookeeper import identity
+from ...zookeeper import cluster_identity
 from ...zookeeper.assignment import place_partitions
 from ...zookeeper.deletion import retire_topic
 from ...zookeeper.paths import TopicInfo
@@ -349,7 +349,7 @@ class Topics:
         registry = self._registry
         self._stale = True
         await registry.live_brokers()  # raises when what is registered for our id is not meant for us
-        cluster = await registry.ask(identity.cluster_id(self.catalog.cluster or uuid4().hex))
+        cluster = await registry.ask(cluster_identity.cluster_id(self.catalog.cluster or uuid4().hex))
         if cluster != self.catalog.cluster:
             if self.catalog.cluster and self.catalog.topics:
                 log.warning("this data directory was in cluster %s, now in %s", self.catalog.cluster, cluster)
@@ -362,7 +362,7 @@ class Topics:
             mine, info = self.catalog.topics.get(name), found.get(name)
             if mine is None or info is None or _info(mine) != info:
                 await self._try_synchronise(name)
-        await registry.ask(identity.drop_marks(self._clock_ms() - identity.MARK_MS))
+        await registry.ask(cluster_identity.drop_marks(self._clock_ms() - cluster_identity.MARK_MS))
 
     async def _try_synchronise(self, name: str) -> None:
         try:
@@ -382,7 +382,7 @@ class Topics:
             info = (await registry.ask(registry.topics.topics([name]))).get(name)
             mine = self.catalog.topics.get(name)
             if mine is not None and (info is None or info.id != mine.id):
-                if await registry.ask(identity.is_deleted(mine.id)):
+                if await registry.ask(cluster_identity.is_deleted(mine.id)):
                     log.info("topic %s was deleted in the cluster", name)
                     await self._finish(await self._decide_deletion(mine))
                 elif info is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
-from ...log import Log, identity, peek
+from ...log import Log, partition_directory, peek
 from ...shared import memory
 from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
 from ..child import settle
@@ -63,11 +63,11 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
     Raises:
         ApplianceError, OSError: why it is offline.
     """
-    path = identity.directory_of(data_dir, job.topic, job.partition)
+    path = partition_directory.directory_of(data_dir, job.topic, job.partition)
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:
         table = SegmentTable(cells)
         try:
-            identity.claim(path, job.topic_id)
+            partition_directory.claim(path, job.topic_id)
             summary = peek(path)
             if summary is None:
                 settings = TopicSettings.parse(job.settings, config.topics.defaults)

@@ -58,7 +58,7 @@ import msgspec
 from ...catalog import Catalog, Topic
 from ...config import Config
 from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault, WriterGone
-from ...log import identity
+from ...log import partition_directory
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, Heartbeats
@@ -825,7 +825,7 @@ class Supervisor:
         """Delete what has been set aside, by one cleaner at a time; another one follows for what comes meanwhile."""
         if self._cleaner is not None or self._state == "stopping":
             return
-        directories = identity.deleted(self._data_dir)
+        directories = partition_directory.deleted(self._data_dir)
         if directories:
             pid = self._pid
             self._cleaner = self._fork_for_work("cleaner", 0, lambda _: removal.clean(directories, pid))

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import ApplianceError, disk_fault
-from ...log import identity
+from ...log import partition_directory
 from ...log.files import sync_directory
 from ..child import settle
 from ..control import Channel
@@ -97,9 +97,9 @@ def remove(data_dir: Path, partitions: dict[Key, str], control: Channel, supervi
 
 def _set_aside(data_dir: Path, key: Key, topic_id: str) -> tuple[str, str]:
     try:
-        identity.set_aside(data_dir, *key, topic_id)
+        partition_directory.set_aside(data_dir, *key, topic_id)
     except OSError as error:
-        fault = disk_fault(error, identity.directory_of(data_dir, *key))
+        fault = disk_fault(error, partition_directory.directory_of(data_dir, *key))
         return type(fault).__name__, str(fault)
     except ApplianceError as error:
         return type(error).__name__, str(error)
@@ -112,7 +112,7 @@ def clean(directories: Sequence[Path], supervisor_pid: int) -> int:
     status = 0
     for directory in directories:
         try:
-            identity.discard(directory)
+            partition_directory.discard(directory)
         except OSError as error:
             logger.error("a deleted partition still takes room: %s: %s", error.filename or directory, error.strerror)
             status = 1

@@ -16,9 +16,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .audit import Window, windows
+from .audit_verdicts import Window, windows
+from .pipeline_status import heaviest, read_total, summary
 from .settings import Aggregate, Settings
-from .status import heaviest, read_total, summary
 
 LINES_MAX: Final = 8
 """Curves in one panel; the rest is drawn as one."""

@@ -21,12 +21,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ...client.admin import Admin
 from ...errors import ApplianceError, UnknownPartition
-from ..session import build_session
+from ..spark_session import build_session
 from .events import Transform
+from .pipeline_sink import COLUMNS, FORMAT, PipelineSink
+from .pipeline_status import Summary, publish, summary
 from .settings import Settings
-from .sink import COLUMNS, FORMAT, PipelineSink
-from .state import Progress, State, progress_of
-from .status import Summary, publish, summary
+from .state_directory import Progress, State, progress_of
 from .tables import claim, open_store
 
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares

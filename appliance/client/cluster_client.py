@@ -21,7 +21,7 @@ from ..errors import ApplianceError, BrokerAway, ClientFault, NotLeader, Request
 from ..records.decode import decode_batch
 from ..wire.native import ADMIN, FETCH, METADATA, OFFSETS
 from ..wire.requests import LATEST
-from .connection import Address, Connection, Reply, parse_bootstrap
+from .broker_connection import Address, Connection, Reply, parse_bootstrap
 
 NO_BROKER = -1
 RETRY_S = 0.1

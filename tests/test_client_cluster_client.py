@@ -1,4 +1,4 @@
-"""appliance.client.cluster: who leads what, from whoever answers."""
+"""appliance.client.cluster_client: who leads what, from whoever answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from appliance.client.cluster import Cluster
+from appliance.client.cluster_client import Cluster
 from appliance.errors import ApplianceError, BrokerAway, InvalidRequest, NotLeader, UnknownPartition
 from appliance.wire.requests import EARLIEST, LATEST
 

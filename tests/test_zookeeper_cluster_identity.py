@@ -1,8 +1,8 @@
-"""appliance.zookeeper.identity: one id per cluster, and marks that outlive the topics they speak of."""
+"""appliance.zookeeper.cluster_identity: one id per cluster, and marks that outlive the topics they speak of."""
 
 from __future__ import annotations
 
-from appliance.zookeeper.identity import CLUSTER_ID, cluster_id, drop_marks, is_deleted, mark_deleted
+from appliance.zookeeper.cluster_identity import CLUSTER_ID, cluster_id, drop_marks, is_deleted, mark_deleted
 from appliance.zookeeper.operations import Operation
 
 from .zookeeper_fixture import Tree

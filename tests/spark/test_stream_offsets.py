@@ -1,4 +1,4 @@
-"""appliance.spark.offsets: nothing is skipped, nothing is read twice, limits are kept."""
+"""appliance.spark.stream_offsets: nothing is skipped, nothing is read twice, limits are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import OffsetOutOfRange
-from appliance.spark.offsets import Range, advance, from_json, initial, is_initial, ranges, split, to_json
+from appliance.spark.stream_offsets import Range, advance, from_json, initial, is_initial, ranges, split, to_json
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 keys = st.tuples(st.sampled_from(["a", "b.c", "_x-1"]), st.integers(0, 20))

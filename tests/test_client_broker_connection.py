@@ -1,4 +1,4 @@
-"""appliance.client.connection: the answer does not depend on how TCP cut the bytes; a bad peer is named."""
+"""appliance.client.broker_connection: the answer does not depend on how TCP cut the bytes; a bad peer is named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.client.connection import RECEIVE_BYTES, Connection, Reply, parse_bootstrap
+from appliance.client.broker_connection import RECEIVE_BYTES, Connection, Reply, parse_bootstrap
 from appliance.errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, UnsupportedVersion
 from appliance.wire.native import ADMIN, HELLO, PRODUCE, VERSION, ProduceHead, decode_header, encode_frame
 

@@ -1,4 +1,4 @@
-"""appliance.client.lane: whatever fails, an idempotent lane loses nothing, doubles nothing and keeps the
+"""appliance.client.partition_queue: whatever fails, an idempotent lane loses nothing, doubles nothing and keeps the
 order.
 """
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from appliance.broker.sequences import Sequences
 from appliance.client.delivery import OFFSET_UNKNOWN, Batch
-from appliance.client.lane import EPOCH_MAX, Identity, Lane
+from appliance.client.partition_queue import EPOCH_MAX, Identity, Lane
 from appliance.errors import (
     ApplianceError,
     BrokerAway,

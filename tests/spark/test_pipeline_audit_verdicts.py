@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from appliance.spark.pipeline.audit import verdict, windows
+from appliance.spark.pipeline.audit_verdicts import verdict, windows
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

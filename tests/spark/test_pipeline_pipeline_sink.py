@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from appliance.spark.pipeline.pipeline_sink import Committer, Job, number_space
 from appliance.spark.pipeline.settings import Settings
-from appliance.spark.pipeline.sink import Committer, Job, number_space
 from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.times import MICROS
 

@@ -1,4 +1,4 @@
-"""appliance.records.times: the same times that decoding finds, from bytes that may be anything, within bounds."""
+"""appliance.records.timestamps: the same times that decoding finds, from bytes that may be anything, within bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.records.batch import ATTRIBUTES_AT, HEADER_BYTES, LOG_APPEND_TIME
 from appliance.records.compression import CODECS
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch
-from appliance.records.times import largest_times
+from appliance.records.timestamps import largest_times
 
 from .test_records_decode import forge
 

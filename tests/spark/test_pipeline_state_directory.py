@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.errors import AlreadyRunning
-from appliance.spark.pipeline.state import HISTORY_ENTRIES_MAX, Progress, State, progress_of
+from appliance.spark.pipeline.state_directory import HISTORY_ENTRIES_MAX, Progress, State, progress_of
 
 
 def test_one_process_runs_it(tmp_path: Path) -> None:
