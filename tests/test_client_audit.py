@@ -90,7 +90,7 @@ class Refusing:
 
     def send(self, topic: str, value: bytes, timestamp: int = 0) -> Delivery:
         batch = Batch(cast(Producer, self), topic, 0, 100, 0, timestamp, 0.0, 0.0)
-        batch.settle(self.fails, 0)
+        batch.complete(self.fails, 0)
         if self.fails is None:
             self.sent.append((topic, value))
         return Delivery((batch, 0))

@@ -332,7 +332,7 @@ def test_what_waits_undecoded_is_bounded_and_stops_no_other_partition() -> None:
             consumer.assign_topic("many")
             fetcher = consumer._fetcher
             chunks = [chunk for found in iter(lambda: fetcher.poll(QUIET_S), []) for chunk in found]
-            assert {chunk.fetched.place[1] for chunk in chunks} == set(range(count))
+            assert {chunk.fetched.topic_partition[1] for chunk in chunks} == set(range(count))
             assert total // 4 < sum(len(chunk.data) for chunk in chunks) <= total
             consumer._chunks += chunks
             assert sum(1 for _ in consumer.messages(QUIET_S)) == 40 * count

@@ -1,4 +1,4 @@
-"""appliance.client.partition_queue: whatever fails, an idempotent lane loses nothing, doubles nothing and keeps the
+"""appliance.client.partition_queue: whatever fails, an idempotent queue loses nothing, doubles nothing and keeps the
 order.
 """
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from appliance.broker.sequences import Sequences
 from appliance.client.delivery import OFFSET_UNKNOWN, Batch
-from appliance.client.partition_queue import EPOCH_MAX, Identity, Lane
+from appliance.client.partition_queue import EPOCH_MAX, Identity, PartitionQueue
 from appliance.errors import (
     ApplianceError,
     BrokerAway,
@@ -29,11 +29,11 @@ DEADLINE_S = 1e9
 owner: Any = None
 
 
-def make_lane(*, idempotent: bool = True) -> Lane:
-    lane = Lane("t", 0, idempotent=idempotent, backoff_s=BACKOFF_S, backoff_s_max=4.0, jitter=lambda: 1.0)
+def make_queue(*, idempotent: bool = True) -> PartitionQueue:
+    queue = PartitionQueue("t", 0, idempotent=idempotent, backoff_s=BACKOFF_S, backoff_s_max=4.0, jitter=lambda: 1.0)
     if idempotent:
-        lane.identify(7, 0)
-    return lane
+        queue.identify(7, 0)
+    return queue
 
 
 def make_batch(*values: bytes, deadline_s: float = DEADLINE_S) -> Batch:
@@ -71,15 +71,15 @@ FATES = ["ok", "ok", "ok", "refused", "written, answer lost", "connection lost"]
 def test_nothing_is_lost_doubled_or_overtaken(seed: int, window: int) -> None:
     """Steps of sending, answering and failing in any order, against the broker's own sequence check."""
     random = Random(seed)
-    lane, broker = make_lane(), Broker()
+    queue, broker = make_queue(), Broker()
     batches = [make_batch(b"%d" % i, b"%d'" % i) for i in range(24)]
     to_seal, settled = list(batches), []
     wire: list[Batch] = []  # in the order of sending
     now_s = 0.0
-    while lane.busy or to_seal:
+    while queue.busy or to_seal:
         if to_seal and random.random() < 0.5:
-            lane.queue.append(to_seal.pop(0))
-        while len(wire) < window and (batch := lane.take(now_s, "none")) is not None:
+            queue.waiting.append(to_seal.pop(0))
+        while len(wire) < window and (batch := queue.take(now_s, "none")) is not None:
             wire.append(batch)
         if not wire:
             now_s += 1.0
@@ -89,14 +89,14 @@ def test_nothing_is_lost_doubled_or_overtaken(seed: int, window: int) -> None:
             for batch in wire[: random.randint(0, len(wire))]:
                 broker.append(batch)
             wire.clear()
-            lane.lost(now_s)
+            queue.on_connection_lost(now_s)
             continue
         batch = wire.pop(0)
-        assert lane.in_flight[0] is batch
+        assert queue.in_flight[0] is batch
         error, base = (WriterGone("refused"), -1) if fate == "refused" else broker.append(batch)
         if fate == "written, answer lost" and error is None:
             error = WriterGone("who knows")
-        outcome = lane.answered(error, base, now_s)
+        outcome = queue.on_reply(error, base, now_s)
         if outcome is not None:
             assert outcome[1] is None
             settled.append(outcome[0])
@@ -106,131 +106,131 @@ def test_nothing_is_lost_doubled_or_overtaken(seed: int, window: int) -> None:
 
 
 def test_after_a_failure_nothing_new_is_sent_until_all_in_flight_are_answered() -> None:
-    lane = make_lane()
-    lane.queue += [make_batch(b"a"), make_batch(b"b"), make_batch(b"c")]
-    first, second = lane.take(0, "none"), lane.take(0, "none")
-    assert lane.answered(WriterGone(), -1, 0) is None
-    assert lane.take(100, "none") is None
-    assert lane.answered(OutOfOrderSequence(), -1, 0) is None
-    assert lane.take(BACKOFF_S / 2, "none") is None, "backs off"
-    assert [lane.take(BACKOFF_S, "none") for _ in range(2)] == [first, second]
+    queue = make_queue()
+    queue.waiting += [make_batch(b"a"), make_batch(b"b"), make_batch(b"c")]
+    first, second = queue.take(0, "none"), queue.take(0, "none")
+    assert queue.on_reply(WriterGone(), -1, 0) is None
+    assert queue.take(100, "none") is None
+    assert queue.on_reply(OutOfOrderSequence(), -1, 0) is None
+    assert queue.take(BACKOFF_S / 2, "none") is None, "backs off"
+    assert [queue.take(BACKOFF_S, "none") for _ in range(2)] == [first, second]
     assert (first.sequence, second.sequence) == (0, 1)
 
 
 def test_back_off_doubles_to_its_bound_and_forgets_after_success() -> None:
-    lane = make_lane()
-    lane.queue.append(make_batch(b"a"))
+    queue = make_queue()
+    queue.waiting.append(make_batch(b"a"))
     now_s, pauses = 0.0, []
     for _ in range(4):
-        assert lane.take(now_s, "none") is not None
-        lane.answered(BrokerAway(), -1, now_s)
-        pauses.append(lane.resume_s - now_s)
-        now_s = lane.resume_s
+        assert queue.take(now_s, "none") is not None
+        queue.on_reply(BrokerAway(), -1, now_s)
+        pauses.append(queue.resume_s - now_s)
+        now_s = queue.resume_s
     assert pauses == [1, 2, 4, 4]
-    lane.take(now_s, "none")
-    lane.answered(None, 0, now_s)
-    lane.queue.append(make_batch(b"b"))
-    lane.take(now_s, "none")
-    lane.lost(now_s)
-    assert lane.resume_s - now_s == 1
+    queue.take(now_s, "none")
+    queue.on_reply(None, 0, now_s)
+    queue.waiting.append(make_batch(b"b"))
+    queue.take(now_s, "none")
+    queue.on_connection_lost(now_s)
+    assert queue.resume_s - now_s == 1
 
 
 def test_a_refused_batch_fails_and_those_behind_it_go_on_in_the_next_epoch() -> None:
-    lane, broker = make_lane(), Broker()
+    queue, broker = make_queue(), Broker()
     bad, good = make_batch(b"bad"), make_batch(b"good")
-    lane.queue += [bad, good]
-    lane.take(0, "none")
-    lane.take(0, "none")
+    queue.waiting += [bad, good]
+    queue.take(0, "none")
+    queue.take(0, "none")
     refused = InvalidTimestamp()
-    assert lane.answered(refused, -1, 0) == (bad, refused, OFFSET_UNKNOWN)
+    assert queue.on_reply(refused, -1, 0) == (bad, refused, OFFSET_UNKNOWN)
     error, _ = broker.append(good)
-    assert lane.answered(error, -1, 0) is None
-    assert lane.take(BACKOFF_S, "none") is good
+    assert queue.on_reply(error, -1, 0) is None
+    assert queue.take(BACKOFF_S, "none") is good
     assert (good.epoch, good.sequence) == (1, 0)
     assert broker.append(good) == (None, 0)
 
 
 def test_a_broker_that_forgot_our_numbers_gets_new_ones() -> None:
-    lane, broker = make_lane(), Broker()
-    lane.sequence = 40  # what was written under the numbers before is gone from its memory
+    queue, broker = make_queue(), Broker()
+    queue.sequence = 40  # what was written under the numbers before is gone from its memory
     batch = make_batch(b"a")
-    lane.queue.append(batch)
-    lane.take(0, "none")
+    queue.waiting.append(batch)
+    queue.take(0, "none")
     error, _ = broker.append(batch)
     assert isinstance(error, OutOfOrderSequence)
-    assert lane.answered(error, -1, 0) is None
-    assert lane.take(BACKOFF_S, "none") is batch
+    assert queue.on_reply(error, -1, 0) is None
+    assert queue.take(BACKOFF_S, "none") is batch
     assert broker.append(batch) == (None, 0)
 
 
 def test_out_of_order_after_a_repeat_fails_rather_than_doubles() -> None:
-    lane = make_lane()
+    queue = make_queue()
     batch = make_batch(b"a")
-    lane.queue.append(batch)
-    lane.take(0, "none")
-    lane.lost(0)
-    lane.take(BACKOFF_S, "none")
+    queue.waiting.append(batch)
+    queue.take(0, "none")
+    queue.on_connection_lost(0)
+    queue.take(BACKOFF_S, "none")
     error = OutOfOrderSequence()
-    assert lane.answered(error, -1, BACKOFF_S) == (batch, error, OFFSET_UNKNOWN)
-    assert (lane.epoch, lane.sequence) == (1, 0)
+    assert queue.on_reply(error, -1, BACKOFF_S) == (batch, error, OFFSET_UNKNOWN)
+    assert (queue.epoch, queue.sequence) == (1, 0)
 
 
 def test_stale_epoch_and_used_up_epochs_ask_for_a_new_producer_id() -> None:
     for error, epoch in [(StaleProducerEpoch(), 0), (OutOfOrderSequence(), EPOCH_MAX)]:
-        lane = make_lane()
-        lane.identify(7, epoch)
+        queue = make_queue()
+        queue.identify(7, epoch)
         batch = make_batch(b"a")
-        lane.queue.append(batch)
-        lane.take(0, "none")
-        assert lane.answered(error, -1, 0) is None
-        assert lane.identity is Identity.WANTED
-        assert lane.take(BACKOFF_S, "none") is None
-        lane.identify(8, 0)
-        assert lane.take(BACKOFF_S, "none") is batch
+        queue.waiting.append(batch)
+        queue.take(0, "none")
+        assert queue.on_reply(error, -1, 0) is None
+        assert queue.identity is Identity.WANTED
+        assert queue.take(BACKOFF_S, "none") is None
+        queue.identify(8, 0)
+        assert queue.take(BACKOFF_S, "none") is batch
         assert (batch.producer_id, batch.epoch, batch.sequence) == (8, 0, 0)
 
 
 def test_sequences_wrap_as_the_broker_expects() -> None:
-    lane, broker = make_lane(), Broker()
+    queue, broker = make_queue(), Broker()
     broker.sequences.record(7, 0, 0x7FFF_FFFE, 1, 0, 1)
-    lane.sequence = 0x7FFF_FFFF
+    queue.sequence = 0x7FFF_FFFF
     for batch in (make_batch(b"a", b"b"), make_batch(b"c")):
-        lane.queue.append(batch)
-        assert lane.take(0, "none") is batch
+        queue.waiting.append(batch)
+        assert queue.take(0, "none") is batch
         assert broker.append(batch)[0] is None
-        assert lane.answered(None, 0, 0)
-    assert lane.sequence == 2
+        assert queue.on_reply(None, 0, 0)
+    assert queue.sequence == 2
 
 
 def test_expiry_gives_up_what_waits_and_changes_the_numbers_if_it_had_any() -> None:
-    lane = make_lane()
+    queue = make_queue()
     old, young = make_batch(b"old", deadline_s=5), make_batch(b"young", deadline_s=50)
-    lane.queue += [old, young]
-    lane.take(0, "none")
-    lane.lost(0)
-    assert lane.expire(4) == []
-    [(batch, error, offset)] = lane.expire(5)
+    queue.waiting += [old, young]
+    queue.take(0, "none")
+    queue.on_connection_lost(0)
+    assert queue.expire(4) == []
+    [(batch, error, offset)] = queue.expire(5)
     assert batch is old and isinstance(error, RequestTimedOut) and offset == OFFSET_UNKNOWN
-    assert lane.take(5, "none") is young
+    assert queue.take(5, "none") is young
     assert (young.epoch, young.sequence) == (1, 0)
 
 
 def test_without_idempotence_batches_are_not_numbered() -> None:
-    lane = make_lane(idempotent=False)
+    queue = make_queue(idempotent=False)
     batch = make_batch(b"a")
-    lane.queue.append(batch)
-    lane.take(0, "none")
-    lane.lost(0)
-    assert lane.take(BACKOFF_S, "none") is batch
+    queue.waiting.append(batch)
+    queue.take(0, "none")
+    queue.on_connection_lost(0)
+    assert queue.take(BACKOFF_S, "none") is batch
     assert (batch.producer_id, batch.epoch, batch.sequence) == (-1, -1, -1)
 
 
 def test_abandon_hands_back_everything_in_order() -> None:
-    lane = make_lane()
+    queue = make_queue()
     batches = [make_batch(b"%d" % i) for i in range(4)]
-    lane.queue += batches
+    queue.waiting += batches
     for _ in range(3):
-        lane.take(0, "none")
-    lane.answered(WriterGone(), -1, 0)
-    assert sorted(lane.abandon(), key=batches.index) == batches
-    assert not lane.busy
+        queue.take(0, "none")
+    queue.on_reply(WriterGone(), -1, 0)
+    assert sorted(queue.abandon(), key=batches.index) == batches
+    assert not queue.busy

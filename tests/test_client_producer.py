@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.client import Producer, Sent
-from appliance.client.sender import METADATA_AGE_S
+from appliance.client.background_requests import METADATA_AGE_S
 from appliance.errors import (
     ApplianceError,
     BadValue,

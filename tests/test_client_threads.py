@@ -201,7 +201,7 @@ def test_a_callback_that_fails_in_the_sending_thread_is_raised_by_the_next_call(
 
     producer.send("t", b"x", on_delivery=on_delivery)
     assert called.wait(SEEN_S)
-    wait_for(lambda: not producer._sender.unsettled, "the thread goes on")
+    wait_for(lambda: not producer._sender.outstanding.batches, "the thread goes on")
     assert producer.send("t", b"y").result(SEEN_S).offset >= 0
     with pytest.raises(CallbackFailed) as failed:
         producer.close()
@@ -222,7 +222,7 @@ PRODUCER_CALLS: dict[str, Callable[[Producer], object]] = {
 def test_every_call_of_a_broken_producer_says_so(peer: Peer, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     producer = Producer(peer.address, linger_ms=60_000)
     delivery = producer.send("t", b"never sent")
-    monkeypatch.setattr(producer._sender, "_errands", _fail)
+    monkeypatch.setattr(producer._sender._background, "take_due", _fail)
     wait_for(lambda: producer._sender.broken, "the thread ends")
     with pytest.raises(ClientBroken, match="sending thread") as said:
         PRODUCER_CALLS[call](producer)
@@ -237,7 +237,7 @@ def test_every_call_of_a_broken_producer_says_so(peer: Peer, call: str, monkeypa
 def test_a_broken_producer_does_not_hide_what_ended_its_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt), Producer(peer.address) as producer:
         producer.send("t", b"x").result(SEEN_S)
-        monkeypatch.setattr(producer._sender, "_errands", _fail)
+        monkeypatch.setattr(producer._sender._background, "take_due", _fail)
         producer._sender.awaken()
         wait_for(lambda: producer._sender.broken, "the thread ends")
         raise KeyboardInterrupt

@@ -1,15 +1,22 @@
 """The native client: produce, consume, consume as a group, administrate.
 
-Reading order: ``connection`` (frames and a socket), ``cluster`` (who leads what), ``delivery`` and ``lane``
-(a message and its partition's order, pure), ``threads`` and ``callbacks`` (what ends reaches the application),
-``sender`` and ``producer``, ``consumer``, ``group`` (the paper's
-consumer), ``audit`` (counts of what was delivered), ``admin``.
+Reading order, each after what it uses:
+
+1. ``broker_connection`` (frames and a socket), ``cluster_client`` (who leads what; requests to any broker);
+2. ``troubles``, ``threads`` (what a client waits for, and what ends a thread, reaches the application);
+3. producing: ``delivery`` (a message and its batch), ``callbacks``, ``outstanding``, ``partition_queue`` (the order of
+   a partition's batches, pure), ``broker_link``, ``background_requests``, ``dispatcher`` (batches to brokers, replies
+   to batches), ``sender`` (which thread does that), ``producer_options``, ``known_topics``, ``open_batches``,
+   ``lifetime``, ``producer``;
+4. consuming: ``fetcher``, ``decoder``, ``consumer``; ``streams``, ``group_fetching``, ``group`` (the paper's consumer);
+5. ``audit`` (counts of what was delivered), ``admin``.
 """
 
 from ..wire.requests import EARLIEST, LATEST
 from .admin import Admin
 from .audit import Audit
-from .consumer import Consumer, Message, Values
+from .consumer import Consumer
+from .decoder import Message, Values
 from .delivery import Delivery, Sent
 from .group import Blacklist, GroupConsumer, Whitelist
 from .producer import Producer

@@ -1,5 +1,7 @@
 """Administration: one method for each admin verb, over any appliance of the cluster.
 
+Example::
+
     with Admin("127.0.0.1:9091") as admin:
         admin.create_topic("logs", partitions=4, settings={"retention.ms": "7d"})
 
@@ -13,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .cluster_client import Cluster
-from .fetcher import Place
 
 
 class Admin:
@@ -38,8 +39,10 @@ class Admin:
     def create_topic(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
     ) -> dict[str, Any]:
-        """Make a topic; it can be produced to when this returns.  ``partitions``: by default
-        topics.partitions.
+        """Make a topic; it can be produced to when this returns.
+
+        Args:
+            partitions: how many; by default ``topics.partitions`` of the appliance.
 
         Raises:
             TopicExists, InvalidTopic, InvalidPartitions, InvalidSetting: see the message.
@@ -66,7 +69,7 @@ class Admin:
         self._ask("delete_topic", name=name)
 
     def topics(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Topics with their settings and partitions; all, if not told which."""
+        """These topics, or all, with their settings and partitions."""
         found: list[dict[str, Any]] = self._ask("topics", names=None if names is None else list(names))
         return found
 
@@ -85,7 +88,7 @@ class Admin:
     # ---- groups
 
     def groups(self) -> list[dict[str, Any]]:
-        """All groups of both doors: group, protocol, state, number of members."""
+        """All groups of both listeners: group, protocol, state, number of members."""
         found: list[dict[str, Any]] = self._ask("groups")
         return found
 
@@ -94,18 +97,18 @@ class Admin:
         found: dict[str, Any] = self._ask("group", group=group)
         return found
 
-    def offsets(self, group: str) -> dict[Place, int]:
+    def offsets(self, group: str) -> dict[tuple[str, int], int]:
         """The committed offset of each partition."""
         return {(topic, partition): offset for topic, partition, offset in self._ask("offsets", group=group)}
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Move a group.  Its members, if it has any, do not notice until they are started again."""
         rows = [[topic, partition, offset] for (topic, partition), offset in offsets.items()]
         self._ask("commit", group=group, offsets=rows)
 
-    def delete_offsets(self, group: str, partitions: Iterable[Place] | None = None) -> None:
+    def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Forget the group's offsets of these partitions; without partitions, the whole group."""
-        chosen = {} if partitions is None else {"partitions": [list(place) for place in partitions]}
+        chosen = {} if partitions is None else {"partitions": [list(part) for part in partitions]}
         self._ask("delete_offsets", group=group, **chosen)
 
     def _ask(self, verb: str, **arguments: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The paper's audit, on the producer's side: count what was delivered, and publish the counts.
+"""The paper's audit, on the producer's side: it counts what was delivered, and publishes the counts.
+
+Example::
 
     with Producer(address) as producer, Audit(producer, "audit") as audit:
         audit.send("logs", b"line")
@@ -107,11 +109,11 @@ class Audit:
         if self._clock_ms() - self._published_ms >= self._publish_ms:
             self.publish()
         elif len(self._under_way) > BATCHES_MAX:
-            self._settle()
+            self._count_delivered()
 
-    def _settle(self) -> None:
+    def _count_delivered(self) -> None:
         """Take in what has been delivered since; forget what has failed."""
-        for batch in [batch for batch in self._under_way if batch.settled]:
+        for batch in [batch for batch in self._under_way if batch.done]:
             for start_ms, count in self._under_way.pop(batch).items():
                 if batch.error is None:
                     self._delivered[batch.topic, start_ms] += count
@@ -121,16 +123,16 @@ class Audit:
         self._producer.flush(timeout)
 
     def publish(self) -> None:
-        """Send the counts of what has been delivered and not been told yet.
+        """Send the counts of what has been delivered and not been published yet.
 
         Raises:
             ApplianceError: earlier counts could not be delivered; they are sent again now.
         """
         self._published_ms = self._clock_ms()
         error = self._confirm()
-        self._settle()
-        told, self._delivered = self._delivered, Counter()
-        for (topic, start_ms), count in told.items():
+        self._count_delivered()
+        counts, self._delivered = self._delivered, Counter()
+        for (topic, start_ms), count in counts.items():
             window = {"window_start_ms": start_ms, "window_ms": self._window_ms, "count": count}
             message = json.dumps({"server": self._server, "topic": topic} | window).encode()
             delivery = self._producer.send(self._topic, message)

@@ -1,22 +1,26 @@
-"""One connection to an appliance: frames out, replies in, never blocking unless asked to.
+"""One connection to an appliance: it sends frames and receives replies, without blocking unless asked to.
 
 Everything in this package that talks to a broker does it through :class:`Connection`.  The socket is always
-non-blocking.  :meth:`Connection.post` queues a request and returns its correlation id,
-:meth:`~Connection.flush` writes whatever the socket takes (up to :data:`PIECES_MAX` pieces in one
-``sendmsg``), :meth:`~Connection.receive` returns all replies that are there.  So many requests cost one
-system call, and so do many replies; a large reply (a fetch) is received straight into a buffer of its own
-size, of which callers get a memoryview. :meth:`~Connection.call` is the blocking form for requests that come
-one at a time.
+non-blocking.
 
-Replies arrive in the order of the requests, which is asserted on the peer's correlation ids.  The hello that
-opens a connection is posted by the constructor; its reply is taken here and never seen by callers.
+- :meth:`Connection.post` queues a request and returns its correlation id.
+- :meth:`~Connection.flush` writes whatever the socket takes, up to :data:`PIECES_MAX` pieces in one ``sendmsg``.
+- :meth:`~Connection.receive` returns all replies that are there.
+- :meth:`~Connection.call` is the blocking form for requests that come one at a time.
 
-Not thread-safe: an owner that is shared between threads holds its own lock.  A connection must not cross a
-``fork``: both processes would read replies of the other.
+So many requests cost one system call, and so do many replies.  A large reply (a fetch) is received straight into a
+buffer of its own size, of which callers get a memoryview.
+
+Replies arrive in the order of the requests; a correlation id out of order is a
+:class:`~appliance.errors.ProtocolFault`.  The hello that opens a connection is posted by the constructor; its reply is
+handled here and never seen by callers.
+
+Not thread-safe: an owner that is shared between threads holds its own lock.  A connection must not cross a ``fork``:
+each of the processes would read replies of the other.
 
 Errors: :class:`~appliance.errors.BrokerAway` when there is no connection (any more), retriable;
-:class:`~appliance.errors.RequestTimedOut` when a reply did not come in time; after either the connection is
-of no more use.  :class:`~appliance.errors.ProtocolFault` when the peer does not speak this protocol.
+:class:`~appliance.errors.RequestTimedOut` when a reply did not come in time; after either the connection is of no more
+use.  :class:`~appliance.errors.ProtocolFault` when the peer does not speak this protocol.
 """
 
 from __future__ import annotations
@@ -288,7 +292,7 @@ class Connection:
 
 
 def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
-    """Whether it is Kafka's protocol that is spoken there: asks for its versions, as every client of Kafka does."""
+    """Whether Kafka's protocol is spoken there: asks for its versions, as every client of Kafka does."""
     try:
         with socket.create_connection(address, timeout_s) as sock:
             sock.sendall(_KAFKA_VERSIONS)

@@ -1,12 +1,12 @@
-"""Calls the application back for batches that are settled: one callback after another, each once.
+"""Calls the application back for batches that are done: one callback after another, each once.
 
-Whichever thread settles a batch runs its callbacks, without the client's lock.  What a callback raises ends nothing
-of the client's:
+Whichever thread finishes a batch runs its callbacks, without the client's lock.  What a callback raises does not end
+the client:
 
-- An exception is logged and kept; the next ``flush`` or ``close`` raises it as a
+- An exception is logged and kept.  The next ``flush`` or ``close`` raises it as a
   :class:`~appliance.errors.CallbackFailed`, when everything else is done.
-- An interrupt (KeyboardInterrupt, SystemExit) in a thread of the application's goes on to that thread's caller.
-  The callbacks behind it run with the next call.  In the client's own thread it is kept as an exception is.
+- An interrupt (KeyboardInterrupt, SystemExit) in a thread of the application goes on to that thread's caller.  The
+  callbacks behind it run with the next call.  In the client's own thread it is kept as an exception is.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Callbacks:
 
     def __init__(self, lock: threading.Lock, called: Callable[[Batch], None]) -> None:
         self.pending: deque[Batch] = deque()
-        """Settled, and not called back for yet; appended to with the lock held."""
+        """Batches that are done and whose callbacks have not all returned; appended to with the lock held."""
         self.own_thread = 0
-        """Where no interrupt may get out: the client's thread."""
+        """Identifier of the client's thread, which no interrupt may leave."""
         self._lock = lock
         self._called = called
         self._running_in = 0
@@ -38,11 +38,11 @@ class Callbacks:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is inside of a callback."""
+        """Whether the calling thread is inside a callback."""
         return self._running_in == threading.get_ident()
 
     def run(self) -> None:
-        """Call back for what has been settled, unless another thread (or this one, further up) is at it."""
+        """Run the callbacks of all batches that are done, unless another thread (or this one, further up) does."""
         guard = _Guard(self)
         while self.pending:
             here = 0
@@ -67,7 +67,7 @@ class Callbacks:
                     self._running_in = 0
 
     def add(self, batch: Batch) -> None:
-        """Call back for this batch; with the lock held."""
+        """Have the callbacks of this batch run; with the lock held."""
         self.pending.append(batch)
 
     def check(self) -> None:

@@ -1,11 +1,11 @@
-"""Which broker leads which partition, and a connection to ask any broker anything.
+"""Keeps the last metadata of a cluster, and one connection for requests to any of its brokers.
 
-:class:`Cluster` is what producer, consumer and admin share: the bootstrap addresses, the last metadata seen,
-and one blocking connection (the control connection) for metadata and admin requests.  It goes to any
-appliance that answers: all of them know the whole cluster.  An address that fails is put behind the others.
+:class:`Cluster` is what producer, consumer and admin share: the bootstrap addresses, the last metadata seen, and one
+blocking connection (the control connection) for metadata and admin requests.  It connects to any appliance that
+answers: all of them know the whole cluster.  An address that fails is put behind the others.
 
-Locking: one lock is held for the time of one request, so that several threads may ask; what they read (the
-dictionaries of :class:`View`) is replaced as a whole and never changed, so readers need no lock.
+Locking: one lock is held for the time of one request, so that several threads may ask.  They read ``snapshot``, which
+is replaced as a whole and never changed, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class TopicView:
+class TopicSnapshot:
     """``leaders[partition]`` is a broker id, :data:`NO_BROKER` while nobody leads it."""
 
     leaders: tuple[int, ...]
@@ -37,13 +37,13 @@ class TopicView:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClusterSnapshot:
     """One answer to a metadata request, merged into what was known before."""
 
     cluster_id: str = ""
     zookeeper: str = ""
     brokers: Mapping[int, Address] = field(default_factory=dict)
-    topics: Mapping[str, TopicView] = field(default_factory=dict)
+    topics: Mapping[str, TopicSnapshot] = field(default_factory=dict)
 
 
 class Cluster:
@@ -63,7 +63,7 @@ class Cluster:
         self._control: Connection | None = None
         self._dialing: Connection | None = None
         self._aborted = False
-        self.view = View()
+        self.snapshot = ClusterSnapshot()
 
     def close(self) -> None:
         self.abort()
@@ -81,16 +81,16 @@ class Cluster:
 
     # What is known
 
-    def topic(self, name: str) -> TopicView:
+    def topic(self, name: str) -> TopicSnapshot:
         """Raises UnknownPartition when the topic is not in the last metadata: refresh first."""
-        found = self.view.topics.get(name)
+        found = self.snapshot.topics.get(name)
         if found is None:
             raise UnknownPartition(f"no topic {name!r} in this cluster")
         if found.error:
             raise from_code(found.error, about=f"topic {name!r}")
         return found
 
-    def partition(self, topic: str, partition: int) -> TopicView:
+    def partition(self, topic: str, partition: int) -> TopicSnapshot:
         """The topic, if it has this partition; else UnknownPartition."""
         found = self.topic(topic)
         if not 0 <= partition < len(found.leaders):
@@ -99,16 +99,16 @@ class Cluster:
 
     def leader(self, topic: str, partition: int) -> int:
         leaders = self.partition(topic, partition).leaders
-        if leaders[partition] == NO_BROKER or leaders[partition] not in self.view.brokers:
+        if leaders[partition] == NO_BROKER or leaders[partition] not in self.snapshot.brokers:
             raise NotLeader(f"no live appliance holds {topic}-{partition} at the moment")
         return leaders[partition]
 
     def address(self, broker_id: int) -> Address:
-        return self.view.brokers[broker_id]
+        return self.snapshot.brokers[broker_id]
 
     # Asking
 
-    def refresh(self, topics: Iterable[str] | None) -> View:
+    def refresh(self, topics: Iterable[str] | None) -> ClusterSnapshot:
         """Ask for these topics (None: all); a topic that does not exist may be created by asking.
 
         Raises:
@@ -118,11 +118,11 @@ class Cluster:
         if reply.header[1]:
             raise from_code(reply.header[1], about="metadata")
         body: dict[str, Any] = reply.header[2]
-        fresh = {row["name"]: _topic_view(row) for row in body["topics"]}
-        known = dict(self.view.topics) if topics is not None else {}
+        fresh = {row["name"]: _topic_snapshot(row) for row in body["topics"]}
+        known = dict(self.snapshot.topics) if topics is not None else {}
         brokers = {broker_id: (host, port) for broker_id, host, port in body["brokers"]}
-        self.view = View(str(body["cluster"]), body["zookeeper"], brokers, {**known, **fresh})
-        return self.view
+        self.snapshot = ClusterSnapshot(str(body["cluster"]), body["zookeeper"], brokers, {**known, **fresh})
+        return self.snapshot
 
     def admin(self, verb: str, arguments: Mapping[str, Any], broker_id: int | None = None) -> Any:
         """One admin verb; raises the error that the appliance answers with."""
@@ -135,8 +135,8 @@ class Cluster:
     def offsets(
         self, timestamps: Mapping[tuple[str, int], int], *, timeout_s: float | None = None
     ) -> dict[tuple[str, int], int]:
-        """The offset of a time (EARLIEST, LATEST or ms since 1970) in each partition; the end for a time
-        after the last message.
+        """The offset of a time (EARLIEST, LATEST or ms since 1970) in each partition; the end for a time after the last
+        message.
 
         Partitions whose leader is away or changing are asked again, until ``timeout_s`` (by default the
         request timeout) is over.
@@ -144,7 +144,7 @@ class Cluster:
         found: dict[tuple[str, int], int] = {}
         deadline_s = time.monotonic() + (self._request_timeout_s if timeout_s is None else timeout_s)
         while True:
-            left = {place: timestamp for place, timestamp in timestamps.items() if place not in found}
+            left = {part: timestamp for part, timestamp in timestamps.items() if part not in found}
             some, failed = self.try_offsets(left)
             found.update(some)
             if not failed:
@@ -162,16 +162,16 @@ class Cluster:
         found: dict[tuple[str, int], int] = {}
         failed: dict[tuple[str, int], ApplianceError] = {}
         led: dict[int, dict[tuple[str, int], int]] = {}
-        for place, when in timestamps.items():
+        for part, when in timestamps.items():
             try:
-                led.setdefault(self.leader(*place), {})[place] = when
+                led.setdefault(self.leader(*part), {})[part] = when
             except ApplianceError as error:
-                failed[place] = error
-        for leader, places in led.items():
+                failed[part] = error
+        for leader, parts in led.items():
             try:
-                self._offsets_of(leader, places, found, failed)
+                self._offsets_of(leader, parts, found, failed)
             except ApplianceError as error:
-                failed |= {place: error for place in places if place not in found and place not in failed}
+                failed |= {part: error for part in parts if part not in found and part not in failed}
         return found, failed
 
     def _offsets_of(
@@ -183,26 +183,26 @@ class Cluster:
     ) -> None:
         led = dict(asked)
         while led:
-            rows = self._ask(OFFSETS, [[*place, when, -1] for place, when in led.items()], broker_id=leader)
-            for place, (error, offset, _, _) in zip(list(led), rows.header[2], strict=True):
+            rows = self._ask(OFFSETS, [[*part, when, -1] for part, when in led.items()], broker_id=leader)
+            for part, (error, offset, _, _) in zip(list(led), rows.header[2], strict=True):
                 if error:
-                    failed[place] = from_code(error, about=f"{place[0]}-{place[1]}")
-                    del led[place]
+                    failed[part] = from_code(error, about=f"{part[0]}-{part[1]}")
+                    del led[part]
                 elif offset >= 0:
-                    when = led.pop(place)
-                    found[place] = offset if when < 0 else self._first_since(leader, place, offset, when)
+                    when = led.pop(part)
+                    found[part] = offset if when < 0 else self._first_since(leader, part, offset, when)
             # Nothing is that late: read on at the end.
             led = dict.fromkeys(led, LATEST)
 
-    def _first_since(self, leader: int, place: tuple[str, int], offset: int, timestamp: int) -> int:
+    def _first_since(self, leader: int, part: tuple[str, int], offset: int, timestamp: int) -> int:
         """The first message of that time or later in the batch at ``offset``: the broker knows batches only."""
-        reply = self._ask(FETCH, 0, 1, 1, [[*place, offset, 1]], broker_id=leader)
+        reply = self._ask(FETCH, 0, 1, 1, [[*part, offset, 1]], broker_id=leader)
         ((error, _, _, size),) = reply.header[2]
         if error or not size:
             return offset
         try:
             records = decode_batch(reply.payload)
-        except ClientFault:  # whoever reads it will be told
+        except ClientFault:  # whoever reads the batch gets the error
             return offset
         return next((record.offset for record in records if record.timestamp >= timestamp), offset)
 
@@ -251,7 +251,7 @@ class Cluster:
             raise BrokerAway("this client is closed")
 
     def _connect_any(self) -> Connection:
-        known = [address for address in self.view.brokers.values() if address not in self._addresses]
+        known = [address for address in self.snapshot.brokers.values() if address not in self._addresses]
         failures: list[str] = []
         for address in [*self._addresses, *known]:
             try:
@@ -269,9 +269,9 @@ class Cluster:
             self._control = None
 
 
-def _topic_view(row: Mapping[str, Any]) -> TopicView:
+def _topic_snapshot(row: Mapping[str, Any]) -> TopicSnapshot:
     partitions = sorted(tuple(pair) for pair in row["partitions"])
     leaders = [NO_BROKER] * (partitions[-1][0] + 1 if partitions else 0)
     for partition, leader in partitions:
         leaders[partition] = leader
-    return TopicView(tuple(leaders), row.get("settings") or {}, row.get("error", 0))
+    return TopicSnapshot(tuple(leaders), row.get("settings") or {}, row.get("error", 0))

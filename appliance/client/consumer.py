@@ -1,23 +1,24 @@
-"""The consumer for explicit partitions: it reads what it is told to, from where it is told to.
+"""The consumer for explicit partitions: it reads the partitions that it is given, from the offsets that it is given.
+
+Example::
 
     with Consumer("127.0.0.1:9091") as consumer:
         consumer.assign({("logs", 0): EARLIEST})
-        for message in consumer.messages(timeout=1.0):    # never ends without a timeout
+        for message in consumer.messages(timeout=1.0):  # never ends without a timeout
             ...
-        for batch in consumer.fetch_batches(timeout=1.0): # the fast path: lists of values
+        for batch in consumer.fetch_batches(timeout=1.0):  # the fast path: lists of values
             ...
 
-A position is the offset of the next message; it moves when a message is handed out, and it is the consumer's
-alone: nothing is stored (see ``group.py`` for that).  Offsets are byte positions in the partition's log, so
-they grow by more than one from message to message where a batch begins; offset + 1 is always a valid position
-after a message.
+The consumer's position in a partition is the offset of the next message.  It moves when a message is handed out, and it
+is the consumer's alone: nothing is stored (see ``group.py`` for that).  Offsets are bytes in the partition's log, so
+they grow by more than one from message to message where a batch begins; offset + 1 is always a valid position after a
+message.
 
-Every batch's checksum is verified (``check_crc``).  A damaged one raises
-:class:`~appliance.errors.CorruptBatch` until the consumer is moved beyond it, or with ``on_corrupt="skip"``
-is passed over and counted in ``corrupt_batches``.
+Every batch's checksum is verified (``check_crc``).  A damaged one raises :class:`~appliance.errors.CorruptBatch` until
+the consumer is moved beyond it, or with ``on_corrupt="skip"`` is passed over and counted in ``corrupt_batches``.
 
-What has been fetched and not decoded is at most ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in all,
-see ``fetcher.py``.
+What is fetched and not decoded is bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in all: see
+``fetcher.py``.
 
 Not thread-safe, not fork-safe: make consumers after forking.
 """
@@ -28,108 +29,24 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 
-from ..errors import ApplianceError, BadValue, ClientFault, CorruptBatch, InvalidRequest
-from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
-from ..records.decode import Record, decode_batch, decode_values
+from ..errors import ApplianceError, BadValue, CorruptBatch, InvalidRequest
 from ..wire.requests import EARLIEST, LATEST
 from .cluster_client import Cluster
-from .fetcher import Chunk, Fetcher, FetchOptions, Place
+from .decoder import Decoder, Message, Values
+from .fetcher import Chunk, Fetcher, FetchOptions
 from .troubles import Trouble
-
-T = TypeVar("T")
 
 RESETS: Final = ("earliest", "latest", "raise")
 MEBIBYTE: Final = 1024 * 1024
 RESOLVE_S: Final = 1.0
-"""So often a partition is asked again where it begins."""
-
-
-class Message(NamedTuple):
-    """``timestamp``: ms since 1970."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-
-
-class Values(NamedTuple):
-    """The values of consecutive messages; ``next_offset`` is the position after the last."""
-
-    topic: str
-    partition: int
-    values: Sequence[bytes | None]
-    next_offset: int
-
-
-class Decoder:
-    """Turns chunks into messages or values; decides about damaged batches."""
-
-    def __init__(self, *, check_crc: bool, on_corrupt: str) -> None:
-        _require(on_corrupt in ("raise", "skip"), f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")
-        self._check_crc = check_crc
-        self._skip = on_corrupt == "skip"
-        self.corrupt_batches = 0
-
-    def values(self, chunk: Chunk) -> Values | None:
-        """The next batch of the chunk; None when there is none left."""
-        found = self._next(chunk, self._values)
-        if found is None:
-            return None
-        values, next_offset = found
-        unwanted = chunk.wanted - (next_offset - len(values))
-        return Values(*chunk.fetched.place, values[unwanted:] if unwanted > 0 else values, next_offset)
-
-    def messages(self, chunk: Chunk) -> list[Message] | None:
-        """The next batch of the chunk; None when there is none left."""
-        records = self._next(chunk, self._records)
-        if records is None:
-            return None
-        topic, partition = chunk.fetched.place
-        wanted = chunk.wanted
-        if records[0].offset < wanted:
-            records = [record for record in records if record.offset >= wanted]
-        return [Message(topic, partition, *record) for record in records]
-
-    def _values(self, chunk: Chunk) -> tuple[Sequence[bytes | None], int]:
-        return decode_values(chunk.data, chunk.at, check_crc=self._check_crc)
-
-    def _records(self, chunk: Chunk) -> list[Record]:
-        return decode_batch(chunk.data, chunk.at, check_crc=self._check_crc)
-
-    def _next(self, chunk: Chunk, decode: Callable[[Chunk], T]) -> T | None:
-        data, stop = chunk.data, len(chunk.data)
-        while chunk.at < stop:
-            start = chunk.at
-            size = int.from_bytes(data[start + LENGTH_AT : start + LENGTH_END], "big") + LENGTH_END
-            sane = HEADER_BYTES <= size <= stop - start
-            try:
-                if not sane or not _in_place(chunk, start, size):
-                    raise CorruptBatch("its header contradicts its place in the log")
-                decoded = decode(chunk)
-            except ClientFault as error:
-                # Where the header cannot be believed nobody knows where the next batch begins.
-                after = start + size if sane else stop
-                if not self._skip:
-                    topic, partition = chunk.fetched.place
-                    raise CorruptBatch(
-                        f"{topic}-{partition}: damaged batch at {chunk.position + start}: {error}; "
-                        f"seek to {chunk.position + after} to go on behind it"
-                    ) from None
-                self.corrupt_batches += 1
-                chunk.at = after
-                continue
-            chunk.at = start + size
-            return decoded
-        return None
+"""Interval at which a partition that could not say where it begins is asked again."""
 
 
 class Consumer:
+    """See the module's docstring."""
+
     def __init__(
         self,
         bootstrap: str | Sequence[str],
@@ -147,7 +64,8 @@ class Consumer:
         check_crc: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _require(on_out_of_range in RESETS, f"on_out_of_range={on_out_of_range!r}: one of {', '.join(RESETS)}")
+        if on_out_of_range not in RESETS:
+            raise BadValue(f"on_out_of_range={on_out_of_range!r}: one of {', '.join(RESETS)}")
         self._clock = clock
         self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
         options = FetchOptions(
@@ -162,11 +80,13 @@ class Consumer:
         )
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
-        self._positions: dict[Place, int] = {}
-        self._unresolved: dict[Place, int] = {}  # to begin at these times, as soon as their brokers can say where
+        self._positions: dict[tuple[str, int], int] = {}
+        self._unresolved: dict[
+            tuple[str, int], int
+        ] = {}  # to begin at these times, as soon as their brokers can say where
         self._resolve_s = 0.0
         self._step = _Step(self)
-        self._started: dict[Place, int] = {}
+        self._started: dict[tuple[str, int], int] = {}
         self._chunks: deque[Chunk] = deque()
         self._ready: deque[Message] = deque()
         self._closed = False
@@ -185,7 +105,9 @@ class Consumer:
 
     # ---- where to read
 
-    def assign(self, partitions: Mapping[Place, int] | Iterable[Place], *, at: int = EARLIEST) -> None:
+    def assign(
+        self, partitions: Mapping[tuple[str, int], int] | Iterable[tuple[str, int]], *, at: int = EARLIEST
+    ) -> None:
         """Read these partitions and no others.
 
         A partition that cannot say now where it begins is waited for while the others are read; ``troubles`` names it.
@@ -200,10 +122,10 @@ class Consumer:
         wanted = dict(partitions) if isinstance(partitions, Mapping) else {}
         timed = {} if isinstance(partitions, Mapping) else dict.fromkeys(partitions, at)
         self._cluster.refresh({topic for topic, _ in [*wanted, *timed]})
-        positions = {place: offset for place, offset in wanted.items() if offset >= 0}
-        timed |= {place: offset for place, offset in wanted.items() if offset < 0}
-        for place in positions:
-            self._cluster.partition(*place)
+        positions = {part: offset for part, offset in wanted.items() if offset >= 0}
+        timed |= {part: offset for part, offset in wanted.items() if offset < 0}
+        for part in positions:
+            self._cluster.partition(*part)
         found, failed = self._cluster.try_offsets(timed)
         for error in failed.values():
             if not error.retriable:
@@ -214,9 +136,9 @@ class Consumer:
         self._fetcher.assign(positions)
         self._positions = positions
         self._started = dict(positions)
-        self._unresolved = {place: timed[place] for place in failed}
-        for place, error in failed.items():
-            self._fetcher.troubles.begin(place, error)
+        self._unresolved = {part: timed[part] for part in failed}
+        for part, error in failed.items():
+            self._fetcher.troubles.begin(part, error)
 
     def troubles(self) -> list[Trouble]:
         """What this consumer waits for at the moment, the oldest first: brokers, partitions, metadata."""
@@ -227,10 +149,8 @@ class Consumer:
         self._cluster.refresh([topic])
         self.assign({(topic, partition): offset for partition in range(len(self._cluster.topic(topic).leaders))})
 
-    def positions(self) -> dict[Place, int]:
-        """The offset of the next message of every partition that is assigned; those that could not say yet where
-        they begin are left out.
-        """
+    def positions(self) -> dict[tuple[str, int], int]:
+        """The offset of the next message of every assigned partition; those that wait to be resolved are left out."""
         return dict(self._positions)
 
     def position(self, topic: str, partition: int) -> int:
@@ -238,41 +158,42 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Go on at ``offset``; the first message handed out is the first one at or after it."""
-        place = self._assigned((topic, partition))
+        part = self._assigned((topic, partition))
         if offset < 0:
-            offset = self._cluster.offsets({place: offset})[place]
-        self._ready = deque(message for message in self._ready if message[:2] != place)
-        self._chunks = deque(chunk for chunk in self._chunks if chunk.fetched.place != place)
-        self._fetcher.seek(place, offset)
-        self._positions[place] = offset
+            offset = self._cluster.offsets({part: offset})[part]
+        self._ready = deque(message for message in self._ready if message[:2] != part)
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.fetched.topic_partition != part)
+        self._fetcher.seek(part, offset)
+        self._positions[part] = offset
 
-    def seek_to_beginning(self, *places: Place) -> None:
-        self._seek_all(places, EARLIEST)
+    def seek_to_beginning(self, *parts: tuple[str, int]) -> None:
+        self._seek_all(parts, EARLIEST)
 
-    def seek_to_end(self, *places: Place) -> None:
+    def seek_to_end(self, *parts: tuple[str, int]) -> None:
         """Go on behind the last message that can be read now."""
-        self._seek_all(places, LATEST)
+        self._seek_all(parts, LATEST)
 
-    def seek_to_time(self, timestamp_ms: int, *places: Place) -> None:
+    def seek_to_time(self, timestamp_ms: int, *parts: tuple[str, int]) -> None:
         """Go on at the first message of that time or later; at the end where there is none."""
         if timestamp_ms < 0:
             raise InvalidRequest(f"timestamp {timestamp_ms}: give milliseconds since 1970")
-        self._seek_all(places, timestamp_ms)
+        self._seek_all(parts, timestamp_ms)
 
-    def rewind(self, *places: Place) -> None:
+    def rewind(self, *parts: tuple[str, int]) -> None:
         """Read once more what has been read since :meth:`assign`."""
-        for place in places or tuple(self._positions):
-            self.seek(*place, self._started[self._assigned(place)])
+        for part in parts or tuple(self._positions):
+            self.seek(*part, self._started[self._assigned(part)])
 
-    def offsets_at(self, timestamp: int, places: Iterable[Place] | None = None) -> dict[Place, int]:
-        """Offsets for EARLIEST, LATEST or a time in ms; of what is assigned, unless told otherwise."""
-        asked = list(self._positions if places is None else places)
+    def offsets_at(self, timestamp: int, parts: Iterable[tuple[str, int]] | None = None) -> dict[tuple[str, int], int]:
+        """Offsets for EARLIEST, LATEST or a time in ms; by default of the assigned partitions."""
+        asked = list(self._positions if parts is None else parts)
         self._cluster.refresh({topic for topic, _ in asked})
         return self._cluster.offsets(dict.fromkeys(asked, timestamp))
 
-    def ends(self) -> dict[Place, int]:
-        """Where each assigned partition ended when it last answered: the difference to the position is lag in
-        bytes.  Costs nothing; ``offsets_at(LATEST)`` asks.
+    def ends(self) -> dict[tuple[str, int], int]:
+        """Where each assigned partition ended when it last answered; the difference to the position is lag in bytes.
+
+        Costs nothing; ``offsets_at(LATEST)`` asks.
         """
         return self._fetcher.ends()
 
@@ -376,18 +297,18 @@ class Consumer:
             troubles.begin("metadata", error)
             return
         found, failed = self._cluster.try_offsets(self._unresolved)
-        for place, offset in found.items():
-            del self._unresolved[place]
-            troubles.end(place)
-            self._fetcher.seek(place, offset)
-            self._positions[place] = self._started[place] = offset
-        for place, why in failed.items():
+        for part, offset in found.items():
+            del self._unresolved[part]
+            troubles.end(part)
+            self._fetcher.seek(part, offset)
+            self._positions[part] = self._started[part] = offset
+        for part, why in failed.items():
             if not why.retriable:
                 raise why
-            troubles.begin(place, why)
+            troubles.begin(part, why)
 
-    def go_back(self, positions: Mapping[Place, int]) -> None:
-        """Begin again there: an interrupt left a call in its middle, with messages that nobody has got."""
+    def go_back(self, positions: Mapping[tuple[str, int], int]) -> None:
+        """Begin again at these offsets: an interrupt left a call in its middle, with messages that nobody has got."""
         self._positions.update(positions)
         self._chunks.clear()
         self._ready.clear()
@@ -397,23 +318,23 @@ class Consumer:
     def _ready_values(self) -> list[Values]:
         """Messages that were decoded for :meth:`messages`, when the caller changes to batches."""
         found: list[Values] = []
-        for place, messages in itertools.groupby(self._ready, lambda message: message[:2]):
+        for part, messages in itertools.groupby(self._ready, lambda message: message[:2]):
             run = list(messages)
             next_offset = run[-1].offset + 1
             values = [message.value for message in run]
-            found.append(Values(place[0], place[1], values, next_offset))
+            found.append(Values(part[0], part[1], values, next_offset))
         self._ready.clear()
         return found
 
-    def _seek_all(self, places: Sequence[Place], timestamp: int) -> None:
-        chosen = [self._assigned(place) for place in places] or list(self._positions)
-        for place, offset in self._cluster.offsets(dict.fromkeys(chosen, timestamp)).items():
-            self.seek(*place, offset)
+    def _seek_all(self, parts: Sequence[tuple[str, int]], timestamp: int) -> None:
+        chosen = [self._assigned(part) for part in parts] or list(self._positions)
+        for part, offset in self._cluster.offsets(dict.fromkeys(chosen, timestamp)).items():
+            self.seek(*part, offset)
 
-    def _assigned(self, place: Place) -> Place:
-        if place not in self._positions:
-            raise InvalidRequest(f"{place[0]}-{place[1]} is not assigned to this consumer: assign it first")
-        return place
+    def _assigned(self, part: tuple[str, int]) -> tuple[str, int]:
+        if part not in self._positions:
+            raise InvalidRequest(f"{part[0]}-{part[1]} is not assigned to this consumer: assign it first")
+        return part
 
     def check_usable(self) -> None:
         if self._closed:
@@ -423,11 +344,11 @@ class Consumer:
 
 
 class _Step:
-    """Around what a call does: takes it back when an interrupt leaves it in its middle, so that nothing is skipped."""
+    """Takes a call back when an interrupt leaves it in its middle, so that nothing is skipped."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._before: dict[Place, int] | None = None
+        self._before: dict[tuple[str, int], int] | None = None
 
     def __enter__(self) -> None:
         self._consumer.check_usable()
@@ -442,19 +363,3 @@ class _Step:
     def _take_back(self) -> None:
         if self._before is not None:
             self._consumer.go_back(self._before)
-
-
-def _in_place(chunk: Chunk, start: int, size: int) -> bool:
-    """Whether the base offset, which no checksum covers, is what the place in the log says."""
-    data = chunk.data
-    base = int.from_bytes(data[start : start + LENGTH_AT], "big", signed=True)
-    count = int.from_bytes(data[start + COUNT_AT : start + HEADER_BYTES], "big")
-    return base + count == chunk.position + start + size
-
-
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise BadValue(text)
-
-
-__all__ = ["EARLIEST", "LATEST", "Consumer", "Message", "Values"]

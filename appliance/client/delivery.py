@@ -1,15 +1,13 @@
-"""Messages on their way: the batch they travel in, and what a sender can ask about each of them.
+"""Messages on their way: the batch that carries them, and what a sender can ask about each of them.
 
-:class:`Batch` is filled by the producer, then *sealed* (takes no more), sent, and *settled*: delivered or
-failed, once.  :class:`Delivery` is what ``send`` returns: a pair (batch, index), because an object with state
-of its own for every message would cost more than everything else that is done for it.
+The producer fills a :class:`Batch`, then *seals* it (it takes no more), and sends it.  A batch is *done* once: it is
+delivered or it has failed.  :class:`Delivery` is what ``send`` returns: a pair (batch, index), because an object with
+state of its own for every message would cost more than everything else that is done for it.
 
-A delivery is like a :class:`concurrent.futures.Future` that cannot be cancelled: ``done``, ``result``,
-``exception``, ``add_done_callback``.  Waiting for a result sends what is waited for at once, without
-lingering.
+A delivery is like a :class:`concurrent.futures.Future` that cannot be cancelled: ``done``, ``result``, ``exception``,
+``add_done_callback``.  Waiting for a result sends the message at once, without lingering.
 
-Offsets are -1 where nobody knows them: with ``acks=0``, and for a repeated batch that the broker no longer
-remembers.
+Offsets are -1 where they are not known: with ``acks=0``, and for a repeated batch that the broker no longer remembers.
 """
 
 from __future__ import annotations
@@ -47,20 +45,20 @@ class Owner(Protocol):
     """The producer that sends a batch."""
 
     def wait_for(self, batch: Batch, timeout: float | None) -> bool:
-        """Send it at once and wait until it is settled; False when ``timeout`` seconds are over before."""
+        """Send it at once and wait until it is done; False when ``timeout`` seconds are over before."""
         ...
 
-    def on_settled(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
-        """Have ``callback`` called for the message at ``index``; False when the batch is settled already."""
+    def call_when_done(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
+        """Have ``callback`` called for the message at ``index``; False when the batch is done already."""
         ...
 
 
 class Batch:
     """Messages for one partition.  Changed under the producer's lock only.
 
-    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields); ``bytes`` is its share of
-    the producer's buffer, ``left_bytes`` what still fits.  When it is first sent they are let go for
-    ``encoded``, the record batch, and that when it is settled.
+    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``bytes`` is its share of the
+    producer's buffer, ``left_bytes`` what still fits.  Before it is first sent ``items`` are replaced by ``encoded``,
+    the record batch, which is dropped when the batch is done.
     """
 
     # Set on the class where a batch seldom differs: one batch per message must be cheap, too.
@@ -71,11 +69,11 @@ class Batch:
     producer_id = -1
     epoch = -1
     sequence = -1
-    settled = False
+    done = False
     error: ApplianceError | None = None
     offset = OFFSET_UNKNOWN
     callbacks: Sequence[tuple[int, OnDelivery]] = ()
-    called = 0  # so many of them have been
+    called = 0  # how many callbacks have been called
 
     def __init__(
         self,
@@ -137,13 +135,20 @@ class Batch:
         numbered[layout.CRC_AT : layout.ATTRIBUTES_AT] = _CRC.pack(checksum)
         self.encoded = bytes(numbered)
 
-    def settle(self, error: ApplianceError | None, offset: int) -> None:
-        assert not self.settled, "a batch is delivered or fails once"
+    def add_callback(self, index: int, callback: OnDelivery) -> None:
+        """Have ``callback`` called for the message at ``index``."""
+        if isinstance(self.callbacks, list):
+            self.callbacks.append((index, callback))
+        else:
+            self.callbacks = [(index, callback)]
+
+    def complete(self, error: ApplianceError | None, offset: int) -> None:
+        assert not self.done, "a batch is delivered or fails once"
         self.error = error
         self.offset = offset
         self.encoded = None
         self.items = []
-        self.settled = True  # last: other threads look at it without the lock
+        self.done = True  # last: other threads look at it without the lock
 
     def offset_of(self, index: int) -> int:
         return self.offset + index if self.offset >= 0 else OFFSET_UNKNOWN
@@ -163,7 +168,7 @@ class Delivery(tuple[Batch, int]):
         return self[0].partition
 
     def done(self) -> bool:
-        return self[0].settled
+        return self[0].done
 
     def exception(self, timeout: float | None = None) -> ApplianceError | None:
         """Wait; the error that the message failed with, None when it was delivered.
@@ -172,7 +177,7 @@ class Delivery(tuple[Batch, int]):
             RequestTimedOut: neither happened within ``timeout`` seconds; the message is still on its way.
         """
         batch = self[0]
-        if not batch.settled and not batch.owner.wait_for(batch, timeout):
+        if not batch.done and not batch.owner.wait_for(batch, timeout):
             raise RequestTimedOut(f"not delivered within {timeout} s; the producer goes on trying")
         return batch.error
 
@@ -191,5 +196,5 @@ class Delivery(tuple[Batch, int]):
     def add_done_callback(self, function: Callable[[Delivery], object]) -> None:
         """Call ``function(self)`` when delivered or failed; at once when that has happened."""
         batch, index = self
-        if not batch.owner.on_settled(batch, index, lambda *_: function(self)):
+        if not batch.owner.call_when_done(batch, index, lambda *_: function(self)):
             function(self)

@@ -1,23 +1,23 @@
-"""Fetches partitions from their brokers, one request ahead of whoever decodes.
+"""Fetches partitions from their brokers, one request ahead of the decoding.
 
-:class:`Fetcher` hands out :class:`Chunk`, whole record batches as they came, and knows where to go on: after
-the last byte.  As soon as a chunk is here the next request is on its way, so the broker works while the chunk
-is being decoded.  What waits undecoded is bounded: by ``buffer_bytes_max`` for a partition (and one chunk), and
-for all of them by ``total_bytes_max``, of which each has an equal share, but never less than
-:data:`SHARE_BYTES_MIN` or one batch; so a partition that nobody reads stops no other one.  A broker gets one
-request at a time for all of its partitions, with a long poll when nobody has anything for us.
+:class:`Fetcher` hands out :class:`Chunk`, whole record batches as they came, and continues after the last byte.  As
+soon as a chunk is here the next request is on its way, so the broker works while the chunk is being decoded.  What is
+fetched and not decoded is bounded: by ``buffer_bytes_max`` for a partition (and one chunk), and for all of them by
+``total_bytes_max``, of which each has an equal share, but never less than :data:`SHARE_BYTES_MIN` or one batch.  So a
+partition that is not read stops no other one.  A broker gets one request at a time for all of its partitions, with a
+long poll when no broker has anything for us.
 
-Offsets are bytes: a reply starts with the batch that contains the requested offset, at byte P = base + N - S
-of the log, so after B bytes the next offset is P + B.  The first batch's header must agree with the request;
-what does not is not believed, and the connection is closed.
+Offsets are bytes: a reply starts with the batch that contains the requested offset, at byte P = base + N - S of the log
+(N records, S bytes), so after B bytes the next offset is P + B.  The first batch's header must agree with the request;
+when it does not, the connection is closed.
 
-Recoverable troubles (a broker away, a partition moved or offline) are waited out here, with metadata asked
-anew; what is waited for stands in ``troubles``.
-An offset out of range is answered by the policy: ``earliest``, ``latest``, or None to raise.
+Recoverable troubles (a broker is away, a partition is moved or offline) are waited out here, with metadata asked anew;
+they stand in ``troubles`` meanwhile.  An offset out of range is handled by the policy: ``earliest``, ``latest``, or
+None to raise.
 
-Not thread-safe, but for :meth:`Fetcher.wake`.  Errors raised by :meth:`Fetcher.poll`, when there is nothing
-else to hand out: OffsetOutOfRange, UnknownPartition (the topic is gone), ClientFault.  Fetching of everything
-else goes on, and the error comes again as long as it lasts.
+Not thread-safe, except :meth:`Fetcher.wake`.  :meth:`Fetcher.poll` raises errors when there is nothing else to hand
+out: OffsetOutOfRange, UnknownPartition (the topic is gone), ClientFault.  Fetching of everything else goes on, and the
+error comes again as long as it lasts.
 """
 
 from __future__ import annotations
@@ -45,16 +45,14 @@ from ..errors import (
 from ..records.batch import HEADER, HEADER_BYTES, LENGTH_END
 from ..wire.native import FETCH
 from .broker_connection import Connection, Reply
-from .cluster_client import Cluster, View
+from .cluster_client import Cluster, ClusterSnapshot
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
-Place = tuple[str, int]
-"""Topic and partition."""
 
 BACKLOG_WAIT_MS: Final = 20
-"""Long polls are short while some partitions are left out of them because of what waits undecoded."""
+"""Length of long polls while some partitions are left out of them because enough of them waits to be decoded."""
 BACKOFF_S: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 PAUSE_S_MAX: Final = 0.5
@@ -88,15 +86,15 @@ class Fetched:
         "left_out",
         "log_start",
         "offset",
-        "place",
         "received_bytes",
         "released_bytes",
         "resume_s",
+        "topic_partition",
         "wake",
     )
 
-    def __init__(self, place: Place, offset: int, wake: Callable[[], None]) -> None:
-        self.place = place
+    def __init__(self, part: tuple[str, int], offset: int, wake: Callable[[], None]) -> None:
+        self.topic_partition = part
         self.offset = offset
         self.wake = wake
         self.received_bytes = 0
@@ -111,21 +109,21 @@ class Fetched:
 class Chunk:
     """Whole record batches of one partition: ``data[at:]`` is not decoded yet.
 
-    ``wanted`` is the offset that was asked for; records before it are not the consumer's business.
-    ``position`` is where ``data[0]`` is in the partition's log.
+    ``wanted`` is the offset that was asked for; records before it are not for the consumer.  ``start_offset`` is the
+    offset of ``data[0]``.
     """
 
-    __slots__ = ("at", "data", "fetched", "position", "wanted")
+    __slots__ = ("at", "data", "fetched", "start_offset", "wanted")
 
-    def __init__(self, fetched: Fetched, data: memoryview, wanted: int, position: int) -> None:
+    def __init__(self, fetched: Fetched, data: memoryview, wanted: int, start_offset: int) -> None:
         self.fetched = fetched
         self.data = data
         self.wanted = wanted
-        self.position = position
+        self.start_offset = start_offset
         self.at = 0
 
     def release(self) -> None:
-        """Decoded, or not wanted any more: there is room for another."""
+        """Count the chunk as decoded, or as not wanted any more: there is room for another."""
         fetched = self.fetched
         fetched.released_bytes += len(self.data)
         if fetched.left_out:
@@ -134,6 +132,8 @@ class Chunk:
 
 
 class _Link:
+    """One broker: the connection to it, and the request in flight."""
+
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
         self.connection: Connection | None = None
@@ -145,15 +145,17 @@ class _Link:
 
 
 class Fetcher:
+    """See the module's docstring."""
+
     def __init__(self, cluster: Cluster, options: FetchOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.troubles = Troubles(clock)
         self._cluster = cluster
         self._options = options
         self._clock = clock
-        self._partitions: dict[Place, Fetched] = {}
+        self._partitions: dict[tuple[str, int], Fetched] = {}
         self._links: dict[int, _Link] = {}
         self._led: dict[int, deque[Fetched]] | None = None  # by broker; None: find out anew
-        self._led_view: View | None = None
+        self._led_snapshot: ClusterSnapshot | None = None
         self._stale_topics: set[str] = set()
         self._refresh_s = 0.0
         self._trouble: ApplianceError | None = None
@@ -162,7 +164,7 @@ class Fetcher:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
     def disconnect(self) -> None:
-        """Forget all requests under way; they are made anew."""
+        """Drop all connections; requests under way are made anew."""
         for link in self._links.values():
             self._disconnect(link)
 
@@ -179,28 +181,28 @@ class Fetcher:
 
     # ---- what to fetch
 
-    def assign(self, offsets: Mapping[Place, int]) -> None:
+    def assign(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Fetch these partitions from these offsets, and no others."""
-        for place in self._partitions.keys() - offsets.keys():
-            self.remove(place)
-        for place, offset in offsets.items():
-            self.seek(place, offset)
+        for part in self._partitions.keys() - offsets.keys():
+            self.remove(part)
+        for part, offset in offsets.items():
+            self.seek(part, offset)
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, part: tuple[str, int], offset: int) -> None:
         """Fetch this partition from ``offset``; chunks and replies from before are dropped."""
-        self.remove(place)
-        self._partitions[place] = Fetched(place, offset, self.wake)
+        self.remove(part)
+        self._partitions[part] = Fetched(part, offset, self.wake)
 
-    def remove(self, place: Place) -> None:
-        fetched = self._partitions.pop(place, None)
+    def remove(self, part: tuple[str, int]) -> None:
+        fetched = self._partitions.pop(part, None)
         if fetched is not None:
             fetched.dropped = True
-        self.troubles.forget(place)
+        self.troubles.forget(part)
         self._led = None
 
-    def ends(self) -> dict[Place, int]:
+    def ends(self) -> dict[tuple[str, int], int]:
         """How far each partition could be read at its last reply; partitions without one are left out."""
-        return {place: fetched.end for place, fetched in self._partitions.items() if fetched.end >= 0}
+        return {part: fetched.end for part, fetched in self._partitions.items() if fetched.end >= 0}
 
     # ---- fetching
 
@@ -234,7 +236,7 @@ class Fetcher:
         """Every broker that has no request of ours gets one."""
         if self._stale_topics and now_s >= self._refresh_s:
             self._refresh(now_s)
-        if self._led is None or self._led_view is not self._cluster.view:
+        if self._led is None or self._led_snapshot is not self._cluster.snapshot:
             self._find_leaders()
         assert self._led is not None
         for broker_id, led in self._led.items():
@@ -244,7 +246,7 @@ class Fetcher:
             if not link.asked and now_s >= link.resume_s:
                 self._ask(link, led, now_s)
             elif link.asked and now_s >= link.deadline_s:
-                self._failed(link, RequestTimedOut(f"{link.connection} did not answer a fetch in time"), now_s)
+                self._on_link_failed(link, RequestTimedOut(f"{link.connection} did not answer a fetch in time"), now_s)
 
     def _ask(self, link: _Link, led: deque[Fetched], now_s: float) -> None:
         options = self._options
@@ -268,11 +270,11 @@ class Fetcher:
             connection = link.connection
             wait_ms = options.wait_ms_max if len(room) == len(led) else BACKLOG_WAIT_MS
             part_bytes_max = min(options.partition_bytes_max, share // 2)
-            parts = [[*f.place, f.offset, part_bytes_max] for f in room]
+            parts = [[*f.topic_partition, f.offset, part_bytes_max] for f in room]
             connection.post(FETCH, wait_ms, options.bytes_min, options.bytes_max, parts)
             connection.flush()
         except BrokerAway as error:
-            self._failed(link, error, now_s)
+            self._on_link_failed(link, error, now_s)
             return
         link.asked = [(f, f.offset) for f in room]
         link.deadline_s = now_s + (wait_ms + options.request_timeout_ms) / 1000
@@ -294,11 +296,11 @@ class Fetcher:
                 connection.flush()
                 self._watch(link)
             for reply in connection.receive():
-                self._take(link, reply, chunks, now_s)
+                self._on_reply(link, reply, chunks, now_s)
         except (BrokerAway, ProtocolFault, ClientFault) as error:
-            self._failed(link, error, now_s)
+            self._on_link_failed(link, error, now_s)
 
-    def _take(self, link: _Link, reply: Reply, chunks: list[Chunk], now_s: float) -> None:
+    def _on_reply(self, link: _Link, reply: Reply, chunks: list[Chunk], now_s: float) -> None:
         asked, link.asked = link.asked, []
         if link.failures:
             link.failures = 0
@@ -317,20 +319,20 @@ class Fetcher:
             if code:
                 refused.append((fetched, code))
                 continue
-            if self.troubles and fetched.place in self.troubles:
-                self.troubles.end(fetched.place)
+            if self.troubles and fetched.topic_partition in self.troubles:
+                self.troubles.end(fetched.topic_partition)
             if size:
-                position = _position(data, offset)
-                fetched.offset = position + size
+                start_offset = _start_offset(data, offset)
+                fetched.offset = start_offset + size
                 fetched.received_bytes += size
-                chunks.append(Chunk(fetched, data, offset, position))
+                chunks.append(Chunk(fetched, data, offset, start_offset))
         for fetched, code in refused:
-            self._refused(fetched, code, now_s)
+            self._on_refused(fetched, code, now_s)
 
     # ---- troubles
 
-    def _refused(self, fetched: Fetched, code: int, now_s: float) -> None:
-        topic, partition = fetched.place
+    def _on_refused(self, fetched: Fetched, code: int, now_s: float) -> None:
+        topic, partition = fetched.topic_partition
         fetched.resume_s = now_s + BACKOFF_S
         error = from_code(code, about=f"{topic}-{partition} at offset {fetched.offset}")
         if isinstance(error, OffsetOutOfRange):
@@ -345,20 +347,20 @@ class Fetcher:
         elif isinstance(error, NotLeader | UnknownPartition):
             self._stale_topics.add(topic)
             self._led = None
-            self.troubles.begin(fetched.place, error)
+            self.troubles.begin(fetched.topic_partition, error)
         elif isinstance(error, ClientFault):
             self._trouble = error
         else:
             fetched.resume_s = now_s + BACKOFF_S_MAX
-            self.troubles.begin(fetched.place, error)
+            self.troubles.begin(fetched.topic_partition, error)
 
-    def _failed(self, link: _Link, error: ApplianceError, now_s: float) -> None:
+    def _on_link_failed(self, link: _Link, error: ApplianceError, now_s: float) -> None:
         self.troubles.begin(_name(link), error)
         link.resume_s = now_s + min(BACKOFF_S * 2 ** min(link.failures, 10), BACKOFF_S_MAX)
         link.failures += 1
         self._disconnect(link)
         self._led = None
-        self._stale_topics.update(place[0] for place in self._partitions)
+        self._stale_topics.update(part[0] for part in self._partitions)
 
     def _disconnect(self, link: _Link) -> None:
         link.asked = []
@@ -379,17 +381,17 @@ class Fetcher:
             self.troubles.begin("metadata", error)
 
     def _find_leaders(self) -> None:
-        self._led_view = self._cluster.view
+        self._led_snapshot = self._cluster.snapshot
         self._led = {}
-        for place, fetched in self._partitions.items():
+        for part, fetched in self._partitions.items():
             try:
-                broker_id = self._cluster.leader(*place)
+                broker_id = self._cluster.leader(*part)
             except ApplianceError as error:
-                self._stale_topics.add(place[0])
+                self._stale_topics.add(part[0])
                 if not error.retriable:
                     self._trouble = error
                 else:
-                    self.troubles.begin(place, error)
+                    self.troubles.begin(part, error)
                 continue
             self._led.setdefault(broker_id, deque()).append(fetched)
 
@@ -398,8 +400,8 @@ def _name(link: _Link) -> str:
     return f"appliance {link.broker_id}"
 
 
-def _position(data: memoryview, offset: int) -> int:
-    """Where in its log the first batch of ``data`` is; it must contain ``offset``."""
+def _start_offset(data: memoryview, offset: int) -> int:
+    """The offset of the first byte of ``data``, whose first batch must contain ``offset``."""
     if len(data) >= HEADER_BYTES:
         base, length, *_, count = HEADER.unpack_from(data)
         size = length + LENGTH_END

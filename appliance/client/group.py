@@ -1,30 +1,31 @@
-"""The paper's consumer: members of a group share a topic's partitions and remember how far they have come.
+"""The paper's consumer: members of a group share a topic's partitions and remember how far they have read.
+
+Example::
 
     with GroupConsumer("127.0.0.1:9091", "reports") as consumer:
-        streams = consumer.create_message_streams({"logs": 2})     # {"logs": [stream, stream]}
-        for message in streams["logs"][0]:                         # one thread per stream; never ends
+        streams = consumer.create_message_streams({"logs": 2})  # {"logs": [stream, stream]}
+        for message in streams["logs"][0]:  # one thread per stream; never ends
             ...
 
-Every message is delivered to one member of the group, at least once, and in order within its partition.  The
-members agree through ZooKeeper, without a master: see ``zookeeper/rebalance.py``.  Positions are committed to
-the registry there every ``auto_commit_ms`` and whenever partitions change hands, or by :meth:`commit` alone
-(``auto_commit=False``).  A partition without a committed offset begins at ``start``: "earliest", "latest" or
-a time in ms.
+Every message is delivered to one member of the group, at least once, and in order within its partition.  The members
+agree through ZooKeeper, without a master: see ``zookeeper/rebalance.py``.  Offsets are committed to the registry there
+every ``auto_commit_ms`` and whenever partitions change hands, or by :meth:`commit` alone (``auto_commit=False``).  A
+partition without a committed offset begins at ``start``: "earliest", "latest" or a time in ms.
 
-What is committed by itself: messages whose reader has asked for the next one.  :meth:`commit` and
-:meth:`close` count all that was handed out.  Leaving the ``with`` block through an exception closes without
-that.  When a partition is taken away while a reader has a message of it in hand, the reader gets
-``handover_ms_max`` to finish; after that the message is delivered again, to the next owner.
+Automatic commits cover messages whose reader has asked for the next one.  :meth:`commit` and :meth:`close` cover all
+that was handed out.  Leaving the ``with`` block through an exception closes without that.  When a partition is taken
+away while a reader has a message of it in hand, the reader gets ``handover_ms_max`` to finish; after that the message
+is delivered again, to the next owner.
 
-Two threads of its own: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from
-all brokers.  Decoding happens in the threads that read the streams.  When the session's lease is over nothing
-more is handed out: another member may own the partition by then.  Should one of them end by what no one expected, the
+It has two threads of its own: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from all
+brokers.  Decoding happens in the threads that read the streams.  When the session's lease is over nothing more is
+handed out: another member may own the partition by then.  Should one of the two threads end by an unexpected error, the
 streams, :meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`; if it is the first one, the
 session ends with it and the others take over.
 
 Not fork-safe: make consumers after forking.  Errors: ZooKeeperAway from :meth:`commit`, to be tried again;
-InvalidRequest where the group belongs to the Kafka door; CorruptBatch from a stream (``on_corrupt="skip"``
-passes over damaged batches and counts them).
+InvalidRequest where the group belongs to the Kafka listener; CorruptBatch from a stream (``on_corrupt="skip"`` passes
+over damaged batches and counts them).
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..errors import ApplianceError, BadValue, ClientBroken, InvalidRequest, NotLeader, ZooKeeperAway
+from ..errors import BadValue, ClientBroken, InvalidRequest, NotLeader, ZooKeeperAway
 from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
 from ..zookeeper.paths import STREAMS_MAX, Subscription
 from .cluster_client import Cluster
-from .consumer import MEBIBYTE, Decoder
-from .fetcher import Fetcher, FetchOptions, Place
-from .streams import Holding, MessageStream, Shelf
+from .consumer import MEBIBYTE
+from .decoder import Decoder
+from .fetcher import Fetcher, FetchOptions
+from .group_fetching import Claimed, GroupFetching
+from .streams import MessageStream, OwnedPartitions
 from .threads import Threads
 from .troubles import Trouble
 
@@ -57,10 +59,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMBER_WAIT_MS: Final = 200
-FETCH_WAIT_S: Final = 0.5
 JOIN_S: Final = 2.0
-"""So long it may take to join before that is a trouble."""
-RETRY_S: Final = 0.1
+"""How long joining may take before that is reported as a trouble."""
 COMMIT_TIMEOUT_MS: Final = 2_000
 CLOSE_S_MAX: Final = 10.0
 
@@ -77,12 +77,9 @@ class Blacklist(NamedTuple):
     pattern: str
 
 
-class _Starting(NamedTuple):
-    holding: Holding
-    stored: int | None
-
-
 class GroupConsumer:
+    """See the module's docstring."""
+
     def __init__(
         self,
         bootstrap: str | Sequence[str],
@@ -126,14 +123,14 @@ class GroupConsumer:
         )
         self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
         self._fetcher = Fetcher(self._cluster, options)
-        self._shelf = Shelf(self._alive)
+        self._owned = OwnedPartitions(self._alive)
         self._streams: dict[str | None, list[MessageStream]] = {}
-        self._orders: deque[list[_Starting] | list[Holding]] = deque()  # for the fetching thread
         self._session: Session | None = None
         self._member: GroupMember | None = None
-        self._threads = Threads("group consumer", self._shelf.finish)
+        self._threads = Threads("group consumer", self._owned.finish)
         self._closing = threading.Event()
         self._closed = False
+        self._fetching = GroupFetching(self._cluster, self._fetcher, self._owned, self._start, self._closing)
 
     def __enter__(self) -> GroupConsumer:
         return self
@@ -144,7 +141,7 @@ class GroupConsumer:
         except ClientBroken as error:
             if kind is None:
                 raise
-            logger.error("%s", error)  # what is under way is not to be replaced by it
+            logger.error("%s", error)  # it must not replace the exception under way
 
     # ---- the paper's interface
 
@@ -157,7 +154,7 @@ class GroupConsumer:
             raise BadValue(f"topics {dict(topics)!r}: give at least one topic, and one stream or more for each")
         _check_count(sum(topics.values()))
         streams: dict[str | None, list[MessageStream]] = {
-            topic: [MessageStream(self._shelf, self._decoder, topic, i) for i in range(count)]
+            topic: [MessageStream(self._owned, self._decoder, topic, i) for i in range(count)]
             for topic, count in topics.items()
         }
         self._join(Subscription(topics=dict(topics)), streams)
@@ -178,11 +175,11 @@ class GroupConsumer:
         patterns.parse(pattern)
         if not pattern:
             raise BadValue("an empty pattern matches no topic: '.*' matches all")
-        made = [MessageStream(self._shelf, self._decoder, None, i) for i in range(streams)]
+        made = [MessageStream(self._owned, self._decoder, None, i) for i in range(streams)]
         self._join(Subscription(pattern=pattern, streams=streams, exclude=exclude), {None: made})
         return made
 
-    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+    def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Store positions now: of everything handed out, or ``offsets`` ((topic, partition) -> next offset).
 
         Partitions that another member has taken over meanwhile are left out: it decides.
@@ -196,7 +193,7 @@ class GroupConsumer:
             raise InvalidRequest("this consumer has no streams yet: create them first")
         if self._closed:
             raise InvalidRequest("this consumer is closed")
-        self._commit(self._shelf.positions(in_hand=True) if offsets is None else offsets)
+        self._commit(self._owned.to_commit(in_hand=True) if offsets is None else offsets)
 
     def close(self, *, processed: bool = True, timeout: float = CLOSE_S_MAX) -> None:
         """Stop, commit and leave the group: the others take over at once.  Closing twice does nothing.
@@ -212,8 +209,8 @@ class GroupConsumer:
             return
         self._closed = True
         if processed:
-            self._shelf.settle_all()
-        self._shelf.finish()
+            self._owned.mark_processed()
+        self._owned.finish()
         self._closing.set()
         self._fetcher.wake()
         self._cluster.abort()
@@ -229,16 +226,16 @@ class GroupConsumer:
     # ---- to look at
 
     @property
-    def owned(self) -> dict[Place, int]:
+    def owned(self) -> dict[tuple[str, int], int]:
         """The partitions that are ours now, and the number of the stream that reads each."""
-        with self._shelf.changed:
-            return {place: holding.stream.number for place, holding in self._shelf.holdings.items()}
+        with self._owned.changed:
+            return {part: owned.stream.number for part, owned in self._owned.partitions.items()}
 
     @property
-    def positions(self) -> dict[Place, int]:
+    def positions(self) -> dict[tuple[str, int], int]:
         """The offset after the last message handed out, of each partition that is ours."""
-        with self._shelf.changed:
-            return {place: held.handed for place, held in self._shelf.holdings.items() if held.handed >= 0}
+        with self._owned.changed:
+            return {part: owned.handed_out for part, owned in self._owned.partitions.items() if owned.handed_out >= 0}
 
     def troubles(self) -> list[Trouble]:
         """What this consumer waits for at the moment, the oldest first: brokers, partitions, ZooKeeper."""
@@ -251,28 +248,22 @@ class GroupConsumer:
     # ---- what the rebalance asks, in the membership thread
 
     def _stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        with self._shelf.changed:
-            leaving = [self._shelf.holdings[part] for part in parts if part in self._shelf.holdings]
-        positions = self._shelf.withdraw(parts, self._handover_s_max)
-        self._order(leaving)
+        with self._owned.changed:
+            leaving = [self._owned.partitions[part] for part in parts if part in self._owned.partitions]
+        offsets = self._owned.revoke(parts, self._handover_s_max)
+        self._fetching.drop(leaving)
         if self._auto_commit_ms is None:
             return {}
-        return {TopicPartition(*place): offset for place, offset in positions.items()}
+        return {TopicPartition(*part): offset for part, offset in offsets.items()}
 
     def _claimed(self, claims: Sequence[Claim]) -> None:
-        starting: list[_Starting] = []
+        claimed: list[Claimed] = []
         for claim in claims:
             streams = self._streams.get(claim.topic) or self._streams[None]
-            place = (claim.topic, claim.partition)
-            self._shelf.hold(place, streams[claim.stream])
-            stored = None if claim.stored is None else claim.stored.offset
-            starting.append(_Starting(self._shelf.holdings[place], stored))
-        self._order(starting)
-
-    def _order(self, order: list[_Starting] | list[Holding]) -> None:
-        self._orders.append(order)
-        if not self._closing.is_set():
-            self._fetcher.wake()
+            part = (claim.topic, claim.partition)
+            owned = self._owned.add(part, streams[claim.stream])
+            claimed.append(Claimed(owned, None if claim.stored is None else claim.stored.offset))
+        self._fetching.begin(claimed)
 
     # ---- the membership thread
 
@@ -293,13 +284,13 @@ class GroupConsumer:
             self.group,
             self.consumer_id,
             subscription,
-            _Hands(self._claimed, self._stop),
+            _Streams(self._claimed, self._stop),
             clock_ms=self._clock_ms,
-            failed=self._shelf.finish,
+            failed=self._owned.finish,
         )
         self._session.start()
         self._threads.start("member", self._run_member)
-        self._threads.start("fetch", self._run_fetch)
+        self._threads.start("fetch", self._fetching.run)
 
     def _run_member(self) -> None:
         member, session = self._member, self._session
@@ -321,7 +312,7 @@ class GroupConsumer:
             if self._auto_commit_ms is not None and self._clock_ms() >= commit_due_ms:
                 commit_due_ms = self._clock_ms() + self._auto_commit_ms
                 try:
-                    self._commit(self._shelf.positions(in_hand=False))
+                    self._commit(self._owned.to_commit(in_hand=False))
                     self._fetcher.troubles.end("committing positions")
                 except ZooKeeperAway as error:
                     self._fetcher.troubles.begin("committing positions", error)
@@ -338,74 +329,18 @@ class GroupConsumer:
         else:
             troubles.end(group)
 
-    def _commit(self, offsets: Mapping[Place, int]) -> None:
+    def _commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         assert self._member is not None
         if offsets:
-            values = {TopicPartition(*place): offset for place, offset in offsets.items()}
+            values = {TopicPartition(*part): offset for part, offset in offsets.items()}
             refused = set(self._member.commit(values, timeout_ms=COMMIT_TIMEOUT_MS))
-            self._shelf.committed({place: offset for place, offset in values.items() if place not in refused})
+            self._owned.on_committed({part: offset for part, offset in values.items() if part not in refused})
 
     def _alive(self) -> bool:
         return self._session is not None and self._session.lease_left_ms > 0
 
-    # ---- the fetching thread
 
-    def _run_fetch(self) -> None:
-        waiting: list[_Starting] = []
-        troubles = self._fetcher.troubles
-        while not self._closing.is_set():
-            while self._orders:
-                for order in self._orders.popleft():
-                    if isinstance(order, _Starting):
-                        waiting.append(order)
-                    elif order.place not in self._shelf.holdings:
-                        self._fetcher.remove(order.place)
-            try:
-                for entry in waiting:
-                    if entry.holding.revoked:
-                        troubles.forget(entry.holding.place)
-                waiting = self._begin([entry for entry in waiting if not entry.holding.revoked])
-                self._shelf.put(self._fetcher.poll(FETCH_WAIT_S))
-                troubles.end("fetching")
-            except ApplianceError as error:
-                # A topic that is gone is taken from us by the next rebalance; everything else passes.
-                troubles.begin("fetching", error)
-                self._closing.wait(FETCH_WAIT_S)
-
-    def _begin(self, starting: list[_Starting]) -> list[_Starting]:
-        """Fetch these partitions, from where they were or from where the consumer wants to start."""
-        if not starting:
-            return []
-        troubles = self._fetcher.troubles
-        try:
-            self._cluster.refresh({entry.holding.place[0] for entry in starting})
-        except ApplianceError as error:
-            troubles.begin("metadata", error)
-            self._closing.wait(FETCH_WAIT_S)
-            return starting
-        unknown = [entry.holding.place for entry in starting if entry.stored is None]
-        found, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
-        for holding, stored in starting:
-            if holding.place in failed:
-                troubles.begin(holding.place, failed[holding.place])
-                continue
-            offset = found[holding.place] if stored is None else stored
-            with self._shelf.changed:
-                if holding.revoked:
-                    continue
-                if stored is None:
-                    # Committed although nothing was read: the next owner must not start later than we did.
-                    holding.handed = holding.done = offset
-                else:
-                    holding.committed = offset
-            troubles.end(holding.place)
-            self._fetcher.seek(holding.place, offset)
-        if failed:
-            self._closing.wait(RETRY_S)
-        return [entry for entry in starting if entry.holding.place in failed]
-
-
-class _Hands(NamedTuple):
+class _Streams(NamedTuple):
     """The consumer as the rebalance sees it: ``zookeeper.rebalance.Streams``."""
 
     start: Callable[[Sequence[Claim]], None]

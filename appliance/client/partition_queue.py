@@ -1,30 +1,26 @@
-"""What happens to one partition's batches between being sealed and being settled: pure, no sockets, no clock.
+"""Orders the batches of one partition, from the time they are sealed until they are done: no sockets, no clock.
 
-A :class:`Lane` keeps the order.  It hands out the batch to send next (:meth:`~Lane.take`), numbers it, and is
-told what became of it (:meth:`~Lane.answered`, :meth:`~Lane.lost`, :meth:`~Lane.expire`); time is an argument
-in seconds.
+A :class:`PartitionQueue` hands out the batch to send next (:meth:`~PartitionQueue.take`) and numbers it.  Its owner
+reports every reply (:meth:`~PartitionQueue.on_reply`) and every lost connection
+(:meth:`~PartitionQueue.on_connection_lost`).  Time is an argument, in seconds.
 
-    queue ──take──▶ in_flight ──answered──▶ settled
-      ▲                 │
-      └──── failed ◀────┘ retriable
+    waiting ──take──▶ in_flight ──on_reply──▶ done
+       ▲                  │
+       └───── failed ◀────┘ may be tried again
 
 Rules:
 
-1. Batches are sent in the order in which they were sealed, many in flight.
-2. When one of those in flight fails retriably nothing more is sent until all of them have been answered (or
-   are lost
-   with their connection).  Then those that failed go first, in their order, after a back-off.  The broker
-   refuses whatever was behind the failed one (OutOfOrderSequence, because a number is missing), so nothing
-   overtakes.
-3. An idempotent lane numbers records consecutively per (producer id, epoch).  A batch keeps its numbers when
-   it is
-   sent again, so the broker recognises what it has already written and nothing is doubled.
-4. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first one
-   in
-   flight as out of order, it has lost our numbers.  Either way the lane goes on in the next epoch from number
-   0 (Kafka's producer does the same, KIP-360).  A batch refused that way which had been sent before might be
-   in the log, nobody can tell: it fails with OutOfOrderSequence rather than be doubled.  A stale epoch means
-   that somebody else writes under our producer id: the same, but under a new id.
+1. Batches are sent in the order in which they were sealed; many may be in flight.
+2. When one of those in flight fails and may be tried again, nothing more is sent until all of them are answered or are
+   lost with their connection.  Then those that failed are sent first, in their order, after a back-off.  The broker
+   refuses whatever was behind the failed one (OutOfOrderSequence, because a number is missing), so nothing overtakes.
+3. An idempotent queue numbers records consecutively for each producer id and epoch.  A batch keeps its numbers when it
+   is sent again, so the broker recognises what it has already written and nothing is doubled.
+4. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first one in flight
+   as out of order, it has lost our numbers.  Either way the queue continues in the next epoch from number 0 (Kafka's
+   producer does the same, KIP-360).  A batch that is refused this way and had been sent before may be in the log or
+   not: it fails with OutOfOrderSequence rather than be doubled.  A stale epoch means that somebody else writes under
+   our producer id: the same, but under a new id.
 
 Without idempotence rule 2 still holds, but batches behind a failed one may have been written before it.
 """
@@ -56,20 +52,20 @@ RETRIABLE = (UnknownPartition, CorruptBatch)
 
 OUT_OF_STEP = (OutOfOrderSequence, StaleProducerEpoch)
 
-Settled = tuple[Batch, ApplianceError | None, int]
-"""A batch, its error or None, the offset of its first record."""
+Done = tuple[Batch, ApplianceError | None, int]
+"""A batch that is delivered or has failed: the batch, its error or None, the offset of its first record."""
 
 
 class Identity(Enum):
-    """Whether a lane numbers its batches."""
+    """Whether a queue numbers its batches."""
 
     NONE = 0
     WANTED = 1
     KNOWN = 2
 
 
-class Lane:
-    """``jitter`` returns a factor for a back-off, around 1."""
+class PartitionQueue:
+    """See the module's docstring.  ``jitter`` returns a factor for a back-off, around 1."""
 
     def __init__(
         self,
@@ -83,7 +79,7 @@ class Lane:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self.queue: deque[Batch] = deque()
+        self.waiting: deque[Batch] = deque()
         self.in_flight: deque[Batch] = deque()
         self.resume_s = 0.0
         self.identity = Identity.WANTED if idempotent else Identity.NONE
@@ -99,11 +95,11 @@ class Lane:
         self._jitter = jitter
 
     def __repr__(self) -> str:
-        return f"<Lane {self.topic}-{self.partition}>"
+        return f"<PartitionQueue {self.topic}-{self.partition}>"
 
     @property
     def busy(self) -> bool:
-        return bool(self.queue or self.in_flight)
+        return bool(self.waiting or self.in_flight)
 
     @property
     def draining(self) -> bool:
@@ -118,9 +114,9 @@ class Lane:
 
     def take(self, now_s: float, codec: str) -> Batch | None:
         """The batch to send now, encoded and numbered; it is in flight then."""
-        if self.draining or not self.queue or self.identity is Identity.WANTED or now_s < self.resume_s:
+        if self.draining or not self.waiting or self.identity is Identity.WANTED or now_s < self.resume_s:
             return None
-        batch = self.queue.popleft()
+        batch = self.waiting.popleft()
         if self.identity is Identity.NONE:
             if batch.encoded is None:
                 batch.encode(codec, -1, -1, -1)
@@ -137,17 +133,17 @@ class Lane:
         self.sequence = (sequence + batch.count) & SEQUENCE_MASK
         return sequence
 
-    def answered(self, error: ApplianceError | None, base: int, now_s: float) -> Settled | None:
-        """The oldest batch in flight was answered.
+    def on_reply(self, error: ApplianceError | None, base: int, now_s: float) -> Done | None:
+        """Take the reply to the oldest batch in flight.
 
         Returns:
-            The batch when that settled it, None when it is sent again.
+            The batch if it is done, None if it is sent again.
         """
         batch = self.in_flight.popleft()
-        settled: Settled | None = None
+        done: Done | None = None
         if error is None:
             self._failures = 0
-            settled = batch, None, base
+            done = batch, None, base
         elif isinstance(error, OUT_OF_STEP) and self.identity is Identity.KNOWN:
             behind_failed = self.draining
             if not behind_failed or isinstance(error, StaleProducerEpoch):
@@ -156,36 +152,36 @@ class Lane:
             if behind_failed or batch.sends == 1:
                 self._failed.append(batch)
             else:
-                settled = batch, error, OFFSET_UNKNOWN
+                done = batch, error, OFFSET_UNKNOWN
         elif error.retriable or isinstance(error, RETRIABLE) or not isinstance(error, ClientFault):
             self._failed.append(batch)
         else:
             self._renew = self.identity is Identity.KNOWN
-            settled = batch, error, OFFSET_UNKNOWN
-        self._drained(now_s)
-        return settled
+            done = batch, error, OFFSET_UNKNOWN
+        self._after_last_reply(now_s)
+        return done
 
     def withdraw(self, now_s: float) -> None:
-        """The batch taken last cannot be sent at all: its numbers will be missing."""
+        """Take back the batch taken last, which cannot be sent at all: its numbers will be missing."""
         self.in_flight.pop()
         self._renew = self.identity is Identity.KNOWN
-        self._drained(now_s)
+        self._after_last_reply(now_s)
 
-    def lost(self, now_s: float) -> None:
-        """The connection is gone, and with it all answers that were to come."""
+    def on_connection_lost(self, now_s: float) -> None:
+        """Treat everything in flight as failed: no reply to it will come."""
         if self.in_flight:
             self._failed += self.in_flight
             self.in_flight.clear()
-            self._drained(now_s)
+            self._after_last_reply(now_s)
 
-    def expire(self, now_s: float, cause: ApplianceError | None = None) -> list[Settled]:
+    def expire(self, now_s: float, cause: ApplianceError | None = None) -> list[Done]:
         """Give up what waits beyond its deadline; what is in flight is left to the request timeout.
 
-        ``cause`` is why it could not be delivered, as far as is known.
+        ``cause``: why it could not be delivered, as far as is known.
         """
-        expired: list[Settled] = []
-        while self.queue and self.queue[0].deadline_s <= now_s:
-            batch = self.queue.popleft()
+        expired: list[Done] = []
+        while self.waiting and self.waiting[0].deadline_s <= now_s:
+            batch = self.waiting.popleft()
             if batch.sends and self.identity is Identity.KNOWN:
                 self._renew = True
             why = f": {cause}" if cause is not None else ""
@@ -193,23 +189,23 @@ class Lane:
             error = RequestTimedOut(text)
             error.__cause__ = cause
             expired.append((batch, error, OFFSET_UNKNOWN))
-        self._drained(now_s)
+        self._after_last_reply(now_s)
         return expired
 
     def abandon(self) -> list[Batch]:
-        """Everything that is not settled, in order; the lane is empty then."""
-        batches = [*self.in_flight, *self._failed, *self.queue]
+        """Everything that is not done, in order; the queue is empty then."""
+        batches = [*self.in_flight, *self._failed, *self.waiting]
         self.in_flight.clear()
-        self.queue.clear()
+        self.waiting.clear()
         self._failed = []
         return batches
 
-    def _drained(self, now_s: float) -> None:
-        """When nothing is in flight any more: put what failed in front, change the numbers if need be."""
+    def _after_last_reply(self, now_s: float) -> None:
+        """When nothing is in flight any more, put what failed in front and change the numbers if need be."""
         if self.in_flight or not self.draining:
             return
         if self._failed:
-            self.queue.extendleft(reversed(self._failed))
+            self.waiting.extendleft(reversed(self._failed))
             self._failed = []
             doubled = min(self._failures, BACKOFF_DOUBLINGS_MAX)
             self._failures += 1

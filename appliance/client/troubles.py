@@ -1,9 +1,9 @@
-"""What keeps a client from going on, for as long as it does: to be looked at, and logged once when it changes.
+"""The troubles of a client: what it waits for, kept as long as that lasts, and logged when it changes.
 
 A client waits out what passes by itself: a broker that restarts, a partition that is offline, a full disk.
-:class:`Troubles` keeps one :class:`Trouble` for each thing that is waited for, so there are at most as many as
-brokers and partitions in use, and logs one line when it begins, when its kind changes, and when it is over.
-However often something is tried again meanwhile, there is nothing more to say.
+:class:`Troubles` keeps one :class:`Trouble` for each thing that is waited for, so there are at most as many as brokers
+and partitions in use.  It logs one line when a trouble begins, when its kind changes, and when it is over; retries in
+between are not logged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ..errors import ApplianceError
 
 logger = logging.getLogger(__name__)
 
-Place = tuple[str, int]
-Subject = Place | str
+Subject = tuple[str, int] | str
 """A topic and partition, or the name of anything else: an address, ``metadata``."""
 
 
@@ -30,7 +29,7 @@ class Trouble(NamedTuple):
     since_s: float
 
     @property
-    def place(self) -> Place | None:
+    def topic_partition(self) -> tuple[str, int] | None:
         return self.subject if isinstance(self.subject, tuple) else None
 
     def __str__(self) -> str:
@@ -39,7 +38,7 @@ class Trouble(NamedTuple):
 
 
 class Troubles:
-    """Of one client.  Changed by whoever finds them; any thread may look."""
+    """The troubles of one client.  Any thread may read them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,7 +55,7 @@ class Troubles:
         return sorted(self._open.copy().values(), key=lambda trouble: trouble.since_s)
 
     def begin(self, subject: Subject, error: ApplianceError) -> None:
-        """It does not go on with this, because of that."""
+        """Note that ``subject`` makes no progress because of ``error``."""
         known = self._open.get(subject)
         if known is None or (type(known.error), known.error.code) != (type(error), error.code):
             since_s = self._clock() if known is None else known.since_s
@@ -64,13 +63,13 @@ class Troubles:
             logger.warning("%s; trying again", trouble)
 
     def end(self, subject: Subject) -> None:
-        """It goes on."""
+        """Note that ``subject`` makes progress again."""
         known = self._open.pop(subject, None)
         if known is not None:
             logger.warning("%s: going on after %.1f s", name_of(subject), self._clock() - known.since_s)
 
     def forget(self, subject: Subject) -> None:
-        """Nobody waits for it any more."""
+        """Drop the trouble: nothing waits for ``subject`` any more."""
         self._open.pop(subject, None)
 
 

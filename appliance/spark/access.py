@@ -157,7 +157,7 @@ class Access:
         return self.patiently(lambda: self._offsets(times)) if times else {}
 
     def _offsets(self, times: Mapping[Key, int]) -> Positions:
-        if any(topic not in self.cluster.view.topics for topic, _ in times):
+        if any(topic not in self.cluster.snapshot.topics for topic, _ in times):
             self.cluster.refresh(None)
         by_leader: dict[int, list[Key]] = {}
         for key in times:

@@ -76,8 +76,8 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     config.write_text(_config(sandbox.path, tables, bootstrap, topics))
     result = _run_command(sandbox, "run", str(config), "--once")
     page = _run_command(sandbox, "report", str(config), "--to", str(tables))["html"]
-    from ...spark.pipeline.settings import load
     from ...spark.pipeline.pipeline_status import heaviest
+    from ...spark.pipeline.settings import load
 
     talkers = heaviest(load(config), TALKERS, TOP)
     return Tables(

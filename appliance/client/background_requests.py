@@ -1,0 +1,88 @@
+"""The requests that a producer makes beside its batches: metadata and producer ids.
+
+They block, so the sending thread makes them, without the producer's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ..errors import ApplianceError
+from .cluster_client import Cluster
+from .troubles import Troubles
+
+METADATA_AGE_S: Final = 60.0
+"""Age at which metadata are asked for anew: partitions may have been added."""
+
+
+class BackgroundRequests:
+    """What is to be asked for.  Attributes are changed with ``lock`` held.
+
+    ``identified(producer_id, epoch)`` is called with the lock held when a new producer id has come.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        lock: threading.Lock,
+        troubles: Troubles,
+        *,
+        pause_s: float,
+        now_s: float,
+        identified: Callable[[int, int], None],
+    ) -> None:
+        self.stale_topics: set[str] = set()
+        self.wants_id = False
+        self.producer_id = -1
+        self._cluster = cluster
+        self._lock = lock
+        self._troubles = troubles
+        self._pause_s = pause_s
+        self._identified = identified
+        self._aged_s = now_s + METADATA_AGE_S
+        self._resume_s = 0.0
+
+    def take_due(self, now_s: float, partitions: Iterable[tuple[str, int]]) -> set[str] | None:
+        """The topics to ask about now, none for a producer id only; None when there is nothing to ask.
+
+        ``partitions`` are those in use, whose topics are asked about when the metadata are old.
+        """
+        if now_s >= self._aged_s and self._cluster.snapshot.topics:
+            self._aged_s = now_s + METADATA_AGE_S
+            self.stale_topics.update(topic for topic, _ in partitions)
+        if now_s < self._resume_s or not (self.stale_topics or self.wants_id):
+            return None
+        self._resume_s = now_s + self._pause_s
+        topics, self.stale_topics = self.stale_topics, set()
+        return topics
+
+    def make(self, topics: set[str]) -> None:
+        """Ask, without the lock; what fails is due again after a pause."""
+        try:
+            if topics:
+                self._cluster.refresh(topics)
+                if self._troubles:
+                    self._troubles.end("metadata")
+            if self.wants_id:
+                producer_id, epoch = self._ask_id()
+                with self._lock:
+                    self.wants_id = False
+                    self.producer_id = producer_id
+                    self._identified(producer_id, epoch)
+        except ApplianceError as error:
+            self._troubles.begin("metadata", error)
+            with self._lock:
+                self.stale_topics |= topics
+
+    def ensure_id(self) -> None:
+        """Get a producer id if there is none yet, in the calling thread."""
+        if self.producer_id < 0:
+            producer_id, _ = self._ask_id()
+            with self._lock:
+                self.producer_id = producer_id
+
+    def _ask_id(self) -> tuple[int, int]:
+        result = self._cluster.admin("init_producer", {})
+        return int(result["producer_id"]), int(result["epoch"])

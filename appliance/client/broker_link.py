@@ -1,0 +1,139 @@
+"""What a producer has to do with one broker: the connection, the requests in flight, the queues that wait to send."""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ..errors import ApplianceError, RequestTimedOut
+from ..wire.native import ProduceHead
+from .broker_connection import Address, Connection, Reply
+from .partition_queue import PartitionQueue
+
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
+class RoutedQueue(PartitionQueue):
+    """A partition's queue with the link to the broker that leads the partition, None while that is not known."""
+
+    link: BrokerLink | None = None
+    trouble: ApplianceError | None = None  # why it makes no progress, if it makes none
+
+    def __init__(self, topic: str, partition: int, head: ProduceHead, **options: Any) -> None:
+        super().__init__(topic, partition, **options)
+        self.head = head
+
+
+class BrokerLink:
+    """One broker and the connection to it, which is made when there is something to send."""
+
+    def __init__(self, broker_id: int, address: Address, epoll: select.epoll, *, expects_replies: bool) -> None:
+        self.broker_id = broker_id
+        self.address = address
+        self.connection: Connection | None = None
+        self.ready: dict[RoutedQueue, None] = {}  # an ordered set: queues that may have something to send
+        self.awaiting: deque[tuple[RoutedQueue, float]] = deque()  # in the order of requests, with the time of each
+        self.flushed_s = 0.0
+        self.resume_s = 0.0
+        self.failures = 0
+        self._epoll = epoll
+        self._expects_replies = expects_replies
+        self._unsent: deque[tuple[RoutedQueue, int]] = deque()  # acks=0: done when this many bytes have left
+        self._posted_bytes = 0
+        self._blocked = False  # the socket takes no more for now
+        self._events = 0
+        self._connected_s = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"appliance {self.broker_id}"
+
+    def connect(self, client_name: str, now_s: float) -> Connection:
+        """Begin to connect.
+
+        Raises:
+            BrokerAway: that is refused at once.
+        """
+        connection = self.connection = Connection(self.address, client_name=client_name)
+        self._connected_s = now_s
+        self._posted_bytes = connection.out_bytes
+        self._blocked = connection.connecting
+        self._events = 0
+        self._watch()
+        return connection
+
+    def disconnect(self) -> list[RoutedQueue]:
+        """Drop the connection; the queues whose batches were in flight, and those that were ready."""
+        if self.connection is not None:
+            self._epoll.unregister(self.connection.fileno())
+            self.connection.close()
+            self.connection = None
+        queues = [queue for queue, _ in self.awaiting] + [queue for queue, _ in self._unsent]
+        left = [*dict.fromkeys(queues), *self.ready]
+        self.awaiting.clear()
+        self._unsent.clear()
+        self.ready.clear()
+        return left
+
+    def post(self, queue: RoutedQueue, encoded: bytes, now_s: float) -> None:
+        """Queue one produce request on the connection."""
+        connection = self.connection
+        assert connection is not None
+        connection.post_batch(queue.head, encoded, self._expects_replies)
+        if self._expects_replies:
+            self.awaiting.append((queue, now_s))
+        else:
+            self._posted_bytes += queue.head.bytes + len(encoded)
+            self._unsent.append((queue, self._posted_bytes))
+
+    def flush(self, now_s: float) -> None:
+        """Write what the socket takes.
+
+        Raises:
+            BrokerAway: the connection is gone.
+        """
+        connection = self.connection
+        assert connection is not None
+        self.flushed_s = now_s
+        self._blocked = not connection.flush()
+        self._watch()
+
+    def take_sent(self) -> Iterator[RoutedQueue]:
+        """With acks=0: the queues of the batches that have left this process, one entry for each batch."""
+        assert self.connection is not None
+        sent_bytes = self._posted_bytes - self.connection.out_bytes
+        while self._unsent and self._unsent[0][1] <= sent_bytes:
+            yield self._unsent.popleft()[0]
+
+    def receive(self) -> list[Reply]:
+        """The replies that have arrived.
+
+        Raises:
+            ApplianceError: the connection is gone, or what came is no reply.
+        """
+        return self.connection.receive() if self.connection is not None else []
+
+    def overdue(self, now_s: float, request_timeout_s: float) -> RequestTimedOut | None:
+        """What the broker did not do in time, if there is any such thing."""
+        connection = self.connection
+        if connection is None:
+            return None
+        if not connection.greeted and now_s >= self._connected_s + CONNECT_TIMEOUT_S:
+            return RequestTimedOut(f"{connection} did not answer within {CONNECT_TIMEOUT_S:g} s")
+        if self.awaiting:
+            queue, sent_s = self.awaiting[0]
+            if now_s >= min(sent_s + request_timeout_s, queue.in_flight[0].deadline_s):
+                return RequestTimedOut(f"{connection} did not answer within {now_s - sent_s:.1f} s")
+        if self._unsent and now_s >= self._unsent[0][0].in_flight[0].deadline_s:
+            return RequestTimedOut(f"{connection} takes no more bytes")
+        return None
+
+    def _watch(self) -> None:
+        """Set the events that epoll reports: writable only while the socket takes no more."""
+        assert self.connection is not None
+        events = select.EPOLLIN | (select.EPOLLOUT if self._blocked else 0)
+        if events != self._events:
+            (self._epoll.modify if self._events else self._epoll.register)(self.connection.fileno(), events)
+            self._events = events

@@ -1,0 +1,307 @@
+"""Takes sealed batches to the brokers that lead their partitions, and completes them with the replies.
+
+:class:`Dispatcher` has no thread and never waits: the sender calls it with its lock held.  For each partition there is
+a queue (``partition_queue.py``), for each broker a link (``broker_link.py``).  A queue is in one of three places:
+
+- ``link.ready``: its broker is known, and it may have a batch to send;
+- ``_stalled``: it has batches, and waits for a leader, a producer id, a back-off or replies; it is looked at again
+  every :data:`CHECK_S`;
+- in neither: it has nothing to send, or its batches in flight must be answered first.
+
+So that many small batches share a system call, bytes that are ready wait, but only while replies are outstanding or
+the last write was less than the linger time ago, and never for more than :data:`WRITE_BYTES`.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from typing import Final
+
+from ..errors import (
+    ApplianceError,
+    BrokerAway,
+    MessageTooLarge,
+    NotLeader,
+    UnknownPartition,
+    from_code,
+)
+from ..wire.native import ProduceHead
+from .background_requests import BackgroundRequests
+from .broker_connection import Connection
+from .broker_link import BrokerLink, RoutedQueue
+from .cluster_client import Cluster
+from .delivery import OFFSET_UNKNOWN, Batch
+from .outstanding import Outstanding
+from .partition_queue import BACKOFF_DOUBLINGS_MAX, Identity
+from .producer_options import ProducerOptions
+from .troubles import Troubles
+
+WRITE_BYTES: Final = 64 * 1024
+OUT_BYTES_MAX: Final = 1024 * 1024
+"""Unsent bytes per connection beyond which batches stay where they are."""
+HEAD_BYTES_MAX: Final = 1024
+"""More than a produce request's header takes."""
+CHECK_S: Final = 0.02
+"""Interval of the checks for deadlines, timeouts and stalled queues."""
+DUPLICATE_SEQUENCE: Final = 46
+"""Kafka's code for "written before, no longer remembered where": delivered."""
+
+
+class Dispatcher:
+    """See the module's docstring.  ``jitter`` returns a factor for a back-off, around 1."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: ProducerOptions,
+        outstanding: Outstanding,
+        background: BackgroundRequests,
+        troubles: Troubles,
+        *,
+        jitter: Callable[[], float],
+    ) -> None:
+        self.queues: dict[tuple[str, int], RoutedQueue] = {}
+        self._cluster = cluster
+        self._options = options
+        self._outstanding = outstanding
+        self._background = background
+        self._troubles = troubles
+        self._jitter = jitter
+        self._links: dict[int, BrokerLink] = {}
+        self._stalled: dict[RoutedQueue, None] = {}  # an ordered set
+        self._check_due_s = 0.0
+        self._epoll = select.epoll()
+
+    # ---- queues
+
+    def enqueue(self, batch: Batch) -> None:
+        """Send a sealed batch as soon as the order of its partition allows."""
+        queue = self.queues.get((batch.topic, batch.partition))
+        if queue is None:
+            queue = self.queues[batch.topic, batch.partition] = self._new_queue(batch.topic, batch.partition)
+        queue.waiting.append(batch)
+        link = queue.link
+        if link is not None:
+            link.ready[queue] = None
+        else:
+            self._make_ready(queue)
+
+    def identify(self, producer_id: int, epoch: int) -> None:
+        """Give a new producer id to the queues that wait for one."""
+        for queue in self.queues.values():
+            if queue.identity is Identity.WANTED:
+                queue.identify(producer_id, epoch)
+
+    def _new_queue(self, topic: str, partition: int) -> RoutedQueue:
+        options = self._options
+        queue = RoutedQueue(
+            topic,
+            partition,
+            ProduceHead(topic, partition, options.acks, options.request_timeout_ms),
+            idempotent=options.idempotent,
+            backoff_s=options.backoff_s,
+            backoff_s_max=options.backoff_s_max,
+            jitter=self._jitter,
+        )
+        if options.idempotent and self._background.producer_id >= 0:
+            queue.identify(self._background.producer_id, 0)
+        return queue
+
+    def _make_ready(self, queue: RoutedQueue) -> None:
+        if queue.link is None:
+            self._find_link(queue)
+        if queue.link is not None:
+            queue.link.ready[queue] = None
+        else:
+            self._stalled[queue] = None
+
+    def _find_link(self, queue: RoutedQueue) -> None:
+        try:
+            broker_id = self._cluster.leader(queue.topic, queue.partition)
+        except ApplianceError as error:
+            self._background.stale_topics.add(queue.topic)
+            self._note_trouble(queue, error)
+            return
+        link = self._links.get(broker_id)
+        if link is None:
+            address = self._cluster.address(broker_id)
+            link = BrokerLink(broker_id, address, self._epoll, expects_replies=self._options.acks != 0)
+            self._links[broker_id] = link
+        queue.link = link
+
+    # ---- to do, again and again
+
+    def work(self, now_s: float, hurry: bool) -> None:
+        """Take replies, send what can be sent; ``hurry``: no byte stays behind to share a system call."""
+        if hurry:
+            for link in self._links.values():
+                self._receive(link, now_s)
+        if now_s >= self._check_due_s:
+            self._check_due_s = now_s + CHECK_S
+            self._check_timeouts(now_s)
+        for link in self._links.values():
+            if link.ready:
+                self._fill(link, now_s)
+            connection = link.connection
+            if connection is not None and connection.out_bytes:
+                idle = len(link.awaiting) == 1 or now_s - link.flushed_s >= self._options.linger_s
+                if hurry or idle or connection.out_bytes >= WRITE_BYTES:
+                    self._flush(link, now_s)
+                    if not hurry:
+                        self._receive(link, now_s)
+                        if link.ready:
+                            self._fill(link, now_s)
+
+    @property
+    def has_stalled(self) -> bool:
+        return bool(self._stalled)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a connection can be read or written; the only method to be called without the lock."""
+        self._epoll.poll(timeout_s)
+
+    def disconnect(self) -> None:
+        """Close all connections and forget all queues."""
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.close()  # epoll forgets it by itself
+        self._links.clear()
+        self.queues.clear()
+        self._stalled.clear()
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    # ---- sending
+
+    def _fill(self, link: BrokerLink, now_s: float) -> None:
+        """Post batches, one of each queue in turn, until nothing is left or the connection has enough."""
+        connection = link.connection or self._connect(link, now_s)
+        if connection is None:
+            return
+        options = self._options
+        ready = link.ready
+        while ready and len(link.awaiting) < options.in_flight_max and connection.out_bytes < OUT_BYTES_MAX:
+            queue = next(iter(ready))
+            del ready[queue]
+            batch = queue.take(now_s, options.codec)
+            if batch is None:
+                if queue.waiting and not queue.draining:
+                    self._stalled[queue] = None
+                    self._background.wants_id = self._background.wants_id or queue.identity is Identity.WANTED
+                continue
+            if queue.waiting:
+                ready[queue] = None
+            encoded = batch.encoded
+            assert encoded is not None
+            frame_bytes_max = connection.frame_bytes_max
+            if frame_bytes_max and len(encoded) + HEAD_BYTES_MAX > frame_bytes_max:
+                self._refuse_large(queue, batch, frame_bytes_max, now_s)
+            else:
+                link.post(queue, encoded, now_s)
+
+    def _refuse_large(self, queue: RoutedQueue, batch: Batch, limit: int, now_s: float) -> None:
+        text = f"a batch of {batch.count} messages is larger than the {limit} bytes that the broker takes at once"
+        queue.withdraw(now_s)
+        self._outstanding.fail(batch, MessageTooLarge(text))
+        if queue.waiting and not queue.in_flight:
+            self._stalled[queue] = None
+
+    def _connect(self, link: BrokerLink, now_s: float) -> Connection | None:
+        if now_s < link.resume_s:
+            return None
+        link.address = self._cluster.snapshot.brokers.get(link.broker_id, link.address)
+        try:
+            return link.connect(self._cluster.client_name, now_s)
+        except BrokerAway as error:
+            self._on_link_failed(link, error, now_s)
+            return None
+
+    def _flush(self, link: BrokerLink, now_s: float) -> None:
+        try:
+            link.flush(now_s)
+        except BrokerAway as error:
+            self._on_link_failed(link, error, now_s)
+            return
+        for queue in link.take_sent():
+            self._on_reply(queue, None, OFFSET_UNKNOWN, now_s)
+
+    # ---- replies
+
+    def _receive(self, link: BrokerLink, now_s: float) -> None:
+        try:
+            replies = link.receive()
+        except ApplianceError as error:
+            self._on_link_failed(link, error, now_s)
+            return
+        if replies and link.failures:
+            link.failures = 0
+            self._troubles.end(link.name)
+        for (_, code, base, _, _, message), _ in replies:
+            queue, _ = link.awaiting.popleft()
+            self._on_reply(queue, from_code(code, message) if code else None, base, now_s)
+
+    def _on_reply(self, queue: RoutedQueue, error: ApplianceError | None, base: int, now_s: float) -> None:
+        if error is not None:
+            if error.code == DUPLICATE_SEQUENCE:
+                error, base = None, OFFSET_UNKNOWN
+            elif isinstance(error, NotLeader | UnknownPartition | MessageTooLarge):
+                # Another broker leads it by now, or the topic takes less than it did.
+                self._background.stale_topics.add(queue.topic)
+        troubled = error is not None or queue.draining
+        done = queue.on_reply(error, base, now_s)
+        if done is not None:
+            self._outstanding.complete(*done)
+        if error is not None and done is None:
+            self._note_trouble(queue, error)
+        elif queue.trouble is not None:
+            queue.trouble = None
+            self._troubles.end((queue.topic, queue.partition))
+        if troubled and not queue.in_flight:
+            if queue.link is not None:
+                queue.link.ready.pop(queue, None)
+                queue.link = None  # look up the leader again
+            if queue.waiting:
+                self._stalled[queue] = None
+
+    def _on_link_failed(self, link: BrokerLink, error: ApplianceError, now_s: float) -> None:
+        self._troubles.begin(link.name, error)
+        options = self._options
+        doubled = min(link.failures, BACKOFF_DOUBLINGS_MAX)
+        link.failures += 1
+        link.resume_s = now_s + min(options.backoff_s * 2**doubled, options.backoff_s_max) * self._jitter()
+        for queue in link.disconnect():
+            queue.on_connection_lost(now_s)
+            queue.link = None
+            if queue.waiting:
+                self._stalled[queue] = None
+                self._background.stale_topics.add(queue.topic)
+
+    def _note_trouble(self, queue: RoutedQueue, error: ApplianceError) -> None:
+        queue.trouble = error
+        self._troubles.begin((queue.topic, queue.partition), error)
+
+    # ---- now and then
+
+    def _check_timeouts(self, now_s: float) -> None:
+        """Deadlines, timeouts, and queues that waited for a time, a leader or a producer id."""
+        for link in self._links.values():
+            overdue = link.overdue(now_s, self._options.request_timeout_ms / 1000)
+            if overdue is not None:
+                self._on_link_failed(link, overdue, now_s)
+        for queue in self.queues.values():
+            if queue.waiting and queue.waiting[0].deadline_s <= now_s:
+                cause = queue.trouble or self._oldest_trouble()
+                for done in queue.expire(now_s, cause):
+                    self._outstanding.complete(*done)
+        stalled, self._stalled = self._stalled, {}
+        for queue in stalled:
+            if queue.waiting:
+                self._make_ready(queue)
+
+    def _oldest_trouble(self) -> ApplianceError | None:
+        """Why nothing was sent to a partition that has no trouble of its own."""
+        if not self._troubles:
+            return None
+        return next((trouble.error for trouble in self._troubles.current() if trouble.topic_partition is None), None)

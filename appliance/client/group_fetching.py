@@ -1,0 +1,115 @@
+"""The fetching thread of a group consumer: it fetches the partitions that the consumer owns, and no others."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from ..errors import ApplianceError
+from .cluster_client import Cluster
+from .fetcher import Fetcher
+from .streams import OwnedPartition, OwnedPartitions
+
+FETCH_WAIT_S: Final = 0.5
+RETRY_S: Final = 0.1
+
+
+class Claimed(NamedTuple):
+    """A partition that is ours now.  ``stored``: the committed offset; None: begin where the consumer wants to."""
+
+    owned: OwnedPartition
+    stored: int | None
+
+
+class GroupFetching:
+    """``start`` is the time (or EARLIEST, LATEST) at which partitions without a committed offset begin.
+
+    :meth:`begin` and :meth:`drop` are for the membership thread, :meth:`run` is the fetching thread.
+    """
+
+    def __init__(
+        self, cluster: Cluster, fetcher: Fetcher, owned: OwnedPartitions, start: int, closing: threading.Event
+    ) -> None:
+        self._cluster = cluster
+        self._fetcher = fetcher
+        self._owned = owned
+        self._start = start
+        self._closing = closing
+        self._changes: deque[Callable[[], None]] = deque()
+        self._waiting: list[Claimed] = []  # not begun yet
+
+    def begin(self, claimed: Sequence[Claimed]) -> None:
+        """Have these partitions fetched."""
+        self._change(lambda: self._waiting.extend(claimed))
+
+    def drop(self, revoked: Sequence[OwnedPartition]) -> None:
+        """Have these partitions fetched no more."""
+        self._change(lambda: self._remove(revoked))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        self._changes.append(change)
+        if not self._closing.is_set():
+            self._fetcher.wake()
+
+    def run(self) -> None:
+        troubles = self._fetcher.troubles
+        while not self._closing.is_set():
+            while self._changes:
+                self._changes.popleft()()
+            try:
+                self._begin_waiting()
+                self._owned.put(self._fetcher.poll(FETCH_WAIT_S))
+                troubles.end("fetching")
+            except ApplianceError as error:
+                # A topic that is gone is taken from us by the next rebalance; everything else passes.
+                troubles.begin("fetching", error)
+                self._closing.wait(FETCH_WAIT_S)
+
+    def _remove(self, revoked: Sequence[OwnedPartition]) -> None:
+        for partition in revoked:
+            if partition.topic_partition not in self._owned.partitions:
+                self._fetcher.remove(partition.topic_partition)
+
+    def _begin_waiting(self) -> None:
+        """Fetch the claimed partitions from their committed offsets, or from where the consumer wants to start."""
+        troubles = self._fetcher.troubles
+        for partition, _ in self._waiting:
+            if partition.revoked:
+                troubles.forget(partition.topic_partition)
+        self._waiting = [claimed for claimed in self._waiting if not claimed.owned.revoked]
+        if not self._waiting:
+            return
+        try:
+            self._cluster.refresh({claimed.owned.topic_partition[0] for claimed in self._waiting})
+        except ApplianceError as error:
+            troubles.begin("metadata", error)
+            self._closing.wait(FETCH_WAIT_S)
+            return
+        unknown = [claimed.owned.topic_partition for claimed in self._waiting if claimed.stored is None]
+        found, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
+        for partition, stored in self._waiting:
+            part = partition.topic_partition
+            if part in failed:
+                troubles.begin(part, failed[part])
+                continue
+            offset = found[part] if stored is None else stored
+            if self._note_start(partition, offset, stored):
+                troubles.end(part)
+                self._fetcher.seek(part, offset)
+        if failed:
+            self._closing.wait(RETRY_S)
+        self._waiting = [claimed for claimed in self._waiting if claimed.owned.topic_partition in failed]
+
+    def _note_start(self, partition: OwnedPartition, offset: int, stored: int | None) -> bool:
+        """Note where the partition begins; False when it was revoked meanwhile."""
+        with self._owned.changed:
+            if partition.revoked:
+                return False
+            if stored is None:
+                # Committed although nothing was read: the next owner must not start later than we did.
+                partition.handed_out = partition.processed = offset
+            else:
+                partition.committed = offset
+            return True

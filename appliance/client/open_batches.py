@@ -1,0 +1,180 @@
+"""The batches of a producer that take messages, at most one for each partition.
+
+A batch is *sealed*, and handed to the sender, when it is full, has lingered, or somebody waits for it.  Plain values go
+to the *sticky* batch of their topic, that of a partition chosen at random, until it is sealed.
+
+Everything here but :meth:`OpenBatches.make_room` is called with the sender's lock held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ..errors import BufferFull
+from .delivery import Batch, Owner
+from .known_topics import KnownTopic
+from .producer_options import ProducerOptions
+from .sender import Sender
+
+BATCH_BYTES: Final = 1024
+"""What a batch takes of the buffer beside its messages."""
+PLAIN_BYTES: Final = 24
+"""More than what a plain record takes beside its value."""
+
+
+class OpenBatches:
+    """``owner`` is the producer, which batches refer to; ``choice`` picks one of several partitions."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        sender: Sender,
+        options: ProducerOptions,
+        *,
+        clock: Callable[[], float],
+        clock_ms: Callable[[], int],
+        choice: Callable[[Sequence[int]], int],
+    ) -> None:
+        self.sticky: dict[str, Batch] = {}
+        """By topic: where plain values go."""
+        self._owner = owner
+        self._sender = sender
+        self._options = options
+        self._clock = clock
+        self._clock_ms = clock_ms
+        self._choice = choice
+        self._limit = options.batch_messages_max - 1 if options.linger_s else 0
+        self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
+
+    def take(self, topic: str, known: KnownTopic, partition: int | None, size: int, *, plain: bool) -> Batch | None:
+        """An open batch with ``size`` bytes of room; None while the buffer is full."""
+        batch = self.sticky.get(topic) if partition is None else self._open.get((topic, partition))
+        if batch is not None and batch.left_bytes < size:
+            self.send_off(batch)
+            batch = None
+        batch = batch or self._open_batch(topic, known, partition, size)
+        if batch is not None and not plain and self.sticky.get(topic) is batch:
+            del self.sticky[topic]  # it will not be uniform any more
+        return batch
+
+    def renew_sticky(self, topic: str, known: KnownTopic, size: int) -> Batch | None:
+        """Send off the sticky batch and open another; None while the buffer is full."""
+        batch = self.sticky.get(topic)
+        if batch is not None:
+            self.send_off(batch)
+        return self._open_batch(topic, known, None, size)
+
+    def add_values(self, batch: Batch, values: list[bytes], start: int) -> int:
+        """Put as many of ``values[start:]`` into the batch as fit, at least one; returns how many."""
+        chunk = values[start : start + self._options.batch_messages_max - len(batch.items)]
+        size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
+        while size > batch.left_bytes and len(chunk) > 1:
+            fitting = max(1, min(len(chunk) - 1, len(chunk) * batch.left_bytes // size))
+            chunk = chunk[:fitting]
+            size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
+        self._sender.torn = True
+        batch.left_bytes -= size
+        if batch.uniform:
+            batch.items += chunk
+        else:
+            now_ms = self._clock_ms()
+            batch.records().extend([(None, value, (), now_ms) for value in chunk])
+        self._sender.torn = False
+        return len(chunk)
+
+    def send_off(self, batch: Batch) -> None:
+        """Seal a batch that is full, and send what can be sent."""
+        self._seal(batch)
+        self._sender.pump(self._clock(), False)
+
+    def seal_if_open(self, batch: Batch) -> None:
+        if self._open.get((batch.topic, batch.partition)) is batch:
+            self._seal(batch)
+
+    def seal_all(self) -> None:
+        for batch in list(self._open.values()):
+            self._seal(batch)
+
+    def seal_due(self, now_s: float) -> float | None:
+        """Seal what has lingered; returns when the next one will have, None when no batch is open."""
+        while self._open:
+            batch = next(iter(self._open.values()))
+            due_s = batch.created_s + self._options.linger_s
+            if due_s > now_s:
+                return due_s
+            self._seal(batch)
+        return None
+
+    def make_room(self, size: int, deadline_s: float | None) -> float:
+        """Wait, without the lock, until a batch may be opened; returns the deadline, for the next time.
+
+        Raises:
+            BufferFull: the deadline is over.
+        """
+        options, sender = self._options, self._sender
+        outstanding = sender.outstanding
+        if deadline_s is None:
+            deadline_s = self._clock() + options.block_s_max
+        wanted = max(0, options.buffer_bytes_max - max(options.batch_bytes_max, size))
+        with sender.lock:
+            self.seal_all()  # what they reserve and do not use is room, too
+        timeout_s = max(0.0, deadline_s - self._clock())
+        if not sender.drive(lambda: outstanding.buffered_bytes <= wanted, timeout_s):
+            raise BufferFull(
+                f"{outstanding.buffered_bytes} of {options.buffer_bytes_max} bytes are still on their way after "
+                f"{options.block_s_max:g} s: send slower, raise buffer_bytes_max or block_ms_max"
+                + "".join(f"; {trouble}" for trouble in sender.troubles.current())
+            )
+        return deadline_s
+
+    def _open_batch(self, topic: str, known: KnownTopic, partition: int | None, size: int) -> Batch | None:
+        """A new batch, or the one open for a partition chosen at random; None while the buffer is full."""
+        sticky = partition is None
+        if partition is None:
+            live = known.live
+            partition = live[0] if len(live) == 1 else self._choice(self._without_trouble(topic, live))
+            batch = self._open.get((topic, partition))
+            if batch is not None and batch.left_bytes >= size:
+                if batch.uniform:
+                    self.sticky[topic] = batch
+                return batch
+            if batch is not None:
+                self._seal(batch)
+        outstanding, options = self._sender.outstanding, self._options
+        bytes_max = known.batch_bytes_max if known.batch_bytes_max >= size else size
+        if outstanding.buffered_bytes + bytes_max > options.buffer_bytes_max and outstanding.buffered_bytes:
+            return None
+        now_s = self._clock()
+        deadline_s = now_s + options.delivery_timeout_s
+        batch = Batch(self._owner, topic, partition, bytes_max, self._limit, self._clock_ms(), now_s, deadline_s)
+        outstanding.buffered_bytes += bytes_max
+        self._open[topic, partition] = batch
+        if sticky:
+            self.sticky[topic] = batch
+        self._sender.awaken()
+        return batch
+
+    def _without_trouble(self, topic: str, live: Sequence[int]) -> Sequence[int]:
+        """The partitions that take messages at the moment, as far as is known; all, if none does."""
+        troubles = self._sender.troubles
+        if not troubles:
+            return live
+        return [partition for partition in live if (topic, partition) not in troubles] or live
+
+    def _seal(self, batch: Batch) -> None:
+        sender = self._sender
+        if not sender.is_whole() and batch.done:
+            return
+        sender.torn = True
+        topic = batch.topic
+        sender.outstanding.batches[batch] = None  # first: whatever is in there is completed in the end
+        self._open.pop((topic, batch.partition), None)
+        if self.sticky.get(topic) is batch:
+            del self.sticky[topic]
+        batch.count = len(batch.items)
+        unused = batch.left_bytes - BATCH_BYTES
+        batch.bytes -= unused
+        sender.outstanding.buffered_bytes -= unused
+        sender.enqueue(batch)
+        sender.torn = False

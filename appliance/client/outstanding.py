@@ -1,0 +1,63 @@
+"""Keeps every sealed batch of a producer until it is delivered or has failed and its callbacks have returned."""
+
+from __future__ import annotations
+
+import threading
+
+from ..errors import ApplianceError
+from .callbacks import Callbacks
+from .delivery import OFFSET_UNKNOWN, Batch
+
+
+class Outstanding:
+    """The batches, the bytes that they take, and the threads that wait for them.  Changed with ``lock`` held."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.batches: dict[Batch, None] = {}  # an ordered set
+        self.buffered_bytes = 0
+        """Bytes that are taken of the producer's buffer, those of open batches among them."""
+        self.delivered = 0
+        """Number of messages delivered."""
+        self.failure: Batch | None = None
+        """The first batch that was not delivered."""
+        self.callbacks = Callbacks(lock, self._remove)
+        self._changed = threading.Condition(lock)
+        self._waiters = 0
+
+    def complete(self, batch: Batch, error: ApplianceError | None, offset: int) -> None:
+        """The batch is delivered (no error) or has failed; its callbacks run with the next ``callbacks.run``."""
+        if error is None:
+            self.delivered += batch.count
+        elif self.failure is None:
+            self.failure = batch
+        batch.complete(error, offset)
+        if batch.callbacks:
+            self.callbacks.add(batch)
+        else:
+            self._remove(batch)
+
+    def fail(self, batch: Batch, error: ApplianceError) -> None:
+        self.complete(batch, error, OFFSET_UNKNOWN)
+
+    def fail_all(self, error: ApplianceError) -> None:
+        """Fail what is not done.  Relies on little: it is also called when a step ended in its middle."""
+        for batch in list(self.batches):
+            if not batch.done:
+                self.fail(batch, error)
+            elif batch.callbacks:
+                self.callbacks.add(batch)  # at worst again, which calls nothing twice
+            else:
+                self._remove(batch)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a batch is removed, without holding the lock meanwhile."""
+        self._waiters += 1
+        self._changed.wait(timeout_s)
+        self._waiters -= 1
+
+    def _remove(self, batch: Batch) -> None:
+        if batch in self.batches:
+            del self.batches[batch]
+            self.buffered_bytes -= batch.bytes
+        if self._waiters:
+            self._changed.notify_all()
