@@ -1,13 +1,20 @@
-"""House rules that a machine can check; the rules that it cannot are in README.md."""
+"""House rules that a machine can check, also about the pages; CONTRIBUTING.md has the others."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+
+from appliance.cli import app
+from appliance.config import KEYS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
@@ -47,6 +54,12 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"\b(import|from) kafka\b": ({"wire/kafka/"}, "one module hides the library"),
 }
 FUNCTION_LINES_MAX = 60
+PAGES = sorted(
+    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.parts[len(ROOT.parts) :])
+)
+README_LINES_MAX = 150
+FOREIGN = {"call_soon_threadsafe", "send_with_data_passthrough", "rdkafka_performance"}
+"""Names of asyncio, h11 and librdkafka that texts mention."""
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
@@ -120,12 +133,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_nothing_is_left_for_later() -> None:
-    for path in [
-        *PACKAGE.rglob("*.py"),
-        *(ROOT / "perf").rglob("*.py"),
-        ROOT / "README.md",
-        ROOT / "Makefile",
-    ]:
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "perf").rglob("*.py"), *PAGES, ROOT / "Makefile"]:
         left = LEFTOVERS.search(path.read_text())
         assert not left, f"{path.relative_to(ROOT)}: {left and left[0]}"
 
@@ -133,3 +141,167 @@ def test_nothing_is_left_for_later() -> None:
 def test_tests_do_not_sleep() -> None:
     for path in set((ROOT / "tests").rglob("*.py")) - {Path(__file__)}:
         assert "time.sleep(" not in code_only(path.read_text()), f"{path.name}: wait on a condition"
+
+
+# ---- the pages
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    """The code blocks of a page in a language."""
+    yield from re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def inline_code(page: Path) -> list[str]:
+    """What stands in backticks in the text, outside of code blocks."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command in a console block that is the appliance's, without the name of the program."""
+    for line in text.splitlines():
+        words = shlex.split(line.strip().removeprefix("$ "), comments=True)
+        while words:
+            end = next((index for index, word in enumerate(words) if word in ("|", "&&", "&", ";", ">")), len(words))
+            if end and words[0].split("/")[-1] == "appliance":
+                yield words[1:end]
+            del words[: end + 1]
+
+
+def unknown_word(words: list[str]) -> str:
+    """The first word that is neither a command nor an option of the command before it; "" if there is none."""
+    command: Any = get_command(app)
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("-") and len(word) > 1:
+            name = word.split("=")[0]
+            found = [each for each in command.params if name in (*each.opts, *each.secondary_opts)]
+            if not found and name not in ("--help", "-h", "--install-completion"):
+                return word
+            if found and not found[0].is_flag and "=" not in word:
+                next(rest, None)
+        elif hasattr(command, "commands"):
+            if word not in command.commands:
+                return word
+            command = command.commands[word]
+    return ""
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES_MAX
+
+
+def test_python_on_pages_parses() -> None:
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            ast.parse(block, f"{page.relative_to(ROOT)}")
+
+
+def test_commands_on_pages_exist() -> None:
+    for page in PAGES:
+        shown = [words for block in blocks(page, "console") for words in commands(block)]
+        shown += [words for code in inline_code(page) if code.startswith("appliance ") for words in commands(code)]
+        for words in shown:
+            wrong = unknown_word(words)
+            assert not wrong, f"{page.relative_to(ROOT)}: appliance {' '.join(words)}: no {wrong!r}"
+
+
+def test_links_on_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if "://" in target:
+                continue
+            path, _, anchor = target.partition("#")
+            found = (page.parent / path).resolve() if path else page
+            assert found.exists(), f"{page.relative_to(ROOT)}: no {target}"
+            if anchor:
+                titles = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+                assert anchor in anchors, f"{page.relative_to(ROOT)}: no {target}"
+
+
+def test_the_reading_order_is_that_of_the_layers() -> None:
+    """The page's table has a row per layer, from the bottom up."""
+    page = (PACKAGE / "README.md").read_text()
+    section = page.split("## Reading order")[1].split("\n## ")[0]
+    rows = [set(re.findall(r"`(\w+)`", line.split("|")[1])) for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [layer for layer in LAYERS if layer != {"__main__"}]
+
+
+@cache
+def defined() -> dict[str, set[str]]:
+    """What each class of the package defines: methods, fields, and attributes that its methods assign to self."""
+    found: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for _, text in sources():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                names = found.setdefault(node.name, set())
+                bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
+                for inner in ast.walk(node):
+                    match inner:
+                        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Name(id=name):
+                            names.add(name)
+                        case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
+                            names.add(name)
+    return {name: names.union(*(found.get(base, set()) for base in bases[name])) for name, names in found.items()}
+
+
+@cache
+def identifiers() -> frozenset[str]:
+    """Every name in the code of the package, its tests and its benchmarks."""
+    fields = ("id", "attr", "arg", "name", "asname")
+    found = set()
+    for path in [path for place in ("appliance", "tests", "perf") for path in (ROOT / place).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            found.update(str(getattr(node, field)) for field in fields if getattr(node, field, None))
+    return frozenset(found)
+
+
+@cache
+def module_names() -> frozenset[str]:
+    """The last words of the modules' and packages' names."""
+    return frozenset(name.removesuffix(".py").removesuffix("/__init__").split("/")[-1] for name, _ in sources())
+
+
+def missing(code: str, where: Path) -> str:
+    """Why ``code``, which looks like a file, a class's member or a name of the package, is none; "" if all is well."""
+    plain = code.removesuffix("()")
+    if re.fullmatch(r"[\w./-]+\.(py|md|toml|conf|yml|service)", plain):
+        places = (where.parent, ROOT, PACKAGE, PACKAGE / "processes")
+        known = any((place / plain).exists() for place in places) or any(ROOT.glob(f"[!.]*/**/{plain}"))
+        return "" if known or plain.startswith("/") else "no such file"
+    member = re.fullmatch(r"([A-Z]\w*[a-z]\w*)\.(\w+)", plain)
+    if member and member[1] in defined():
+        return "" if member[2] in defined()[member[1]] else f"{member[1]} has no {member[2]}"
+    if re.fullmatch(r"_?[a-z]+(_[a-z0-9]+)+", plain):
+        keys = {part for key in KEYS for part in key.split(".")}
+        return "" if plain in identifiers() | module_names() | keys | FOREIGN else "no such name"
+    return ""
+
+
+def test_names_on_pages_exist() -> None:
+    for page in PAGES:
+        for code in inline_code(page):
+            why = missing(code, page)
+            assert not why, f"{page.relative_to(ROOT)}: `{code}`: {why}"
+
+
+def docstrings(text: str) -> Iterator[str]:
+    """Docstrings of modules, classes and functions, and the texts that stand behind an attribute."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def test_names_in_docstrings_exist() -> None:
+    """Files, members of classes and names in double backticks, and what Sphinx roles point at."""
+    for name, text in sources():
+        for docstring in docstrings(text):
+            for code in re.findall(r"(?<!`)``([^`\n]+)``(?!`)", docstring):
+                why = missing(code, PACKAGE / name)
+                assert not why, f"{name}: ``{code}``: {why}"
+            for role, target in re.findall(r":(mod|class|func|meth|data|attr):`~?([^`]+)`", docstring):
+                last = target.split(".")[-1]
+                known = last in module_names() if role == "mod" else last in identifiers()
+                assert known, f"{name}: :{role}:`{target}`"
