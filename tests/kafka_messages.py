@@ -127,6 +127,23 @@ def decode_response(api_key: int, version: int, frame: bytes) -> Any:
     return message(api_key, "Response").decode(frame, version=version, header=True, framed=True)
 
 
+def mutated(frame: bytearray, rng: random.Random) -> bytearray:
+    """The API key stays, so that every API is hit; one to four bytes, a cut or an insertion elsewhere."""
+    out = bytearray(frame)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(2, max(len(out), 3))
+        match rng.randrange(4):
+            case 0 if place < len(out):
+                out[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            case 1:
+                out[place : place + rng.randint(1, 8)] = b""
+            case 2:
+                out[place:place] = rng.randbytes(rng.randint(1, 8))
+            case _:
+                out[place : place + 4] = rng.choice((b"\x7f\xff\xff\xff", b"\xff\xff\xff\xfe", b"\xff" * 4))
+    return out
+
+
 def kio_request_again(api_key: int, version: int, frame: bytes) -> bytes:
     """What kio makes of a request frame, encoded by kio again: must be the same bytes."""
     return _again(load_request_schema(api_key, version), frame)

@@ -1,4 +1,4 @@
-"""A peer of the Kafka listener that asks one request at a time, in the version that it is told."""
+"""A peer of the Kafka listener that can say anything, in the version that it is told."""
 
 from __future__ import annotations
 
@@ -15,27 +15,47 @@ KEYS = {api.name: key for key, api in APIS.items()}
 
 
 class KafkaPeer:
+    """``version``: the highest by default; ``values``: defaults for what is not given."""
+
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
-        self._sock = socket.create_connection((host, int(port)), TIMEOUT_S)
+        self.sock = socket.create_connection((host, int(port)), TIMEOUT_S)
 
-    def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
-        """The reply as kafka-python reads it; the highest version by default, and defaults for what is not given.
+    def ask(self, name: str, version: int | None = None, /, *, client_id: str = "test", **values: Any) -> Any:
+        """The reply as kafka-python reads it.
 
         Raises:
             EOFError: the server has closed the connection.
         """
+        self.send(name, version, client_id=client_id, **values)
+        return self.receive(name, version)
+
+    def send(self, name: str, version: int | None = None, /, *, client_id: str = "test", **values: Any) -> None:
         key = KEYS[name]
         version = APIS[key].version_max if version is None else version
-        frame = request_frame(key, version, fill(message(key, "Request")._struct, version, values))
-        self._sock.sendall(len(frame).to_bytes(4, "big") + frame)
+        filled = fill(message(key, "Request")._struct, version, values)
+        self.send_frame(request_frame(key, version, filled, client_id=client_id))
+
+    def send_frame(self, frame: bytes) -> None:
+        self.sock.sendall(len(frame).to_bytes(4, "big") + frame)
+
+    def receive(self, name: str, version: int | None = None) -> Any:
+        key = KEYS[name]
         size = self._receive(4)
-        return decode_response(key, version, size + self._receive(int.from_bytes(size, "big")))
+        frame = size + self._receive(int.from_bytes(size, "big"))
+        return decode_response(key, APIS[key].version_max if version is None else version, frame)
+
+    def hung_up(self) -> bool:
+        """Wait until the server closes; False when it sends something instead."""
+        try:
+            return self.sock.recv(1) == b""
+        except ConnectionResetError:
+            return True
 
     def _receive(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            more = self._sock.recv(size - len(data))
+            more = self.sock.recv(size - len(data))
             if not more:
                 raise EOFError("the server has hung up")
             data += more
@@ -47,4 +67,4 @@ class KafkaPeer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._sock.close()
+        self.sock.close()

@@ -24,6 +24,7 @@ from tests.kafka_messages import (
     kio_request_again,
     kio_response_again,
     message,
+    mutated,
     random_values,
     request_frame,
 )
@@ -209,20 +210,3 @@ def test_mutated_frames_end_in_a_named_error_or_a_request() -> None:
             forwarded.decode(memoryview(frame))
         slowest = max(slowest, process_time() - started)
     assert slowest < 0.5
-
-
-def mutated(frame: bytearray, rng: random.Random) -> bytearray:
-    """The API key stays, so that every API is hit; one to four bytes, a cut or an insertion elsewhere."""
-    out = bytearray(frame)
-    for _ in range(rng.randint(1, 4)):
-        place = rng.randrange(2, max(len(out), 3))
-        match rng.randrange(4):
-            case 0 if place < len(out):
-                out[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-            case 1:
-                out[place : place + rng.randint(1, 8)] = b""
-            case 2:
-                out[place:place] = rng.randbytes(rng.randint(1, 8))
-            case _:
-                out[place : place + 4] = rng.choice((b"\x7f\xff\xff\xff", b"\xff\xff\xff\xfe", b"\xff" * 4))
-    return out

@@ -41,6 +41,8 @@ LIVENESS: Final = {"liveness.timeout_ms": 3_000}
 """What hangs for so long is replaced."""
 DISK_BYTES, SHM_BYTES = 192 << 20, 96 << 20
 CUT_BYTES_MEAN: Final = 150_000
+PARTITIONS_MAX: Final = 60
+"""What hostile clients may make of a box."""
 START_S_MAX: Final = 60
 
 
@@ -133,8 +135,9 @@ def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (
 
 @contextmanager
 def box(directory: Path, nodes: int = 1, **settings: Any) -> Iterator[Run]:
-    about = {"zookeeper.nodes": nodes, "zookeeper.session_timeout_ms": SESSION_MS, "topics.auto_create": "false"}
-    with _run(Server(directory / "data", **LIVENESS | about | settings), directory, groups=True) as run:
+    about = {"zookeeper.nodes": nodes, "zookeeper.session_timeout_ms": SESSION_MS}
+    topics = {"topics.auto_create": "false", "topics.partitions_max": PARTITIONS_MAX}
+    with _run(Server(directory / "data", **LIVENESS | about | topics | settings), directory, groups=True) as run:
         yield run
 
 

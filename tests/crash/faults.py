@@ -23,12 +23,13 @@ from appliance.client import Admin
 from appliance.errors import ApplianceError, TopicExists, Unavailable
 from appliance.zookeeper.ensemble import probe
 
+from ..hostile.box import attacker
+from ..hostile.kafka_frames import NAMES
 from ..server import Server, wait_for
 from .beds import SESSION_MS, Run, hold, traced
 from .churn import churn
 from .consumers import SESSION_MS as MEMBER_SESSION_MS
-from .hostile import attack
-from .workload import MEMBERS, persistently
+from .workload import MEMBERS, TOPICS, persistently
 
 STOP_S: Final = 1.5 * max(SESSION_MS, MEMBER_SESSION_MS) / 1000
 """Longer than any session of this load."""
@@ -38,6 +39,8 @@ UP_S_MAX: Final = 60
 CHUNK: Final = bytes(1 << 20)
 SPARE_DESCRIPTORS: Final = 4
 IDLE_CONNECTIONS: Final = 64
+HOSTILE_REQUESTS: Final = 150
+HOSTILE_PER_SECOND: Final = 50
 
 GOES_ON = "everything acknowledged with acks=1 or all is kept, in order"
 
@@ -370,10 +373,23 @@ def cut_connections(run: Run) -> None:
     run.load.wait_progress()
 
 
-@fault("hostile clients beside honest ones", "network", "the honest ones do not notice")
+@fault("hostile clients beside honest ones", "box", "the honest ones do not notice, and nothing is started again")
 def attack_both(run: Run) -> None:
-    processes = {pid for role in ("network", "coordinator", "writer") for pid in run.server.pids(role)}
-    run.injected += attack([run.server.native, run.server.kafka], run.random)
-    run.load.wait_progress()
-    now = {pid for role in ("network", "coordinator", "writer") for pid in run.server.pids(role)}
-    assert processes <= now, "processes of the appliance have died of it"
+    """Requests of ``tests.hostile``, so many a second: more of them take time from all that share the machine."""
+    with Admin(run.load.control) as admin:
+        for name in NAMES[:4]:
+            persistently(lambda: _ensure(admin, name, 1), Unavailable)  # noqa: B023
+    before, began_s = _lasting(run), time.monotonic()
+    with attacker(run.server.native, run.server.kafka, run.random.getrandbits(32)) as one:
+        while one.sent < HOSTILE_REQUESTS:
+            one.run(1)
+            hold(began_s + one.sent / HOSTILE_PER_SECOND - time.monotonic())
+        run.load.wait_progress()
+    run.injected += one.sent
+    assert _lasting(run) == before, "processes of the appliance have died of it"
+
+
+def _lasting(run: Run) -> set[int]:
+    """The processes that never end by themselves, as writers do of topics that nobody uses."""
+    rows = run.server.state["processes"]
+    return {row["pid"] for row in rows if row["role"] != "writer" or row["topic"] in TOPICS}

@@ -1,13 +1,15 @@
 """Delivers hostile frames in every way that TCP allows: whole, in bursts, a byte at a time, cut off, never read.
 
-An attacker has one connection at a time and sends it a few frames; then it waits a moment for replies, or does not, and
-goes away politely, by reset, or in the middle of a frame.  Everything follows from the seed.
+An attacker sends a few frames over one connection; then it waits a moment for replies, or does not, and goes away
+politely, by reset, or in the middle of a frame, or it stays: the last CONNECTIONS_MAX of these are open at any time.
+Everything follows from the seed.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -18,10 +20,11 @@ REPLY_TIMEOUT_S = 0.1
 TRICKLED_BYTES_MAX = 300
 """Sent a byte at a time; what follows comes at once."""
 REPLY_BYTES_MAX = 4 << 20
+CONNECTIONS_MAX = 40
 
 
 class Target(NamedTuple):
-    """A listener: where it is, how to write one frame, and what a client sends first ("" = nothing)."""
+    """A listener: where it is, how to write one frame, and what a client sends first (b"" = nothing)."""
 
     name: str
     address: str
@@ -30,12 +33,22 @@ class Target(NamedTuple):
 
 
 class Attacker:
+    """``close`` it, or use it as a context."""
+
     def __init__(self, targets: list[Target], seed: int) -> None:
         self._targets = targets
         self._rng = Random(seed)
         self.sent = 0
         """Frames that have left in whole or in part."""
         self.replied_bytes = 0
+        self._open: deque[socket.socket] = deque()
+
+    def __enter__(self) -> Attacker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in self._open:
+            sock.close()
 
     def run(self, requests: int) -> None:
         """Send about so many requests."""
@@ -46,7 +59,9 @@ class Attacker:
     def _connection(self, target: Target) -> None:
         rng = self._rng
         host, port = target.address.rsplit(":", 1)
-        with socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S) as sock, suppress(OSError):
+        sock = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+        self._open.append(sock)
+        with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target.hello and rng.random() < 0.9:
                 sock.sendall(target.hello)
@@ -55,7 +70,15 @@ class Attacker:
             manner = rng.choice((self._whole, self._whole, self._burst, self._trickle, self._halves))
             sock.settimeout(REPLY_TIMEOUT_S * 20)
             manner(sock, frames)
+            if rng.random() < 0.2:
+                self._stay()
+                return
             self._leave(sock)
+        self._open.pop().close()
+
+    def _stay(self) -> None:
+        if len(self._open) > CONNECTIONS_MAX:
+            self._open.popleft().close()
 
     def _whole(self, sock: socket.socket, frames: list[bytes]) -> None:
         for frame in frames:

@@ -118,11 +118,16 @@ def grown(before: dict[int, int], after: dict[int, int]) -> dict[int, tuple[int,
     return {pid: (was, now) for pid, (was, now) in pairs.items() if now > (1 + GROWTH_MAX) * was + FIRST_USE_BYTES}
 
 
-def send(native: str, kafka: str, requests: int, seed: int) -> tuple[int, int]:
+def attacker(native: str, kafka: str, seed: int) -> Attacker:
+    """One who attacks both listeners, twice as often the one that has more to say."""
     targets = [Target("kafka", kafka, kafka_frame), Target("native", native, native_frame, HELLO)]
-    attacker = Attacker([targets[0], *targets], seed)
-    attacker.run(requests)
-    return attacker.sent, attacker.replied_bytes
+    return Attacker([targets[0], *targets], seed)
+
+
+def send(native: str, kafka: str, requests: int, seed: int) -> tuple[int, int]:
+    with attacker(native, kafka, seed) as one:
+        one.run(requests)
+        return one.sent, one.replied_bytes
 
 
 @contextmanager

@@ -6,7 +6,8 @@ to ZooKeeper, and honest clients are asked afterwards.
 
 from __future__ import annotations
 
-import socket
+import os
+import random
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,17 +15,19 @@ from typing import Any
 
 import pytest
 
-from appliance.errors import GroupTooLarge
+from appliance.errors import GroupTooLarge, UnsupportedVersion
 from appliance.log.reader import RECORDS_MAX
 from appliance.records.encode import encode_batch
 from appliance.wire import native
-from appliance.wire.kafka.apis import JOIN_GROUP, LIST_OFFSETS, OFFSET_FETCH, SYNC_GROUP
-from tests.kafka_messages import decode_response, fill, message, request_frame
+from appliance.wire.kafka.apis import APIS
+from tests.kafka_messages import message, mutated, random_values, request_frame
+from tests.kafka_peer import KafkaPeer
 from tests.native_peer import Peer
 from tests.server import Server, wait_for
 
 from .box import MEASURED, private_bytes
 
+FRAMES = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
 GROWTH_BYTES_MAX = 16 << 20
 """Of a process, whatever it is sent."""
 TOPIC = "honest"
@@ -57,41 +60,10 @@ def nobody_is_harmed(server: Server) -> Iterator[None]:
     assert all(private_bytes(pid) - was < GROWTH_BYTES_MAX for pid, was in before.items())
 
 
-class Kafka:
-    """A connection to the Kafka listener that asks what it is told."""
-
-    def __init__(self, server: Server) -> None:
-        host, port = server.kafka.rsplit(":", 1)
-        self.sock = socket.create_connection((host, int(port)), timeout=30)
-
-    def send(self, key: int, version: int, client_id: str = "probe", **values: Any) -> None:
-        filled = fill(message(key, "Request")._struct, version, values)
-        frame = request_frame(key, version, filled, client_id=client_id)
-        self.sock.sendall(struct.pack(">I", len(frame)) + frame)
-
-    def receive(self, key: int, version: int) -> Any:
-        head = self.bytes(4)
-        return decode_response(key, version, head + self.bytes(int.from_bytes(head, "big")))
-
-    def ask(self, key: int, version: int, **values: Any) -> Any:
-        self.send(key, version, **values)
-        return self.receive(key, version)
-
-    def bytes(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = self.sock.recv(size - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
-
 @pytest.fixture
-def kafka(server: Server) -> Iterator[Kafka]:
-    client = Kafka(server)
-    yield client
-    client.sock.close()
+def kafka(server: Server) -> Iterator[KafkaPeer]:
+    with KafkaPeer(server.kafka) as client:
+        yield client
 
 
 def test_numbers_that_no_cell_holds(server: Server) -> None:
@@ -118,21 +90,18 @@ def test_eight_megabytes_of_empty_maps(server: Server, hello: bool) -> None:
 def test_names_of_megabytes_are_not_remembered(server: Server) -> None:
     """Version 12 has compact lengths, which can say more than 32,767."""
     for number in range(12):
-        client = Kafka(server)
         name = b"%08d" % number + b"n" * 7_000_000
         size = len(name) + 1
         varint = bytes((size >> shift & 0x7F) | (0x80 if size >> shift > 0x7F else 0) for shift in (0, 7, 14, 21))
         frame = struct.pack(">hhihx", 1, 12, 7, -1) + struct.pack(">iiiibii", -1, 0, 0, 1, 0, 0, -1)
         frame += b"\x02" + varint + name + b"\x02" + struct.pack(">iiqiqi", 0, -1, 0, -1, -1, 100) + b"\0\0\x01\x01\0"
-        with suppress(ConnectionError, EOFError):
-            client.sock.sendall(struct.pack(">I", len(frame)) + frame)
-            client.bytes(1)
-            raise AssertionError("answered")
-        client.sock.close()
+        with KafkaPeer(server.kafka) as client, suppress(ConnectionError):
+            client.send_frame(frame)
+            assert client.hung_up()
 
 
 @pytest.mark.parametrize("count", [1_000, RECORDS_MAX, 200_000])
-def test_one_batch_asked_about_hundreds_of_times(server: Server, kafka: Kafka, count: int) -> None:
+def test_one_batch_asked_about_hundreds_of_times(server: Server, kafka: KafkaPeer, count: int) -> None:
     """Up to RECORDS_MAX records the answer is exact; of more it is the batch, which begins no later."""
     topic = f"bomb-{count}"
     batch = encode_batch([(None, b"", (), 5_000 + number) for number in range(count)], codec="zstd")
@@ -141,26 +110,26 @@ def test_one_batch_asked_about_hundreds_of_times(server: Server, kafka: Kafka, c
         base = peer.produce(topic, batch, acks=-1)[1]
         peer.end(topic)
     parts = [{"partition_index": 0, "timestamp": 5_000 + count - 1}] * 300
-    reply = kafka.ask(LIST_OFFSETS, 1, replica_id=-1, topics=[{"name": topic, "partitions": parts}])
+    reply = kafka.ask("ListOffsets", 1, replica_id=-1, topics=[{"name": topic, "partitions": parts}])
     found = {(part.error_code, part.offset) for part in reply.topics[0].partitions}
     assert found == {(0, base + count - 1 if count <= RECORDS_MAX else base)} and base >= 0
 
 
-def test_a_topic_that_is_a_path(kafka: Kafka) -> None:
+def test_a_topic_that_is_a_path(kafka: KafkaPeer) -> None:
     """A thousand of them stopped all groups for good."""
     topics = [{"name": name, "partition_indexes": [0]} for name in ("..", ".", "a/b", "/", "")]
     for _ in range(200):
-        kafka.send(OFFSET_FETCH, 5, group_id="g", topics=topics)
+        kafka.send("OffsetFetch", 5, group_id="g", topics=topics)
     for _ in range(200):
-        reply = kafka.receive(OFFSET_FETCH, 5)
+        reply = kafka.receive("OffsetFetch", 5)
         assert [part.committed_offset for topic in reply.topics for part in topic.partitions] == [-1] * 5
 
 
-def test_partitions_that_nobody_has(kafka: Kafka) -> None:
+def test_partitions_that_nobody_has(kafka: KafkaPeer) -> None:
     """They were looked up one by one, and remembered."""
     for number in range(12):
         topics = [{"name": "no-such-topic", "partition_indexes": list(range(8_000))}]
-        reply = kafka.ask(OFFSET_FETCH, 5, group_id=f"leak-{number}", topics=topics)
+        reply = kafka.ask("OffsetFetch", 5, group_id=f"leak-{number}", topics=topics)
         assert {part.committed_offset for part in reply.topics[0].partitions} == {-1}
 
 
@@ -169,10 +138,10 @@ def assignment(count: int) -> bytes:
     return struct.pack(">hi", 0, 2) + b"\0\1t" + numbers + b"\0\1u" + numbers + b"\xff" * 4
 
 
-def join(kafka: Kafka, group: str, metadata: bytes, client_id: str = "probe") -> Any:
+def join(kafka: KafkaPeer, group: str, metadata: bytes, client_id: str = "probe") -> Any:
     offers = [{"name": "range", "metadata": metadata}]
     values = {"group_id": group, "session_timeout_ms": 6_000, "rebalance_timeout_ms": 3_000, "member_id": ""}
-    return kafka.ask(JOIN_GROUP, 3, client_id=client_id, **values, protocol_type="consumer", protocols=offers)
+    return kafka.ask("JoinGroup", 3, client_id=client_id, **values, protocol_type="consumer", protocols=offers)
 
 
 def subscription(names: list[str]) -> bytes:
@@ -181,24 +150,64 @@ def subscription(names: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize(("count", "error"), [(99_000, GroupTooLarge.code), (30_000, 0)])
-def test_invented_partitions_of_an_assignment(kafka: Kafka, count: int, error: int) -> None:
+def test_invented_partitions_of_an_assignment(kafka: KafkaPeer, count: int, error: int) -> None:
     """198,000 took the coordinator 2.7 GB and 90 s; the members of a group may assign what they like all the same."""
     joined = join(kafka, f"big-{count}", subscription(["t"]))
     rows = [{"member_id": joined.member_id, "assignment": assignment(count)}]
     ours = {"group_id": f"big-{count}", "generation_id": joined.generation_id, "member_id": joined.member_id}
-    synced = kafka.ask(SYNC_GROUP, 2, **ours, assignments=rows)
+    synced = kafka.ask("SyncGroup", 2, **ours, assignments=rows)
     assert synced.error_code == error
     assert bytes(synced.assignment) == (b"" if error else assignment(count))
 
 
 @pytest.mark.parametrize(("count", "error"), [(65_000, GroupTooLarge.code), (25_000, 0)])
-def test_a_subscription_that_no_node_of_zookeeper_holds(kafka: Kafka, count: int, error: int) -> None:
+def test_a_subscription_that_no_node_of_zookeeper_holds(kafka: KafkaPeer, count: int, error: int) -> None:
     """Values over 1 MiB made the session flap: these names take six times their bytes when they are stored."""
     reply = join(kafka, f"names-{count}", subscription([f"{number:04x}\1\1" for number in range(count)]))
     assert reply.error_code == error
 
 
-def test_a_client_id_of_any_length(kafka: Kafka) -> None:
+def test_a_client_id_of_any_length(kafka: KafkaPeer) -> None:
     """One of more than 1,000 characters could not be registered, and stopped the timers of all groups."""
     joined = join(kafka, "long", subscription(["t"]), client_id="c" * 30_000)
     assert joined.error_code == 0 and len(joined.member_id) < 400
+
+
+@pytest.mark.timeout(300)
+def test_mutated_frames_of_every_api(server: Server) -> None:
+    """Twenty on each connection.  A random Metadata or CreateTopics would otherwise make thousands of topics."""
+    rng = random.Random(29)
+    harmless = {"allow_auto_topic_creation": False, "validate_only": True}
+    frames = [
+        request_frame(key, version, random_values(message(key, "Request")._struct, version, rng) | harmless)
+        for key, api in APIS.items()
+        for version in range(max(api.version_min, 3 if key == 0 else 0), api.version_max + 1)
+    ]
+    for turn in range(0, FRAMES, 20):
+        with KafkaPeer(server.kafka) as client, suppress(ConnectionError):
+            for step in range(20):
+                client.send_frame(mutated(bytearray(frames[(turn + step) % len(frames)]), rng))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        struct.pack(">i", -1),
+        struct.pack(">i", 2**31 - 1),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        struct.pack(">i", 0),
+        struct.pack(">ihhih", 10, 999, 0, 1, -1),
+    ],
+    ids=["negative size", "2 GB", "HTTP", "TLS", "empty frame", "unknown API"],
+)
+def test_what_is_not_kafka_is_hung_up_on_at_once(kafka: KafkaPeer, start: bytes) -> None:
+    kafka.sock.sendall(start)
+    assert kafka.hung_up()
+
+
+def test_a_version_that_is_not_served_gets_a_code(kafka: KafkaPeer) -> None:
+    for key, version, known in ((18, 99, 0), (11, 30, 7), (1, 15, 15), (12, 9, 4)):
+        kafka.send_frame(struct.pack(">hhih", key, version, 7, -1) + bytes(40))
+        assert kafka.receive(APIS[key].name, known).error_code == UnsupportedVersion.code
+    assert kafka.ask("Metadata", 1, topics=None).brokers
