@@ -51,6 +51,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Final
 
 
@@ -216,8 +217,19 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 def disk_fault(error: OSError, where: str | os.PathLike[str]) -> DiskFull | StorageFault:
     """What an operating system's error about a file or a directory means: no room, or a disk that fails."""
-    kind = DiskFull if error.errno in NO_ROOM else StorageFault
-    return kind(f"{error.filename or where}: {error.strerror}")
+    text = f"{error.filename or where}: {error.strerror}"
+    return DiskFull(text + _free(where)) if error.errno in NO_ROOM else StorageFault(text)
+
+
+def _free(where: str | os.PathLike[str]) -> str:
+    """How much is free on the disk that has a file or a directory, or will have it."""
+    for path in (Path(where), Path(where).parent):
+        try:
+            disk = os.statvfs(path)
+        except OSError:
+            continue
+        return f", {disk.f_bavail * disk.f_frsize} bytes are free"
+    return ""
 
 
 class CorruptLog(StorageFault):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from .server import Server
+
+CHUNK = bytes(1 << 20)
 
 
 class SmallMachine:
@@ -46,6 +49,20 @@ class SmallMachine:
         self._holder.stdin.close()
         self._holder.wait()
         self._holder.stdout.close()
+
+
+def fill(path: Path) -> None:
+    """Write a file until there is not a block left."""
+    with path.open("wb", buffering=0) as file:
+        size = len(CHUNK)
+        while size:
+            try:
+                if file.write(CHUNK[:size]) < size:
+                    size //= 2
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size //= 2
 
 
 @contextmanager

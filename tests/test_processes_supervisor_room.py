@@ -23,7 +23,7 @@ from appliance.wire import native
 
 from .native_peer import Peer
 from .server import Server, wait_for
-from .small_machine import SmallMachine, small_machine
+from .small_machine import SmallMachine, fill, small_machine
 
 BATCH = encode_values([b"one"], 1_000)
 ARENA_MIB = 16
@@ -99,13 +99,11 @@ def test_a_start_without_room_for_anything_waits_and_says_so(tmp_path: Path) -> 
                 assert peer.produce("t", BATCH, acks=-1)[0] == 0
 
 
-def fill(directory: Path) -> Path:
+def fill_all(directory: Path) -> Path:
     """Take the last files and blocks of a disk; returns the directory that has them."""
     others = directory / "others"
     others.mkdir()
-    with (others / "blocks").open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
+    fill(others / "blocks")
     with suppress(OSError):
         for number in itertools.count():
             (others / str(number)).touch()
@@ -128,7 +126,7 @@ def test_a_start_on_a_full_disk_serves_what_is_there_and_takes_more_once_there_i
         for partition in partitions:
             (partition / "clean-shutdown").unlink(missing_ok=True)
         os.truncate(partitions[0] / f"{0:020d}.index", 24)
-        other = fill(machine.path)
+        other = fill_all(machine.path)
         with server, Peer(server.native) as peer:
             assert peer.fetch("t", 0)[1] and peer.fetch("u", 0)[1]
             shutil.rmtree(other)
@@ -241,7 +239,7 @@ def test_a_full_disk_ends_zookeeper_and_nothing_else(tmp_path: Path) -> None:
         server = machine.server(tmp_path / "log", **{"zookeeper.nodes": 1})
         with server, Peer(server.native) as peer:
             peer.create("t")
-            other = fill(machine.path)
+            other = fill_all(machine.path)
             (node,) = server.pids("zookeeper")
             os.kill(node, signal.SIGKILL)
             wait_for(lambda: "note the pids of ZooKeeper nodes" in server.log(), "the pid that cannot be noted")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer as ConfluentProducer
 
+from appliance.client import Producer
 from appliance.config import Config
 from appliance.errors import DiskFull, StorageFault
 from appliance.processes.control import Channel
@@ -19,25 +22,13 @@ from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 from appliance.shared.doorbell import Doorbell
 
+from .kafka_peer import KafkaPeer
 from .native_peer import Peer
 from .server import Server, wait_for
+from .small_machine import fill, small_machine
 
 BATCH = encode_values([b"one", b"two"], 1_000)
 LARGE = encode_values([os.urandom(500_000)], 1_000)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    if os.geteuid() or not shutil.which("mount"):
-        pytest.skip("needs root, to mount a small file system")
-    path = tmp_path / "disk"
-    path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)], capture_output=True)
-    if done.returncode:
-        pytest.skip("this sandbox does not let us mount")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
@@ -55,10 +46,15 @@ def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
         end.close()
 
 
-def test_a_full_disk_is_retriable_and_goes_away_by_itself(small_disk: Path) -> None:
-    with Server(small_disk / "data", **{"disk.free_bytes_min": 0}) as server, Peer(server.native) as peer:
+def test_a_full_disk_is_named_to_both_listeners_and_goes_away_by_itself(tmp_path: Path) -> None:
+    with (
+        small_machine(tmp_path, disk="8m") as machine,
+        machine.server(tmp_path / "log") as server,
+        Peer(server.native) as peer,
+        KafkaPeer(server.kafka) as kafka,
+    ):
         peer.create("t")
-        filler = small_disk / "filler"
+        filler = machine.path / "filler"
         filler.write_bytes(bytes(4 << 20))
         written = 0
         while True:
@@ -66,22 +62,72 @@ def test_a_full_disk_is_retriable_and_goes_away_by_itself(small_disk: Path) -> N
             if error:
                 break
             written = end
-        assert error == DiskFull.code and "No space left" in message
-        wait_for(lambda: server_partition(server)["state"] == "disk full", "status to say so")
+        assert error == DiskFull.code and free_bytes(server, message) < len(LARGE)
+        wait_for(lambda: state_shown(peer) == "disk full", "status to say so")
         part, _ = peer.fetch("t", 0)
         assert part[:3] == [0, 0, written]
-        assert peer.produce("t", LARGE)[0] == DiskFull.code  # also the next one, and the one after
+        fill(machine.path / "rest")
+        for acks in (1, -1):  # also the next one, and the one after
+            error, _, _, message = peer.produce("t", LARGE, acks=acks)
+            assert error == DiskFull.code and free_bytes(server, message) == 0
+            for version in (7, 8, 9):
+                error, text = kafka_produce(kafka, version, acks)
+                assert error == DiskFull.code and (version < 8 or free_bytes(server, text) == 0)
         filler.unlink()
         error, _base, end, _ = peer.produce("t", LARGE, acks=-1)
         assert (error, end) == (0, written + len(LARGE))
-        assert server_partition(server)["state"] == "online"
+        assert kafka_produce(kafka, 9, -1)[0] == 0
+        assert state_shown(peer) == "online"
 
 
-def server_partition(server: Server) -> dict[str, object]:
-    from appliance.status import collect
+def free_bytes(server: Server, message: str) -> int:
+    found = re.fullmatch(rf"{server.data_dir}/t-0(/\S+)?: No space left on device, (\d+) bytes are free", message)
+    assert found, message
+    return int(found[2])
 
-    row: dict[str, object] = collect(server.data_dir)["partitions"][0]
-    return row
+
+def kafka_produce(kafka: KafkaPeer, version: int, acks: int) -> tuple[int, str]:
+    topics = [{"name": "t", "partition_data": [{"index": 0, "records": LARGE}]}]
+    reply = kafka.ask("Produce", version, acks=acks, timeout_ms=10_000, topic_data=topics)
+    part = reply.responses[0].partition_responses[0]
+    return part.error_code, part.error_message if version >= 8 else ""
+
+
+def test_producers_that_find_a_disk_full_go_on_when_there_is_room(tmp_path: Path) -> None:
+    """Goal: every message once, with the native client and with librdkafka, both idempotent."""
+    values = [os.urandom(50_000).hex().encode() for _ in range(4)]
+    told: list[object] = []
+    with (
+        small_machine(tmp_path, disk="8m") as machine,
+        machine.server(tmp_path / "log") as server,
+        Peer(server.native) as peer,
+        Producer(server.native, acks="all", idempotent=True) as native,
+    ):
+        peer.create("t")
+        kafka = ConfluentProducer({"bootstrap.servers": server.kafka, "enable.idempotence": True})
+        kafka.produce("t", values[0], on_delivery=lambda error, _: told.append(error))
+        assert kafka.flush(30) == 0
+        native.send("t", values[1]).result(30)
+        filler = machine.path / "filler"
+        fill(filler)
+        kafka.produce("t", values[2], on_delivery=lambda error, _: told.append(error))
+        sent = native.send("t", values[3])
+        assert kafka.flush(1.0) == 1 and not sent.done()
+        assert peer.produce("t", LARGE)[0] == DiskFull.code
+        filler.unlink()
+        sent.result(30)
+        assert kafka.flush(30) == 0 and told == [None, None]
+        _, data = peer.fetch("t", 0, bytes_max=1 << 22)
+        found, at = [], 0
+        while at < len(data):
+            found += [record.value for record in decode_batch(data, at)]
+            at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+        assert sorted(found) == sorted(values)
+
+
+def state_shown(peer: Peer) -> str:
+    state: str = peer.admin("status")["partitions"][0]["state"]
+    return state
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to make a flush fail")

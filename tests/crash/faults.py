@@ -7,7 +7,6 @@ promise that the table for operators shows.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from appliance.zookeeper.ensemble import probe
 from ..hostile.box import attacker
 from ..hostile.kafka_frames import NAMES
 from ..server import Server, wait_for
+from ..small_machine import fill
 from .beds import SESSION_MS, Run, hold, traced
 from .churn import churn
 from .consumers import SESSION_MS as MEMBER_SESSION_MS
@@ -36,7 +36,6 @@ STOP_S: Final = 1.5 * max(SESSION_MS, MEMBER_SESSION_MS) / 1000
 MOMENT_S: Final = 2.0
 HOUR_NS: Final = 3_600 * 10**9
 UP_S_MAX: Final = 60
-CHUNK: Final = bytes(1 << 20)
 SPARE_DESCRIPTORS: Final = 4
 IDLE_CONNECTIONS: Final = 64
 HOSTILE_REQUESTS: Final = 150
@@ -230,20 +229,6 @@ def cut_off(run: Run) -> None:
 
 
 # ---- what the machine lacks
-
-
-def fill(path: Path) -> None:
-    """Write until there is no room left."""
-    with path.open("wb", buffering=0) as file:
-        size = len(CHUNK)
-        while size:
-            try:
-                if file.write(CHUNK[:size]) < size:
-                    size //= 2
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                size //= 2
 
 
 @fault("disk full", "small", "produce waits; reading goes on; all goes on when there is room again")
