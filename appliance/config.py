@@ -1,41 +1,37 @@
-"""One frozen Config from defaults, one TOML file and ``--set`` overrides: every limit, its unit in its name.
+"""The configuration: one frozen :class:`Config` from defaults, a TOML file and ``--set`` overrides.
 
-A key has one dotted name everywhere: ``network.workers`` on the command line, ``workers`` in the table
-``[network]`` of the file, ``config.network.workers`` in the code.  The settings of topics carry Kafka's names
-(``retention.ms``); in ``[topics]`` they are the defaults of topics that do not set their own.
+It holds what an operator may want to change.  Limits that only protect the code from what peers send are constants of
+the modules that check them.
 
-The structs below are the single source: name, default, bounds and the text that ``appliance config show``
-prints stand together in one line.  A key's unit follows from its name: ``bytes`` also takes text such as
-``"64MiB"`` or ``"10GB"``, ``ms`` also takes ``"30s"``, ``"7d"``; everything else is a plain number or text.
+A key has one dotted name everywhere: ``network.workers`` on the command line, ``workers`` in the table ``[network]`` of
+the file, ``config.network.workers`` in the code.  The settings of topics carry Kafka's names (``retention.ms``); in
+``[topics]`` they are the defaults of topics that do not set their own.
 
-Errors: :class:`UnknownKey` offers the nearest key, :class:`BadValue` names key, value and what would be
-right.  All faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` serves requests
-of clients too, so it raises :class:`InvalidSetting`, which has a code on the wire.
+The structs below are the single source: name, default, bounds and the text that ``appliance config show`` prints stand
+together in one line.  How values are parsed is in ``config_keys.py``.
+
+Errors: :class:`UnknownKey` offers the nearest key, :class:`BadValue` names key, value and what would be right.  All
+faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` serves requests of clients too, so it
+raises :class:`InvalidSetting`, which has a code on the wire.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 OFFSET_MAX = (1 << 63) - 1
-
-Scalar = bool | int | str
-SIZES = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
-SIZES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
-DURATIONS_MS = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-DURATIONS_MS |= {"w": 7 * 86_400_000}
+WORKERS_MAX = 64
+"""Network workers that a segment table has cells for."""
 
 
 class Broker(Struct, frozen=True):
@@ -85,7 +81,9 @@ class ZooKeeper(Struct, frozen=True):
 
 
 class Network(Struct, frozen=True):
-    workers: Annotated[int, Meta(ge=0, le=256, description="network worker processes; 0 = one per core")] = 0
+    workers: Annotated[
+        int, Meta(ge=0, le=WORKERS_MAX, description="network worker processes; 0 = one per core, at most 64")
+    ] = 0
     connections_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="connections per worker; more are refused and counted")
     ] = 4096
@@ -269,7 +267,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         for name, value in given.items():
             key, accepted = TOPIC_KEYS.get(name), ACCEPTED.get(name)
             if key is None and accepted is None:
-                raise InvalidSetting(f"unknown topic setting {name!r}{_nearest(name, TOPIC_KEYS)}")
+                raise InvalidSetting(f"unknown topic setting {name!r}{nearest(name, TOPIC_KEYS)}")
             try:
                 if key is not None:
                     changed[key.attribute] = key.parse(value)
@@ -343,120 +341,8 @@ class Config(Struct, frozen=True):
         return {name: self.value(name) for name in KEYS}
 
 
-class Key(NamedTuple):
-    """One key as users see it; ``unit`` is "bytes", "ms" or ""."""
-
-    name: str
-    table: str
-    attribute: str
-    kind: type
-    choices: tuple[Scalar, ...]
-    least: int | None
-    most: int | None
-    unit: str
-    default: Scalar
-    about: str
-
-    def parse(self, value: object) -> Scalar:
-        """The value that a file or a command line gives.
-
-        Raises:
-            ValueError: says what would be right.
-        """
-        parsed: Scalar
-        if self.kind is bool:
-            parsed = _parse_bool(value)
-        elif self.kind is int:
-            parsed = _parse_int(value, self.unit)
-        elif isinstance(value, str):
-            parsed = value
-        else:
-            raise ValueError("must be text in quotes")
-        if self.choices and parsed not in self.choices:
-            raise ValueError("must be one of " + ", ".join(map(str, self.choices)))
-        if self.least is not None and int(parsed) < self.least:
-            raise ValueError(f"must be at least {self.least}")
-        if self.most is not None and int(parsed) > self.most:
-            raise ValueError(f"must be at most {self.most}")
-        if self.attribute == "listen":
-            parse_addresses(str(parsed))
-        elif self.attribute == "advertised" and len(parse_addresses(str(parsed))) > 1:
-            raise ValueError("must be one address")
-        return parsed
-
-
-def _parse_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise ValueError("must be true or false")
-
-
-def _parse_int(value: object, unit: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    units = {"bytes": SIZES, "ms": DURATIONS_MS}.get(unit, {"": 1})
-    example = {"bytes": ', such as 1048576 or "1MiB"', "ms": ', such as 5000, "5s" or "7d"'}.get(unit, "")
-    match = re.fullmatch(r"\s*(-?\d[\d_]*)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in units:
-        raise ValueError(f"must be a whole number{example}")
-    return int(match[1]) * units[match[2].lower()]
-
-
-def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """``"host:port,[v6]:port"`` as (host, port) pairs; an empty text is an empty list.
-
-    Raises:
-        ValueError: says what would be right.
-    """
-    addresses: list[tuple[str, int]] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", part)
-        if match is None or int(match[3]) > 65_535:
-            raise ValueError('must be "host:port" or "[v6 address]:port", several separated by commas')
-        addresses.append((match[1] or match[2], int(match[3])))
-    return addresses
-
-
-def address_text(address: tuple[Any, ...]) -> str:
-    """The first two fields of a socket address, as :func:`parse_addresses` reads them."""
-    host, port = address[0], address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
-    """The keys of one table, out of the annotations of its struct."""
-    hints = get_type_hints(struct, include_extras=True)
-    own_first = sorted(msgspec.structs.fields(struct), key=lambda field: "." in field.encode_name)
-    for field in own_first:
-        kind, meta = get_args(hints[field.name])
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        words = re.split(r"[._]", field.encode_name)
-        unit = next((unit for unit in ("bytes", "ms") if unit in words), "")
-        yield Key(
-            name=f"{table}.{field.encode_name}" if table else field.encode_name,
-            table=table,
-            attribute=field.name,
-            kind=type(choices[0]) if choices else kind,
-            choices=choices,
-            least=meta.ge,
-            most=meta.le,
-            unit=unit,
-            default=field.default,
-            about=meta.description,
-        )
-
-
-TOPIC_KEYS = {key.name: key for key in _keys_of("", TopicSettings)}
-KEYS = {key.name: key for field in msgspec.structs.fields(Config) for key in _keys_of(field.name, type(field.default))}
-
-
-def _nearest(name: str, known: Mapping[str, Key]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    last_word = [key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    nearest = close or last_word
-    return f": did you mean {nearest[0]!r}?" if nearest else "; `appliance config show` lists all keys"
+TOPIC_KEYS = {key.name: key for key in keys_of("", TopicSettings)}
+KEYS = {key.name: key for field in msgspec.structs.fields(Config) for key in keys_of(field.name, type(field.default))}
 
 
 def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -500,7 +386,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     for name, value, where in given:
         key = KEYS.get(name)
         if key is None:
-            faults.append(UnknownKey(f"{where}unknown key {name!r}{_nearest(name, KEYS)}"))
+            faults.append(UnknownKey(f"{where}unknown key {name!r}{nearest(name, KEYS)}"))
             continue
         try:
             tables.setdefault(key.table, {})[key.attribute] = key.parse(value)

@@ -21,7 +21,7 @@ from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, private_bytes,
 
 from appliance.client import Producer
 from appliance.client.admin import Admin
-from appliance.config import GIB, MIB
+from appliance.config_keys import GIB, MIB
 from appliance.log import files
 from appliance.log.recovery import Marker
 

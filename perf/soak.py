@@ -18,7 +18,7 @@ from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, row
 
 from appliance.client import Consumer, Producer
 from appliance.client.admin import Admin
-from appliance.config import MIB
+from appliance.config_keys import MIB
 from appliance.wire.requests import EARLIEST
 
 VALUE = bytes(PAYLOAD_BYTES)

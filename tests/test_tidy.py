@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "kafka_settings"},
-    {"names"},
+    {"names", "addresses"},
+    {"config_keys"},
     {"config", "catalog"},
     {"records", "retention"},
     {"wire"},

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import typer
 
-from ..config import KEYS, Config, Key, load
+from ..config import KEYS, Config, load
+from ..config_keys import Key
 from . import output
 from .service_commands import ConfigFile, Overrides
 from .target import Json

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typer import BadParameter
 
-from ..config import DURATIONS_MS
+from ..config_keys import DURATIONS_MS
 from ..wire.requests import EARLIEST, LATEST
 
 if TYPE_CHECKING:

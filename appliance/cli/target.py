@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import KEYS, parse_addresses
+from ..addresses import parse_addresses
+from ..config import KEYS
 from ..errors import BrokerAway, ProtocolFault
 
 if TYPE_CHECKING:

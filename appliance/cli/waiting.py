@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..config import parse_addresses
+from ..addresses import parse_addresses
 from ..errors import ApplianceError, DiskFull, StorageFault
 from . import output
 from .target import cluster

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ..config import parse_addresses
+from ..addresses import parse_addresses
 from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, cut
 from ..wire.native import HELLO, MAGIC, VERSION, ProduceHead, decode_header, encode_frame

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ..config import KEYS, TOPIC_KEYS, Config, Key, TopicSettings
+from ..config import KEYS, TOPIC_KEYS, Config, TopicSettings
+from ..config_keys import Key
 from ..groups.messages import Limits
 from ..kafka_settings import ACCEPTED, INT_MAX, Kind
 from ..names import NOTE_BYTES_MAX

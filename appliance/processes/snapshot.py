@@ -30,8 +30,9 @@ from typing import Any, Final
 
 import msgspec
 
+from ..addresses import parse_addresses
 from ..catalog import Topic
-from ..config import TopicSettings, parse_addresses
+from ..config import TopicSettings
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 
 SNAPSHOT: Final = 0

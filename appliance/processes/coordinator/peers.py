@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...config import parse_addresses
+from ...addresses import parse_addresses
 from ...errors import BrokerAway, ProtocolFault, from_code
 from ...wire import native
 from ...wire.bounds import PARTS_MAX_MIN

@@ -34,8 +34,9 @@ from uuid import uuid4
 import msgpack
 import msgspec
 
+from ...addresses import parse_addresses
 from ...catalog import Catalog, Topic
-from ...config import Config, parse_addresses
+from ...config import Config
 from ...errors import ApplianceError, ProtocolFault
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits

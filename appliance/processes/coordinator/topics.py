@@ -32,7 +32,8 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from ...catalog import Catalog, Change, Removal, Topic, new_id
-from ...config import KIB, TOPIC_KEYS, Config, TopicSettings
+from ...config import TOPIC_KEYS, Config, TopicSettings
+from ...config_keys import KIB
 from ...errors import (
     ApplianceError,
     InvalidPartitions,

@@ -26,7 +26,8 @@ import socket
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...config import Config, address_text
+from ...addresses import address_text
+from ...config import Config
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone

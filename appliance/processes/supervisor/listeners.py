@@ -7,7 +7,8 @@ import os
 import socket
 from typing import Final
 
-from ...config import Config, address_text, parse_addresses
+from ...addresses import address_text, parse_addresses
+from ...config import Config
 from ...errors import AddressInUse, BadValue
 from .systemd import inherited_listeners
 

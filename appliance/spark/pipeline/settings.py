@@ -20,7 +20,6 @@ Errors: UnknownKey offers the nearest name that there is; BadValue says where, a
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 import msgspec
 from msgspec import Meta, Struct
 
-from ...config import DURATIONS_MS, GIB, MIB, SIZES
+from ...config_keys import DURATIONS_MS, GIB, MIB, SIZES, parse_units
 from ...errors import BadValue, UnknownKey
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
@@ -237,10 +236,10 @@ def _structs(hint: Any) -> Iterator[type[Struct]]:
 
 
 def _number(text: str, units: Mapping[str, int], where: str, place: str) -> int:
-    match = re.fullmatch(r"\s*(\d[\d_]*)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].lower() not in units:
+    number = parse_units(text, units)
+    if number is None or number < 0:
         raise BadValue(f"{where}: {place} = {text!r}: a whole number, with one of {' '.join(filter(None, units))}")
-    return int(match[1]) * units[match[2].lower()]
+    return number
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,124 @@
+"""The keys of the configuration as users see them: their names, bounds, units, and how their values are parsed.
+
+A key's unit follows from its name: ``bytes`` also takes text such as ``"64MiB"`` or ``"10GB"``, ``ms`` also takes
+``"30s"``, ``"7d"``; everything else is a plain number or text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from .addresses import parse_addresses
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+Scalar = bool | int | str
+SIZES = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
+SIZES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
+DURATIONS_MS = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DURATIONS_MS |= {"w": 7 * 86_400_000}
+
+
+class Key(NamedTuple):
+    """One key as users see it; ``unit`` is "bytes", "ms" or ""."""
+
+    name: str
+    table: str
+    attribute: str
+    kind: type
+    choices: tuple[Scalar, ...]
+    least: int | None
+    most: int | None
+    unit: str
+    default: Scalar
+    about: str
+
+    def parse(self, value: object) -> Scalar:
+        """The value that a file or a command line gives.
+
+        Raises:
+            ValueError: says what would be right.
+        """
+        parsed: Scalar
+        if self.kind is bool:
+            parsed = _parse_bool(value)
+        elif self.kind is int:
+            parsed = _parse_int(value, self.unit)
+        elif isinstance(value, str):
+            parsed = value
+        else:
+            raise ValueError("must be text in quotes")
+        if self.choices and parsed not in self.choices:
+            raise ValueError("must be one of " + ", ".join(map(str, self.choices)))
+        if self.least is not None and int(parsed) < self.least:
+            raise ValueError(f"must be at least {self.least}")
+        if self.most is not None and int(parsed) > self.most:
+            raise ValueError(f"must be at most {self.most}")
+        if self.attribute == "listen":
+            parse_addresses(str(parsed))
+        elif self.attribute == "advertised" and len(parse_addresses(str(parsed))) > 1:
+            raise ValueError("must be one address")
+        return parsed
+
+
+def _parse_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError("must be true or false")
+
+
+def _parse_int(value: object, unit: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    units = {"bytes": SIZES, "ms": DURATIONS_MS}.get(unit, {"": 1})
+    example = {"bytes": ', such as 1048576 or "1MiB"', "ms": ', such as 5000, "5s" or "7d"'}.get(unit, "")
+    number = parse_units(value, units) if isinstance(value, str) else None
+    if number is None:
+        raise ValueError(f"must be a whole number{example}")
+    return number
+
+
+def parse_units(text: str, units: Mapping[str, int]) -> int | None:
+    """A whole number with one of the ``units`` behind it; None when the text is something else."""
+    match = re.fullmatch(r"\s*(-?\d[\d_]*)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in units:
+        return None
+    return int(match[1]) * units[match[2].lower()]
+
+
+def keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
+    """The keys of one table, out of the annotations of its struct."""
+    hints = get_type_hints(struct, include_extras=True)
+    own_first = sorted(msgspec.structs.fields(struct), key=lambda field: "." in field.encode_name)
+    for field in own_first:
+        kind, meta = get_args(hints[field.name])
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        words = re.split(r"[._]", field.encode_name)
+        unit = next((unit for unit in ("bytes", "ms") if unit in words), "")
+        yield Key(
+            name=f"{table}.{field.encode_name}" if table else field.encode_name,
+            table=table,
+            attribute=field.name,
+            kind=type(choices[0]) if choices else kind,
+            choices=choices,
+            least=meta.ge,
+            most=meta.le,
+            unit=unit,
+            default=field.default,
+            about=meta.description,
+        )
+
+
+def nearest(name: str, known: Mapping[str, Key]) -> str:
+    """The end of a message about an unknown key: the nearest one that there is, or where the list is."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    last_word = [key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    found = close or last_word
+    return f": did you mean {found[0]!r}?" if found else "; `appliance config show` lists all keys"
