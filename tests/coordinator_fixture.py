@@ -146,7 +146,7 @@ class Rig:
                 self.channel.send(["done", token, [[*row[:2], "", ""] for row in rows]])
             case ["settings", rows, settings]:
                 self.settings.update({(topic, partition): settings for topic, partition in rows})
-            case ["cut", topic, partition, offset]:
+            case ["delete_before", topic, partition, offset]:
                 self.cuts.append((topic, partition, offset))
             case ["roll", topic, partition]:
                 self.rolls.append((topic, partition))

@@ -15,8 +15,8 @@ from appliance.config import TopicSettings
 from appliance.errors import DiskFull, OutOfOrderSequence
 from appliance.log import Log
 from appliance.log.files import System
+from appliance.processes.writer.delete_before import delete_before
 from appliance.processes.writer.producers import Producers
-from appliance.processes.writer.retirement import remove_before
 from appliance.records.batch import BatchInfo, check, place
 from appliance.records.encode import encode_batch
 
@@ -136,9 +136,9 @@ class Partition:
         if snapshot is not None:
             self.producers.store(snapshot)
 
-    def remove_before(self, offset: int) -> None:
+    def delete_before(self, offset: int) -> None:
         self.promises.start_asked = max(self.promises.start_asked, min(offset, self.log.written))
-        remove_before(self.log, self.producers, offset, self.flush, lambda: None)
+        delete_before(self.log, self.producers, offset, self.flush, lambda: None)
         self.promises.start = self.log.start
         assert self.log.start >= min(offset, self.log.written)
 

@@ -265,7 +265,7 @@ def test_deleting_records_waits_for_the_cut_and_says_where_the_log_starts_now(be
         asking = asyncio.ensure_future(bench.cluster.delete_records("logs", 0, 150))
         while not bench.sent:
             await asyncio.sleep(0)
-        assert bench.sent == [["cut", "logs", 0, 150]]
+        assert bench.sent == [["delete_before", "logs", 0, 150]]
         bench.table.retire_before(150)
         return await asking
 
@@ -287,7 +287,7 @@ def test_what_acks_1_has_acknowledged_is_in_the_log_for_whoever_asks(bench: Benc
         asking = asyncio.ensure_future(bench.cluster.delete_records("logs", 0, 300))
         while not bench.sent:
             await asyncio.sleep(0)
-        assert bench.sent == [["cut", "logs", 0, 300]]
+        assert bench.sent == [["delete_before", "logs", 0, 300]]
         bench.table.publish_end(300, 30)
         await asyncio.sleep(0)
         assert not asking.done(), "the start has not moved"

@@ -31,7 +31,7 @@ from appliance.processes.clock import wall_ms
 from appliance.processes.control import Channel
 from appliance.processes.network import connection_state
 from appliance.processes.network.worker import NetworkWorker
-from appliance.processes.writer.process import Assignment, Writer
+from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.records.decode import decode_values
 from appliance.records.encode import encode_values
 from appliance.shared import memory
@@ -138,10 +138,10 @@ class Bench:
             self._connect(topic)
 
     def _start_writer(self, topic: str) -> None:
-        assignment = Assignment(CONFIG, self.path, topic, 0, SETTINGS, self._tables[topic], [self._doorbell])
+        arguments = WriterArguments(CONFIG, self.path, topic, 0, SETTINGS, self._tables[topic], [self._doorbell])
 
         def make(control: Channel) -> Callable[[], None]:
-            writer = Writer(assignment, control)
+            writer = Writer(arguments, control)
             writer.open()
             return lambda: writer.turn(0)
 

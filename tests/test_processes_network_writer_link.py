@@ -6,8 +6,7 @@ import msgpack
 
 from appliance.processes.control import MESSAGE_BYTES_MAX
 from appliance.processes.network import writer_link
-from appliance.processes.writer import link as answers
-from appliance.processes.writer import process as writer
+from appliance.processes.writer import appender, worker_link
 
 OFFSET_MAX = 2**63 - 1
 POSITION_MAX = 2**32 - 1
@@ -21,12 +20,12 @@ def test_the_largest_description_fits() -> None:
 
 
 def test_the_largest_answer_fits() -> None:
-    texts = {index: "x" * writer.TEXT_CHARACTERS_MAX for index in range(writer.TEXTS_MAX)}
+    texts = {index: "x" * appender.TEXT_CHARACTERS_MAX for index in range(appender.TEXTS_MAX)}
     full = [2**40, [90, OFFSET_MAX, OFFSET_MAX] * writer_link.APPEND_PARTS_MAX, texts, 2**41]
     small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}, 2**41]] * (
-        answers.NUMBERS_PER_MESSAGE // (answers.BUNDLE_NUMBERS + 3)
+        worker_link.NUMBERS_PER_MESSAGE // (worker_link.BUNDLE_NUMBERS + 3)
     )
     assert len(msgpack.packb([*small, full])) < MESSAGE_BYTES_MAX
-    refused = [2**40, [2, -1, -1], {0: "x" * writer.TEXT_CHARACTERS_MAX}, -1]
-    count = answers.NUMBERS_PER_MESSAGE // (answers.BUNDLE_NUMBERS + 3) + 1
+    refused = [2**40, [2, -1, -1], {0: "x" * appender.TEXT_CHARACTERS_MAX}, -1]
+    count = worker_link.NUMBERS_PER_MESSAGE // (worker_link.BUNDLE_NUMBERS + 3) + 1
     assert len(msgpack.packb([refused] * count)) < MESSAGE_BYTES_MAX

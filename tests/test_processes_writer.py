@@ -17,7 +17,7 @@ from appliance.client import Producer
 from appliance.config import Config
 from appliance.errors import DiskFull, StorageFault
 from appliance.processes.control import Channel
-from appliance.processes.writer.process import Assignment, run
+from appliance.processes.writer.writer import WriterArguments, run
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 from appliance.shared.doorbell import Doorbell
@@ -33,13 +33,13 @@ LARGE = encode_values([os.urandom(500_000)], 1_000)
 
 def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
     """The topic was deleted, and its table with it, after the supervisor had decided to fork."""
-    assignment = Assignment(Config(), tmp_path, "gone", 0, {}, "/appliance.test.gone", [Doorbell()])
+    arguments = WriterArguments(Config(), tmp_path, "gone", 0, {}, "/appliance.test.gone", [Doorbell()])
     ours, control = Channel.pair()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            status = run(assignment, control, parent)
+            status = run(arguments, control, parent)
         os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
     for end in (ours, control):

@@ -12,9 +12,9 @@ from appliance.errors import OutOfResources, StorageFault
 from appliance.log import FlushTicket, Log
 from appliance.log.files import System
 from appliance.processes.clock import wall_ms
-from appliance.processes.writer import process
-from appliance.processes.writer.process import Writer
+from appliance.processes.writer import appender, writer
 from appliance.processes.writer.producers import Producers
+from appliance.processes.writer.unflushed import Unflushed
 from appliance.records.batch import LEADER_EPOCH_AT
 from appliance.records.encode import encode_batch, encode_values
 from appliance.shared.table import ONLINE, ROWS
@@ -38,7 +38,8 @@ def test_a_clock_that_jumps_delays_no_flush(
 ) -> None:
     """Goal: acks=all and acks=1 alike are flushed in time while somebody sets the clock to and fro."""
     ahead_ms = [0]
-    monkeypatch.setattr(process, "wall_ms", jumping(wall_ms, ahead_ms))
+    monkeypatch.setattr(writer, "wall_ms", jumping(wall_ms, ahead_ms))
+    monkeypatch.setattr(appender, "wall_ms", jumping(wall_ms, ahead_ms))
     with Rig(tmp_path, **settings) as rig:
         for number in range(6):
             token = rig.produce(BATCH, acks=-1 if number % 2 else 1)
@@ -84,7 +85,7 @@ def broken(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(FlushTicket, "sync"), (Log, "flush_done"), (Writer, "_expose"), (Producers, "take")],
+    [(FlushTicket, "sync"), (Log, "flush_done"), (Unflushed, "_expose"), (Producers, "take")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_an_unexpected_error_in_the_flusher_ends_the_writer(
@@ -107,7 +108,7 @@ def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(
     with Rig(tmp_path, flush_messages=1000, flush_ms=60_000) as rig:
         rig.answer(rig.produce(BATCH, acks=1))
         monkeypatch.setattr(FlushTicket, "sync", fails)
-        rig.order("cut", rig.table.written)
+        rig.order("delete_before", rig.table.written)
         assert isinstance(rig.ended(), StorageFault)
         assert rig.table.start == 0
 
@@ -120,14 +121,14 @@ def test_deleting_up_to_the_end_with_as_many_segments_as_there_can_be(
 ) -> None:
     """Method: a table with few rows; what it can hold follows from its size."""
     rows = 10
-    monkeypatch.setattr(process, "SEGMENTS_MAX", rows - 1)
+    monkeypatch.setattr(writer, "SEGMENTS_MAX", rows - 1)
     directory = tmp_path / "t-0"
     with Rig(tmp_path, table_bytes=8 * (ROWS + rows), segment_bytes=1024) as rig:
         for _ in range(rows + 5):
             rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
         end = rig.table.end
         assert len(rig.table.view().bases) == rows - 1
-        rig.order("cut", end)
+        rig.order("delete_before", end)
         wait_for(lambda: rig.table.start == end, "all to be deleted")
         wait_for(lambda: len(list(directory.glob("*.log"))) == 1, "the files to go")
         assert rig.answer(rig.produce(BATCH))[:3] == [0, end + len(BATCH) - 2, end + len(BATCH)]
@@ -141,7 +142,7 @@ def test_deleting_what_is_written_and_not_flushed_flushes_it_first(tmp_path: Pat
         token = rig.produce(BATCH, acks=-1)
         wait_for(lambda: rig.table.written == 2 * len(BATCH), "both to be written")
         assert rig.table.end == 0
-        rig.order("cut", rig.table.written + beyond)
+        rig.order("delete_before", rig.table.written + beyond)
         wait_for(lambda: rig.table.start == 2 * len(BATCH), "all to be deleted")
         assert rig.answer(token)[0] == 0
         assert rig.table.end == rig.table.written == 2 * len(BATCH)
@@ -157,20 +158,20 @@ def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pyt
         return os.open(path, flags, mode)
 
     real = Log.open
-    monkeypatch.setattr(process.Log, "open", lambda *a, **k: real(*a, **k, system=System(open=open_)))
+    monkeypatch.setattr(writer.Log, "open", lambda *a, **k: real(*a, **k, system=System(open=open_)))
     with Rig(tmp_path, segment_bytes=1024) as rig:
         for _ in range(4):
             rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
         end, bases = rig.table.end, rig.table.view().bases
         full[0] = True
-        rig.order("cut", end)
+        rig.order("delete_before", end)
         wait_for(lambda: rig.table.start == end, "the start to move")
         assert rig.table.view().bases == bases[-1:]
         wait_for(lambda: len(list((tmp_path / "t-0").glob("*.log"))) == 1, "the other files to go")
         assert rig.answer(rig.produce(BATCH))[0] != 0
         full[0] = False
         assert rig.answer(rig.produce(BATCH))[0] == 0
-        rig.order("cut", rig.table.end)
+        rig.order("delete_before", rig.table.end)
         wait_for(lambda: rig.table.view().bases == (rig.table.end,), "the last one to go, too")
 
 
@@ -185,14 +186,14 @@ def test_a_lack_of_descriptors_is_refused_and_not_taken_for_a_failing_disk(
         return os.open(path, flags, mode)
 
     real = Log.open
-    monkeypatch.setattr(process.Log, "open", lambda *a, **k: real(*a, **k, system=System(open=open_)))
+    monkeypatch.setattr(writer.Log, "open", lambda *a, **k: real(*a, **k, system=System(open=open_)))
     with Rig(tmp_path, segment_bytes=1200) as rig:
         large = encode_values([b"x" * 900], 1_000)
         assert rig.answer(rig.produce(large))[0] == 0
         lacking[0] = True
         assert rig.answer(rig.produce(large))[0] == OutOfResources.code
         assert rig.answer(rig.produce(encode_values([b"small"], 1_000)))[0] == 0  # needs no new segment
-        rig.order("cut", rig.table.end)
+        rig.order("delete_before", rig.table.end)
         wait_for(lambda: rig.table.start == rig.table.end or rig.error, "the start to move")
         lacking[0] = False
         assert rig.answer(rig.produce(large))[0] == 0
@@ -207,7 +208,7 @@ def test_a_segment_that_is_sealed_on_order_can_go(tmp_path: Path) -> None:
             rig.order("roll")
             wait_for(lambda: rig.table.view().bases[-1] == end, "a new segment")  # noqa: B023
         rig.order("roll")  # an empty one stays
-        rig.order("cut", len(BATCH))
+        rig.order("delete_before", len(BATCH))
         wait_for(lambda: rig.table.view().bases == (len(BATCH), 2 * len(BATCH)), "the first one to go")
         assert rig.answer(rig.produce(BATCH))[0] == 0
     Log.open(tmp_path / "t-0", SMALL, lambda: 0).close()
@@ -224,7 +225,7 @@ def test_a_producer_is_served_on_after_retention_has_taken_all_its_batches(tmp_p
 
     with Rig(tmp_path, segment_bytes=1024) as rig:
         placed = [rig.answer(rig.produce(batch_of(7, sequence))) for sequence in range(5)]
-        rig.order("cut", rig.table.end)
+        rig.order("delete_before", rig.table.end)
         wait_for(lambda: rig.table.start == rig.table.end, "all to be deleted")
     with Rig(tmp_path, segment_bytes=1024) as rig:  # the first one was killed, as it were: not closed in order
         assert rig.answer(rig.produce(batch_of(7, 4))) == placed[4]

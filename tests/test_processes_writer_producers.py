@@ -89,7 +89,7 @@ def test_without_a_snapshot_and_without_the_beginning_of_the_log_producers_are_f
     """Goal: a live producer of which retention took everything goes on; nothing it had sent is taken for written."""
     partition = filled(tmp_path)
     sequence = partition.next_sequence(1)
-    partition.remove_before(partition.log.bases[-1])
+    partition.delete_before(partition.log.bases[-1])
     path = tmp_path / "t-0" / SNAPSHOT_NAME
     path.unlink()
     if content is not None:
@@ -107,7 +107,7 @@ def test_without_a_snapshot_and_without_the_beginning_of_the_log_producers_are_f
 def test_retention_takes_a_producers_batches_and_it_goes_on(tmp_path: Path) -> None:
     partition = filled(tmp_path)
     last = [batch for batch in partition.promises.batches if batch.producer == 1][-1]
-    partition.remove_before(partition.log.written)
+    partition.delete_before(partition.log.written)
     again = killed(partition)
     sequences = again.producers.sequences
     assert not sequences.forgotten
@@ -162,7 +162,7 @@ def test_a_snapshot_from_before_what_retention_took_is_not_believed(tmp_path: Pa
     partition.flush()
     old = (partition.log.path / SNAPSHOT_NAME).read_bytes()
     sequence = partition.next_sequence(1)
-    partition.remove_before(partition.log.written)
+    partition.delete_before(partition.log.written)
     (partition.log.path / SNAPSHOT_NAME).write_bytes(old)
     again = killed(partition)
     assert known(again) == {} and again.producers.sequences.forgotten
@@ -182,7 +182,7 @@ def test_no_room_for_a_snapshot_stops_neither_retention_nor_producers(tmp_path: 
         partition.append(1, size=450)
     partition.flush()
     room[0] = False
-    partition.remove_before(partition.log.bases[2])
+    partition.delete_before(partition.log.bases[2])
     assert len(list(partition.log.path.glob("*.log"))) == len(partition.log.bases)
     again = killed(partition)
     assert again.append(1)
@@ -253,7 +253,7 @@ class ProducersMachine(RuleBasedStateMachine):
     def remove(self, data: st.DataObject) -> None:
         log = self.partition.log
         offset = data.draw(st.integers(log.start, log.written) | st.sampled_from([*log.bases, log.written]))
-        self.partition.remove_before(offset)
+        self.partition.delete_before(offset)
 
     @rule()
     def stop_and_start(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from appliance.config import Config
 from appliance.processes.control import Channel
-from appliance.processes.writer.process import Assignment, Writer
+from appliance.processes.writer.writer import Writer, WriterArguments
 from appliance.shared import memory
 from appliance.shared.doorbell import Doorbell
 from appliance.shared.table import TABLE_BYTES, SegmentTable
@@ -35,7 +35,7 @@ class Rig:
         self.supervisor, control = Channel.pair()
         self._control = control
         self.worker, self._theirs = Channel.pair()
-        self.writer = Writer(Assignment(Config(), path, "t", 0, named, self._names[0], [Doorbell()]), control)
+        self.writer = Writer(WriterArguments(Config(), path, "t", 0, named, self._names[0], [Doorbell()]), control)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="writer")
         self._tokens = itertools.count(1)
@@ -65,9 +65,9 @@ class Rig:
     def _let_go(self) -> None:
         """What the end of the process does."""
         writer = self.writer
-        writer._flusher.stop()
+        writer._unflushed._flusher.stop()
         for link in writer._links.values():
-            with writer._flusher.lock:
+            with writer._unflushed.lock:
                 link.close()
         writer._epoll.close()
         for channel in (self.worker, self._theirs, self._control):

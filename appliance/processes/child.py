@@ -35,7 +35,7 @@ class _SchedAttr(ctypes.Structure):
     ]
 
 
-def settle(name: str, supervisor_pid: int, death_signal: int = signal.SIGKILL) -> None:
+def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGKILL) -> None:
     """Make this process a child that cannot outlive its supervisor.
 
     Signals from the terminal or the service manager are the supervisor's business: it stops its children in order

@@ -23,7 +23,7 @@ can take any more, so the client sees the connection end and reconnects.  A work
 tokens.  A writer whose worker is gone closes what that worker had handed over: nobody is left to take it back.
 Messages that were sent before the sender died are still taken: the end of a channel comes behind them.
 
-Messages, beside those of :mod:`appliance.processes.writer.process`::
+Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
 
     worker → writer   ["handoff", token, door, acks, buffer bytes, received bytes] +fd
                       ["recall"]                          give all back

@@ -143,9 +143,9 @@ def retention(run: Run) -> None:
     for producer in (1, 2, 1, 2, 2, 2):
         partition.append(producer, size=450)
     partition.flush()
-    partition.remove_before(partition.log.bases[1])
+    partition.delete_before(partition.log.bases[1])
     partition.append(2, size=450)
-    partition.remove_before(partition.log.bases[-1] + 10)
+    partition.delete_before(partition.log.bases[-1] + 10)
 
 
 def everything_deleted(run: Run) -> None:
@@ -154,7 +154,7 @@ def everything_deleted(run: Run) -> None:
         partition.append(1, size=450)
     partition.flush()
     partition.append(1)  # written, not flushed
-    partition.remove_before(partition.log.written)
+    partition.delete_before(partition.log.written)
     partition.append(2)
     partition.flush()
 
@@ -164,14 +164,14 @@ def restarts(run: Run) -> None:
     run.partition.close()
     run.open()
     run.partition.append(1)
-    run.partition.remove_before(run.partition.log.written - 5)
+    run.partition.delete_before(run.partition.log.written - 5)
     run.kill()
     run.partition.append(2)
     run.partition.flush()
     run.partition.close()
     run.open()
-    run.partition.remove_before(run.partition.log.written - 5)  # the first change after a clean stop
-    run.partition.remove_before(run.partition.log.written)
+    run.partition.delete_before(run.partition.log.written - 5)  # the first change after a clean stop
+    run.partition.delete_before(run.partition.log.written)
 
 
 def full_disk(run: Run) -> None:
@@ -186,7 +186,7 @@ def full_disk(run: Run) -> None:
     partition.flush()
     run.promises.lacked_room = True
     run.disk.room = 0
-    partition.remove_before(partition.log.written)
+    partition.delete_before(partition.log.written)
     run.disk.room = None
     partition.append(1)
 
@@ -307,9 +307,9 @@ def play_at_random(run: Run, random_: random.Random, steps: int) -> None:
             case 6:
                 partition.producers.freeze()
             case 7:
-                partition.remove_before(random_.randrange(partition.log.start, partition.log.written + 1))
+                partition.delete_before(random_.randrange(partition.log.start, partition.log.written + 1))
             case 8:
-                partition.remove_before(random_.choice([*partition.log.bases, partition.log.written]))
+                partition.delete_before(random_.choice([*partition.log.bases, partition.log.written]))
             case 9:
                 run.kill()
             case 10:

@@ -121,7 +121,7 @@ class Partitions:
 
     def cut(self, topic: str, partition: int, offset: int) -> None:
         """Have the segments that lie wholly before ``offset`` removed."""
-        self._send(["cut", topic, partition, offset])
+        self._send(["delete_before", topic, partition, offset])
 
     def roll(self, topic: str, partition: int) -> None:
         """Have the active segment sealed, so that it can be removed."""

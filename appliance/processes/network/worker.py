@@ -34,7 +34,7 @@ from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Fetch, Forwarded, Offsets, Produce
-from ..child import give_back_memory, settle
+from ..child import become_child, give_back_memory
 from ..clock import now_ms
 from ..control import Channel
 from .accepting import Accepting
@@ -74,7 +74,7 @@ class WorkerArguments(NamedTuple):
 
 def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
     """The worker process, from fork to exit; returns its exit status."""
-    settle(f"net {arguments.number}", supervisor_pid)
+    become_child(f"net {arguments.number}", supervisor_pid)
     worker = NetworkWorker(arguments, control)
     worker.serve()
     worker.drain()

@@ -1,101 +1,44 @@
-"""Forking children and keeping account of them: mechanism only, the supervisor has the policy.
+"""All children of the supervisor: forks them, watches them, sends them messages, reaps them.
 
-Each child has a control channel and a pidfd; both are watched by the supervisor's epoll.  A process that dies young is
-started again with a growing delay, so that a fault that returns at once does not eat the machine.
+A child is watched by epoll through two descriptors: its pidfd, which shows its end, and its control channel.  What a
+child sends and that it has ended are passed on to the supervisor, which decides what happens next.
+
+A child that does not take its messages is killed, and so is one that hangs (:mod:`.liveness`): after its end it is
+replaced like any other.  A process that ends within YOUNG_MS of its start is started again with a growing delay, so
+that a fault that returns at once does not use up the machine.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterable
+import select
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
-from ..clock import wall_s
+from ...shared.heartbeats import Heart, Heartbeats
+from ..clock import now_ms
 from ..control import Channel
+from .actions import REFUSALS, Action, Actions, surviving
+from .fork import Child, fork
+from .liveness import Liveness, state_of
 
 logger = logging.getLogger(__name__)
 
 YOUNG_MS: Final = 10_000
 DELAY_MS_FIRST: Final = 100
 DELAY_MS_MAX: Final = 10_000
-EXIT_BUG: Final = 70  # EX_SOFTWARE
+PROCESSES_MAX: Final = 1 << 17
+"""Children at a time: a writer for each of the 100,000 partitions that topics.partitions_max allows, and the others."""
 
-
-class Child:
-    """One forked process.  ``key`` tells children of a role apart: a worker's index, a writer's partition."""
-
-    def __init__(self, role: str, key: Any, pid: int, pidfd: int, channel: Channel, started_ms: int) -> None:
-        self.role, self.key = role, key
-        self.pid, self.pidfd = pid, pidfd
-        self.channel = channel
-        self.started_ms = started_ms
-        self.started_s = wall_s()
-        self.stopping = False
-
-    def reap(self) -> int:
-        """The exit status, negative for a signal; call once its pidfd is readable."""
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.pidfd)
-        return os.waitstatus_to_exitcode(status)
-
-    def kill(self) -> None:
-        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def discard(self) -> None:
-        """End a child that the supervisor cannot watch."""
-        self.kill()
-        self.reap()
-        self.channel.close()
-
-
-def fork(
-    role: str, key: Any, started_ms: int, close_in_child: Iterable[Callable[[], Any]], target: Callable[[Channel], int]
-) -> Child:
-    """Fork a child that runs ``target`` with its end of the control channel and exits with what it returns.
-
-    ``close_in_child`` closes what the child must not keep: an inherited end of another child's channel would hide
-    that child's death from its peers.
-
-    Raises:
-        OSError: the machine gives no process or no descriptor; nothing is left of the attempt.
-    """
-    ours, theirs = Channel.pair()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        pid = os.fork()
-    except OSError:
-        ours.close()
-        theirs.close()
-        raise
-    if pid == 0:
-        status = EXIT_BUG
-        try:
-            ours.close()
-            for close in close_in_child:
-                close()
-            status = target(theirs)
-        except BaseException:
-            logger.exception("%s %s: a bug ends this process", role, key)
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    theirs.close()
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        ours.close()
-        os.kill(pid, signal.SIGKILL)  # ours and not reaped: the number is nobody else's
-        os.waitpid(pid, 0)
-        raise
-    return Child(role, key, pid, pidfd, ours, started_ms)
+LISTENERS: Final = "listeners"
+"""The listening sockets, which workers keep."""
+LOCK: Final = "lock"
+"""The lock of the data directory, kept by all that change files: no other supervisor starts while one of them lives."""
 
 
 class Restarts:
-    """How often a role and key was restarted, and when it may be again."""
+    """How often a role and key was started again, and how long the next start is delayed."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Any], int] = {}
@@ -105,7 +48,7 @@ class Restarts:
         return self._counts.get((role, key), 0)
 
     def after_death(self, role: str, key: Any, lived_ms: int) -> int:
-        """Note a death; returns how many ms to wait before starting again: none for one that had lived long."""
+        """Note a death; returns the delay of the next start in ms, 0 for a process that had lived long."""
         name = (role, key)
         self._counts[name] = self._counts.get(name, 0) + 1
         if lived_ms >= YOUNG_MS:
@@ -118,3 +61,168 @@ class Restarts:
     def forget(self, role: str, key: Any) -> None:
         self._counts.pop((role, key), None)
         self._delays.pop((role, key), None)
+
+
+class Children:
+    """``on_message(child, message)`` and ``on_end(child, status)`` are called from :meth:`on_event`.
+
+    ``on_change`` is called when a child has started or ended.
+    """
+
+    def __init__(
+        self,
+        epoll: select.epoll,
+        timeout_ms: int,
+        actions: Actions,
+        on_message: Callable[[Child, list[Any]], None],
+        on_end: Callable[[Child, int], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """``timeout_ms``: a child whose heartbeat has not moved for so long hangs."""
+        self._epoll = epoll
+        self._timeout_ms = timeout_ms
+        self._on_message, self._on_end, self._on_change = on_message, on_end, on_change
+        self._by_fd: dict[int, Child] = {}  # each child twice: by its pidfd and by its channel
+        self._close_in_child: list[tuple[str, Callable[[], object]]] = []
+        self._heartbeats = Heartbeats(PROCESSES_MAX, timeout_ms)
+        self._liveness = Liveness(self._heartbeats, timeout_ms, now_ms, state_of)
+        self._check_hearts = actions.define("kill processes that hang", lambda _: self._kill_hanging())
+        self.restarts = Restarts()
+        self.stopping = False
+        """The appliance stops: a child that ends is not started again."""
+
+    def __iter__(self) -> Iterator[Child]:
+        """All children, by pid."""
+        return iter(sorted(set(self._by_fd.values()), key=lambda child: child.pid))
+
+    # ---- forking
+
+    def close_in_child(self, close: Callable[[], object], name: str = "") -> None:
+        """Have ``close`` called in every child that is forked, except in those that keep ``name`` (LISTENERS, LOCK)."""
+        self._close_in_child.append((name, close))
+
+    def fork(
+        self,
+        role: str,
+        key: Any,
+        target: Callable[[Channel, Heart], int],
+        keep: Collection[str] = (),
+        work: bool = False,
+    ) -> Child:
+        """Fork a child and watch it.
+
+        Args:
+            keep: what this child needs and others close: LISTENERS, LOCK.
+            work: the child does one long piece of work and ends.
+
+        Raises:
+            REFUSALS: the machine refuses; nothing is left of the attempt.
+        """
+
+        def do_work(channel: Channel) -> int:
+            with heart.working():
+                return target(channel, heart)
+
+        heart = self._heartbeats.take()
+        try:
+            child = self._fork_watched(role, key, do_work if work else lambda channel: target(channel, heart), keep)
+        except REFUSALS:
+            self._heartbeats.give_back(heart)
+            raise
+        child.ends_by_itself = work
+        self._liveness.watch(child, heart)
+        return child
+
+    def _fork_watched(self, role: str, key: Any, target: Callable[[Channel], int], keep: Collection[str]) -> Child:
+        close: list[Callable[[], object]] = [self._epoll.close]
+        close += [close_one for name, close_one in self._close_in_child if name not in keep]
+        close += [child.channel.close for child in self._by_fd.values()]
+        close += [lambda fd=child.pidfd: os.close(fd) for child in set(self._by_fd.values())]  # type: ignore[misc]
+        child = fork(role, key, now_ms(), close, target)
+        try:
+            self._epoll.register(child.pidfd, select.EPOLLIN)
+            self._epoll.register(child.channel.fileno(), select.EPOLLIN)
+        except OSError:
+            child.discard()  # a descriptor that is closed is not watched any more
+            raise
+        self._by_fd[child.pidfd] = self._by_fd[child.channel.fileno()] = child
+        self._on_change()
+        return child
+
+    # ---- messages and ends
+
+    def send(self, child: Child | None, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a control message; without a child, or to one that is gone, nothing is sent.
+
+        Raises:
+            OSError: its descriptors could not be sent.
+        """
+        if child is None or child.channel.closed:
+            return
+        child.channel.send(message, fds)
+        if child.channel.closed:
+            self._give_up(child)
+        elif child.channel.pending:
+            self._epoll.modify(child.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def on_event(self, fd: int, event: int) -> None:
+        """Act on an event of epoll; the descriptor may be of a child that has been reaped since."""
+        child = self._by_fd.get(fd)
+        if child is None:
+            return
+        if event & select.EPOLLOUT:
+            child.channel.flush()
+            if not child.channel.pending and not child.channel.closed:
+                self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
+        for message, _ in child.channel.receive():
+            self._on_message(child, message)
+        if fd == child.pidfd:
+            self._reap(child)
+        elif child.channel.closed:
+            self._give_up(child)
+
+    def _give_up(self, child: Child) -> None:
+        """A child that does not take its messages, or has ended: nothing can be sent to it any more."""
+        if self._by_fd.pop(child.channel.fileno(), None) is not None:
+            self._epoll.unregister(child.channel.fileno())
+            child.kill()  # no harm to one that is ending: its exit status stands
+
+    def _reap(self, child: Child) -> None:
+        for fd in (child.pidfd, child.channel.fileno()):
+            if self._by_fd.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+        status = child.reap()
+        self._liveness.forget(child)
+        child.channel.close()
+        self._on_change()
+        if not child.stopping and not (child.ends_by_itself and status == 0):
+            logger.warning("%s %s (pid %d) ended with status %d", child.role, child.key, child.pid, status)
+        self._on_end(child, status)
+
+    def start_again(self, child: Child, start: Action, key: Any = "") -> None:
+        """A child has ended: have ``start`` done for ``key``, unless the child, or everything, was to end."""
+        if child.stopping or self.stopping:
+            return
+        start.want(key, self.restarts.after_death(child.role, child.key, now_ms() - child.started_ms))
+
+    def watch_hearts(self) -> None:
+        """From now on kill what has not moved for ``liveness.timeout_ms``."""
+        self._check_hearts.want(delay_ms=self._liveness.check_ms)
+
+    def _kill_hanging(self) -> None:
+        self.watch_hearts()
+        for child in self._liveness.overdue():
+            logger.error(
+                "%s %s (pid %d) has not moved for %d ms (liveness.timeout_ms): killed",
+                *(child.role, child.key, child.pid, self._timeout_ms),
+            )
+            child.kill()
+
+    def kill_all(self) -> None:
+        """Kill and reap those that have not ended in time."""
+        for child in self:
+            logger.warning("%s %s (pid %d) did not stop in time: killed", child.role, child.key, child.pid)
+            with surviving("ending a process"):
+                child.kill()
+                child.reap()
+        self._by_fd.clear()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ...shared.heartbeats import Heart, Heartbeats, beat_ms
-from .children import Child
+from .fork import Child
 
 WAITS_FOR_DEVICE: Final = "D"
 

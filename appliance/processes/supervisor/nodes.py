@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Nodes:
-    """``on_prepared(connect)`` is told the address of the ensemble once it has one."""
+    """``on_prepared(connect)`` is called with the address of the ensemble once it has one."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Nodes:
             assert self._ensemble is not None
             self._ensemble.note_pid(node)
 
-    def bury(self, pidfd: int, stopping: bool) -> None:
+    def on_end(self, pidfd: int, stopping: bool) -> None:
         """A node has ended: reap it, and start it again unless all are to end."""
         assert self._ensemble is not None
         node = self._by_pidfd.pop(pidfd)

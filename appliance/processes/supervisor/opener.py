@@ -17,7 +17,7 @@ from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, partition_directory, peek
 from ...shared import memory
 from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
-from ..child import settle
+from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel
 
@@ -39,7 +39,7 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
 
     ``error`` is OutOfResources for what is worth trying again as it is: there was no room on the disk, say.
     """
-    settle("opener", supervisor_pid)
+    become_child("opener", supervisor_pid)
     rows: list[tuple[str, int, str, str]] = []
     for job in jobs:
         try:

@@ -1,4 +1,6 @@
-"""Removing partitions: which are on their way out, the remover that frees their names, the cleaner behind it.
+"""Removes partitions that the coordinator has ordered to delete, and survives a crash of any process in between.
+
+A *remover* frees the names of partitions, a *cleaner* deletes their files behind it (both in :mod:`.remover`).
 
 A removal is decided by the coordinator, durably, before it orders anything (``catalog.Removal``).  What a crash leaves
 after each step, and who goes on (C the coordinator, S the supervisor, R the remover, L the cleaner):
@@ -6,7 +8,7 @@ after each step, and who goes on (C the coordinator, S the supervisor, R the rem
     step                                         C dies    S dies, or power fails     R or L dies
     1 C notes the removal in the catalog         C'        C' at the next start
     2 S drops the table, retires the writer      C' (a)    C' at the next start (b)
-    3 R renames the directory, syncs             C' (a)    C' at the next start (c)   C is told, tries again (d)
+    3 R renames the directory, syncs             C' (a)    C' at the next start (c)   C tries again (d)
     4 C takes registration and positions away    C'        C' at the next start (e)
     5 C takes the removal out of the catalog:    -         C' at the next start (e)
       the name is free
@@ -24,96 +26,110 @@ after each step, and who goes on (C the coordinator, S the supervisor, R the rem
     (e) Both are repeated; neither touches a later topic of the name, since both compare the id.
 
 A refused step 1 leaves the topic whole.  After it the deletion is decided: a disk that refuses step 3 or 5, or
-a ZooKeeper that is away for 4, leaves it pending, which the one who asked and the log are told.
+a ZooKeeper that is away for 4, leaves it pending, as the answer to the client and the log say.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ...errors import ApplianceError, disk_fault
+from ...errors import WriterGone
 from ...log import partition_directory
-from ...log.files import sync_directory
-from ..child import settle
-from ..control import Channel
+from ...names import TopicPartition
+from . import remover
+from .actions import Actions
+from .children import LOCK, Children
+from .hosted import Hosted
+from .opening import Outcome
+from .writers import Writers
 
-logger = logging.getLogger(__name__)
-
-ROWS_PER_MESSAGE: Final = 50
-
-Key = tuple[str, int]
+CLEAN_AGAIN_MS: Final = 60_000
+"""Delay of the next try to remove deleted files after one that failed."""
 
 
 class Removals:
     """Partitions between an order to delete them and their free names, with the ids of their topics."""
 
-    def __init__(self) -> None:
-        self._ids: dict[Key, str] = {}
-        self._under_way: set[Key] = set()
+    def __init__(self, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, writers: Writers) -> None:
+        self._data_dir = data_dir
+        self._hosted, self._children, self._writers = hosted, children, writers
+        self._pid = os.getpid()
+        self._ids: dict[TopicPartition, str] = {}
+        self._under_way: set[TopicPartition] = set()
+        """What the remover has not reported yet."""
+        self._cleans = False
+        self._start_remover = actions.define("start removers", self._fork_remover)
+        self._start_cleaner = actions.define("delete the files of deleted topics", lambda _: self._clean())
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._ids
+    def __contains__(self, partition: TopicPartition) -> bool:
+        return partition in self._ids
 
-    def id_of(self, key: Key) -> str:
+    def id_of(self, partition: TopicPartition) -> str:
         """The id of the topic that is being removed under this name, "" when none is."""
-        return self._ids.get(key, "")
+        return self._ids.get(partition, "")
 
-    def add(self, key: Key, topic_id: str) -> None:
-        assert self._ids.get(key, topic_id) == topic_id
-        self._ids[key] = topic_id
+    # ---- freeing names
 
-    def begin(self, is_open: Callable[[Key], bool]) -> dict[Key, str]:
-        """What one remover is to do now: all that nobody has open any more; nothing while there is a remover."""
-        if not self._under_way:
-            self._under_way = {key for key in self._ids if not is_open(key)}
-            return {key: self._ids[key] for key in self._under_way}
-        return {}
+    def add(self, partition: TopicPartition, topic_id: str) -> None:
+        """Have it removed once its writer has ended; its table has been dropped."""
+        assert self._ids.get(partition, topic_id) == topic_id
+        self._ids[partition] = topic_id
 
-    def finish(self, key: Key) -> None:
-        self._under_way.discard(key)
-        self._ids.pop(key, None)
+    def start_remover(self) -> None:
+        """Free the names of all partitions that nobody has open any more, by one remover at a time.
 
-    @property
-    def unreported(self) -> list[Key]:
-        return sorted(self._under_way)
+        Called in every turn.
+        """
+        if self._under_way or not self._ids:
+            return
+        ready = {
+            partition: topic_id
+            for partition, topic_id in self._ids.items()
+            if partition not in self._writers and partition not in self._hosted.opening
+        }
+        if ready:
+            self._under_way = set(ready)
+            self._start_remover.want(tuple(ready.items()))
 
+    def _fork_remover(self, ids: tuple[tuple[TopicPartition, str], ...]) -> None:
+        run = partial(remover.remove, self._data_dir, dict(ids), supervisor_pid=self._pid)
+        partitions = tuple(partition for partition, _ in ids)
+        self._children.fork("remover", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
 
-def remove(data_dir: Path, partitions: dict[Key, str], control: Channel, supervisor_pid: int) -> int:
-    """The remover: free the names of partitions whose writers have ended, and report like an opener."""
-    settle("remover", supervisor_pid)
-    rows = [[*key, *_set_aside(data_dir, key, topic_id)] for key, topic_id in partitions.items()]
-    try:
-        sync_directory(data_dir)
-    except OSError as error:
-        fault = disk_fault(error, data_dir)
-        rows = [[*row[:2], type(fault).__name__, str(fault)] for row in rows]
-    for start in range(0, len(rows), ROWS_PER_MESSAGE):
-        control.send(["removed", rows[start : start + ROWS_PER_MESSAGE]])
-    return 0
+    def on_removed(self, outcomes: Iterable[Outcome]) -> None:
+        for partition, *_ in outcomes:
+            self._under_way.discard(partition)
+            self._ids.pop(partition, None)
+            self._children.restarts.forget("writer", partition)
 
+    def on_remover_end(self) -> list[Outcome]:
+        """Returns the outcomes that a killed remover has not reported; what it has set aside is to be deleted."""
+        interrupted = sorted(self._under_way)
+        outcomes = [(partition, WriterGone.__name__, "removing it was interrupted") for partition in interrupted]
+        self.on_removed(outcomes)
+        self.clean()
+        return outcomes
 
-def _set_aside(data_dir: Path, key: Key, topic_id: str) -> tuple[str, str]:
-    try:
-        partition_directory.set_aside(data_dir, *key, topic_id)
-    except OSError as error:
-        fault = disk_fault(error, partition_directory.directory_of(data_dir, *key))
-        return type(fault).__name__, str(fault)
-    except ApplianceError as error:
-        return type(error).__name__, str(error)
-    return "", ""
+    # ---- deleting files
 
+    def clean(self, delay_ms: int = 0) -> None:
+        """Delete what has been set aside, now or after a delay."""
+        self._start_cleaner.want(delay_ms=delay_ms)
 
-def clean(directories: Sequence[Path], supervisor_pid: int) -> int:
-    """The cleaner: delete the files of what has been set aside; 1 when some are still there."""
-    settle("cleaner", supervisor_pid)
-    status = 0
-    for directory in directories:
-        try:
-            partition_directory.discard(directory)
-        except OSError as error:
-            logger.error("a deleted partition still takes room: %s: %s", error.filename or directory, error.strerror)
-            status = 1
-    return status
+    def _clean(self) -> None:
+        """Start a cleaner.  There is one at a time; another one follows for what comes meanwhile."""
+        if self._cleans or self._children.stopping:
+            return
+        directories = partition_directory.deleted(self._data_dir)
+        if directories:
+            run = partial(remover.clean, directories, self._pid)
+            self._children.fork("cleaner", 0, lambda *_: run(), work=True)
+            self._cleans = True
+
+    def on_cleaner_end(self, status: int) -> None:
+        self._cleans = False
+        self.clean(CLEAN_AGAIN_MS if status else 0)

@@ -1,4 +1,4 @@
-"""What systemd and its services tell each other: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3)."""
+"""The protocol between systemd and its services: sd_notify(3), sd_listen_fds(3), sd_watchdog_enabled(3)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Notifier:
         self.watchdog_ms = watchdog_us // 2000
         """Say ``watchdog`` this often (half of what the unit allows); 0: nobody listens."""
 
-    def tell(self, *lines: str) -> None:
+    def send(self, *lines: str) -> None:
         """Send assignments such as READY=1, STATUS=text, STOPPING=1, RELOADING=1, WATCHDOG=1."""
         if self._socket is None:
             return

@@ -1,5 +1,5 @@
 """The writer: owns one partition's files; the only process that writes them."""
 
-from .process import Assignment, run
+from .writer import WriterArguments, run
 
-__all__ = ["Assignment", "run"]
+__all__ = ["WriterArguments", "run"]

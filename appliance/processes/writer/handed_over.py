@@ -1,4 +1,4 @@
-"""The writer's side of handing connections over: produce requests with no process in between.
+"""Connections that workers have handed over to this writer: produce requests with no process in between.
 
 The writer takes the requests of a connection that has been handed over and answers them, and gives it back as soon as
 anything else comes: another request, a frame that is wrong or larger than the buffer, a client that does not read its
@@ -19,29 +19,40 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ...config import Config
+from ...config import Config, Network
 from ...errors import ProtocolFault
+from ...names import TopicPartition
 from ...shared.table import SegmentTable
 from ...wire.frames import SIZE_BYTES, cut
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
 from ..handoff import pieces
-from .link import Bundle, Link, Source
+from .worker_link import Bundle, Link, Source
 
 CHECK_MS: Final = 1_000
 TURNS_TO_KEEP: Final = 8
 """A connection that brings requests fewer times in ``CHECK_MS`` is given back."""
 
 
-class Handoffs:
+class _Common(NamedTuple):
+    """What all connections of a writer share; ``wake``: see :class:`HandedOverConnections`."""
+
+    partition: TopicPartition
+    limits: Network
+    table: SegmentTable
+    epoll: select.epoll
+    wake: Callable[[], None]
+
+
+class HandedOverConnections:
     """All connections that one writer has taken over."""
 
     def __init__(
         self,
-        key: tuple[str, int],
+        partition: TopicPartition,
         config: Config,
         table: SegmentTable,
         epoll: select.epoll,
@@ -49,9 +60,10 @@ class Handoffs:
         wake: Callable[[], None],
     ) -> None:
         """``wake`` is called, by either thread, when the loop should call :meth:`give_back`."""
-        self.key, self.config, self.table = key, config, table
-        self.epoll, self.lock, self.wake = epoll, lock, wake
-        self._by_fd: dict[int, Handed] = {}
+        self._config = config
+        self._common = _Common(partition, config.network, table, epoll, wake)
+        self.lock = lock
+        self._by_fd: dict[int, HandedOver] = {}
         self._check_ms = 0
 
     def __contains__(self, fd: int) -> bool:
@@ -69,10 +81,10 @@ class Handoffs:
             return
         if not self._by_fd:
             self._check_ms = now_ms
-        codec = codec_of(door, self.config, greeted=True)
+        codec = codec_of(door, self._config, greeted=True)
         buffer = bytearray(max(buffer_bytes, len(received)))
         buffer[: len(received)] = received
-        handed = Handed(self, link, token, socket.socket(fileno=fds[0]), codec, acks, buffer, len(received))
+        handed = HandedOver(self._common, link, token, socket.socket(fileno=fds[0]), codec, acks, buffer, len(received))
         self._by_fd[fds[0]] = handed
         with self.lock:
             handed.watch()
@@ -80,15 +92,15 @@ class Handoffs:
     def take(self, fd: int) -> list[tuple[Source, Bundle]]:
         """What a connection has sent."""
         handed = self._by_fd[fd]
-        if not handed.watched:  # by the flusher, since epoll told of it
+        if not handed.watched:  # by the flusher, since epoll returned it
             return []
         bundles, more = handed.take()
         if not more:
             with self.lock:
                 handed.leave()
-        elif handed.unanswered > self.config.network.requests_max:
+        elif handed.unanswered > self._common.limits.requests_max:
             with self.lock:
-                if handed.unanswered > self.config.network.requests_max:  # still: else nothing may come to resume it
+                if handed.unanswered > self._common.limits.requests_max:  # still: else nothing may come to resume it
                     handed.pause()
         return [(handed, bundle) for bundle in bundles]
 
@@ -126,7 +138,7 @@ class Handoffs:
                 handed.close()
 
 
-class Handed:
+class HandedOver:
     """One connection.  Implements :class:`Source`.
 
     ``leaving``: it is not read any more, and given back once it is ``settled``, with nothing unanswered.
@@ -136,7 +148,7 @@ class Handed:
         "_acks",
         "_answered",
         "_codec",
-        "_desk",
+        "_common",
         "_filled",
         "_parsed",
         "_sock",
@@ -152,7 +164,7 @@ class Handed:
 
     def __init__(
         self,
-        desk: Handoffs,
+        common: _Common,
         link: Link,
         token: int,
         sock: socket.socket,
@@ -165,7 +177,7 @@ class Handed:
         self.arena = memoryview(buffer)
         self.turns = TURNS_TO_KEEP  # until the first check it has not had its time
         self.watched = self.leaving = False
-        self._desk, self._token, self._sock, self._codec, self._acks = desk, token, sock, codec, acks
+        self._common, self._token, self._sock, self._codec, self._acks = common, token, sock, codec, acks
         self._parsed, self._filled = 0, filled
         self._taken = 0  # stored by the loop alone
         self._answered = 0  # stored with the lock held
@@ -201,7 +213,7 @@ class Handed:
         frames: list[tuple[int, int]] = []
         taken = 0
         try:
-            frames, parsed = cut(self.arena, self._parsed, self._filled, self._desk.config.network.frame_bytes_max)
+            frames, parsed = cut(self.arena, self._parsed, self._filled, self._common.limits.frame_bytes_max)
             for request, start, _ in decode_frames(self._codec, self.arena, frames):
                 if not self._is_usual(request):
                     break
@@ -237,21 +249,21 @@ class Handed:
             isinstance(request, Produce)
             and request.acks == self._acks
             and len(request.parts) == request.count
-            and request.parts[0][:2] == self._desk.key
+            and request.parts[0][:2] == self._common.partition
         )
 
     # ---- answering and giving back: with the lock held
 
     def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
-        log_start = self._desk.table.start
+        log_start = self._common.table.start
         replies = []
         for request, answer in answers:
             self._answered += request.count
             replies.append(self._codec.encode_produce(request, list(answer.results(log_start))))
         self._send(b"".join(replies))
         if self.settled:
-            self._desk.wake()
-        elif not self.leaving and not self.watched and self.unanswered <= self._desk.config.network.requests_max:
+            self._common.wake()
+        elif not self.leaving and not self.watched and self.unanswered <= self._common.limits.requests_max:
             self.watch()
 
     def _send(self, data: bytes) -> None:
@@ -271,18 +283,18 @@ class Handed:
 
     def watch(self) -> None:
         self.watched = True
-        self._desk.epoll.register(self._sock.fileno(), select.EPOLLIN)
+        self._common.epoll.register(self._sock.fileno(), select.EPOLLIN)
 
     def pause(self) -> None:
         if self.watched:
             self.watched = False
-            self._desk.epoll.unregister(self._sock.fileno())
+            self._common.epoll.unregister(self._sock.fileno())
 
     def leave(self) -> None:
         self.leaving = True
         self.pause()
         if self.settled:
-            self._desk.wake()
+            self._common.wake()
 
     def give_back(self) -> None:
         """Send the connection, behind its bytes, to the worker, and let go of it.

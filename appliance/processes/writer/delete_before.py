@@ -1,8 +1,8 @@
-"""Removing what lies before an offset, for retention and for DeleteRecords: what must happen before what.
+"""Deletes what lies before an offset, for retention and for DeleteRecords.  The order of the steps:
 
-1. Flush and show what is not flushed yet of what goes: a log starts nowhere that readers have not been told of.
+1. Flush and show what is not flushed yet of what goes: a log starts at no offset that readers have not been shown.
 2. Have the producers' snapshot cover the segments that go: it is all that will be known of their batches.
-3. Store the new start durably, and tell readers.
+3. Store the new start durably, and show it to readers.
 4. Flush the names of the segments that stay, if they are new.
 5. Remove the files; a worker in mid-sendfile keeps its open ones.
 
@@ -17,14 +17,14 @@ from ...log import Log
 from .producers import Producers
 
 
-def remove_before(
+def delete_before(
     log: Log, producers: Producers, offset: int, flush: Callable[[], None], show: Callable[[], None]
 ) -> int:
     """Let ``log`` start at ``offset``, at most at its end; returns how many files went.
 
     Args:
         flush: wait until all that is written is flushed and shown, and nothing else is being flushed.
-        show: tell readers of the log's segments and its start.
+        show: show readers the log's segments and its start.
 
     Raises:
         DiskFull: files are left; the next call removes them.

@@ -1,4 +1,4 @@
-"""appliance.processes.writer.handoff: what it takes and what it gives back are the stream, split between two frames."""
+"""appliance.processes.writer.handed_over: what is taken and what is given back are the stream, split between frames."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.config import Config, Network
+from appliance.names import TopicPartition
 from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
-from appliance.processes.writer.handoff import CHECK_MS, TURNS_TO_KEEP, Handoffs
-from appliance.processes.writer.link import Bundle, Link, Source
+from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
+from appliance.processes.writer.worker_link import Bundle, Link, Source
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 from appliance.wire.frames import cut
@@ -37,7 +38,9 @@ class Desk:
         self.link = Link(ours, memoryview(b""), self.epoll)
         table = SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q"))
         config = Config(network=Network(requests_max=REQUESTS_MAX))
-        self.handoffs = Handoffs(("t", 0), config, table, self.epoll, threading.Lock(), self._wake)
+        self.handoffs = HandedOverConnections(
+            TopicPartition("t", 0), config, table, self.epoll, threading.Lock(), self._wake
+        )
         self.client, self.server = socket.socketpair()
         self.client.setblocking(False)
         self.server.setblocking(False)

@@ -1,10 +1,23 @@
-"""A writer's link to a network worker: a channel, and the arena that the worker receives into."""
+"""A writer's link to a network worker: a channel, and the arena that the worker receives into.
+
+Messages on the channel, msgpack arrays::
+
+    worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
+                      []                                           somebody waits for what is written: flush soon
+                      ["flush"]                                    flush now: somebody has asked for the log's end
+    writer → worker   [[token, [error, base, end, ...], {index: text}, append ms] ...]   three numbers per request;
+                      text -1: for all; append ms: what LogAppendTime has given to all, else -1
+
+A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
+requests in a bundle all at once.  A closed channel means that the worker is gone and nobody wants the answers.  The
+messages about connections that are handed over: :mod:`appliance.processes.handoff`.
+"""
 
 from __future__ import annotations
 
 import select
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ..answers import Answer
 from ..control import Channel
@@ -19,12 +32,30 @@ Bundle = tuple[Any, int, Sequence[int]]
 
 
 class Source(Protocol):
-    """Who sends bundles: a network worker, or a connection that one has handed over."""
+    """Where bundles come from: a network worker, or a connection that one has handed over."""
 
     arena: memoryview
 
     def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
         """Answer bundles, by their tokens.  Call with the flusher's lock held."""
+
+
+class ReadyAnswer(NamedTuple):
+    """The answer to one bundle."""
+
+    source: Source
+    acks: int
+    token: Any
+    answer: Answer
+
+
+def send_answers(ready: Sequence[ReadyAnswer]) -> None:
+    """Send all answers to one source at once.  Call with the flusher's lock held."""
+    by_source: dict[Source, list[tuple[Any, Answer]]] = {}
+    for source, _, token, answer in ready:
+        by_source.setdefault(source, []).append((token, answer))
+    for source, answers in by_source.items():
+        source.answer(answers)
 
 
 class Link:
@@ -60,7 +91,7 @@ class Link:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def flush(self) -> None:
-        """Call with the flusher's lock held."""
+        """Send what the kernel did not take before.  Call with the flusher's lock held."""
         self.channel.flush()
         if not self.channel.pending:
             self._epoll.modify(self.channel.fileno(), select.EPOLLIN)

@@ -1,0 +1,142 @@
+"""The coordinator, as a child of the supervisor: started, connected with the workers, started again when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from ...config import Config
+from ...shared.heartbeats import Heart
+from ..child import become_child
+from ..control import Channel
+from .actions import Actions
+from .children import Children
+from .fork import Child
+from .hosted import Hosted
+from .workers import Workers
+
+logger = logging.getLogger(__name__)
+
+ZOOKEEPER_WAIT_MS: Final = 8_000
+"""How long READY waits for ZooKeeper, so that topics can be created right after it; clients are served before."""
+
+
+class CoordinatorChild:
+    """``zookeeper`` is the state of ZooKeeper for status, as the coordinator has sent it last."""
+
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        instance: str,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+    ) -> None:
+        self._config, self._data_dir, self._instance = config, data_dir, instance
+        self._hosted, self._children, self._workers = hosted, children, workers
+        self._pid = os.getpid()
+        self._child: Child | None = None
+        self._doors: dict[str, str] = {}
+        self.zookeeper = {"connect": "", "state": "off"}
+        if config.zookeeper.connect or config.zookeeper.nodes:
+            self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
+        self._start = actions.define("start the coordinator", lambda _: self._fork())
+        self._connect = actions.define("connect workers and the coordinator", self._join)
+        self._waits = True
+        self._give_up_waiting = actions.define("wait for ZooKeeper", lambda _: self._serve_without_zookeeper())
+
+    @property
+    def runs(self) -> bool:
+        return self._child is not None
+
+    # ---- starting
+
+    def start(self, doors: dict[str, str]) -> None:
+        """Start it; ``doors`` are the addresses that clients connect to."""
+        self._doors = doors
+        self._start.want()
+        self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
+
+    def _fork(self) -> None:
+        pid = self._pid
+
+        def target(channel: Channel, heart: Heart) -> int:
+            become_child("coordinator", pid)
+            with heart.working():
+                from .. import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
+
+            coordinator.run(self._config, self._data_dir, self._instance, channel, heart)
+            return 0
+
+        self._child = self._children.fork("coordinator", 0, target)
+        for partition, table in self._hosted.tables():
+            if partition not in self._hosted.opening:
+                self.send(["table", *partition, table])
+        for index in self._workers:
+            self.connect(index)
+        self.send_doors()
+        if self.zookeeper["connect"]:
+            self.send(["zookeeper", self.zookeeper["connect"]])
+
+    def connect(self, index: int, delay_ms: int = 0) -> None:
+        """Connect it with a worker, now or after a delay."""
+        self._connect.want(index, delay_ms)
+
+    def _join(self, index: int) -> None:
+        if self._child is None or index not in self._workers:
+            return
+        workers_end, coordinators_end = socket.socketpair()
+        with workers_end, coordinators_end:
+            self._workers.send(index, ["coordinator"], (workers_end.fileno(),))
+            self.send(["worker", index], (coordinators_end.fileno(),))
+
+    def on_end(self, child: Child) -> None:
+        self._child = None
+        self._children.start_again(child, self._start)
+
+    # ---- messages
+
+    def send(self, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+        """Raises OSError: the descriptors could not be sent."""
+        self._children.send(self._child, message, fds)
+
+    def send_doors(self) -> None:
+        """Have it register this broker, and order what is missing here; it has been sent the tables before."""
+        self.send(["doors", self._doors])
+
+    def reload(self, config: Config, settings: Any) -> None:
+        """``settings``: the configuration as plain values."""
+        self._config = config
+        self.send(["reload", settings])
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.stopping = True
+            self.send(["stop"])
+
+    # ---- ZooKeeper
+
+    def use_zookeeper(self, connect: str) -> None:
+        """The local ensemble has got its addresses."""
+        self.zookeeper = {"connect": connect, "state": "connecting"}
+        self.send(["zookeeper", connect])
+
+    @property
+    def awaits_zookeeper(self) -> bool:
+        """Whether a start is to wait for ZooKeeper still."""
+        return self._waits and self.zookeeper["state"] not in ("off", "connected")
+
+    def end_wait(self) -> None:
+        self._waits = False
+        self._give_up_waiting.drop()
+
+    def _serve_without_zookeeper(self) -> None:
+        """What is on the disk is served all the same; groups and new topics come when the ensemble does."""
+        if self.awaits_zookeeper:
+            logger.warning("ZooKeeper (%s) does not answer yet", self.zookeeper["connect"])
+        self._waits = False

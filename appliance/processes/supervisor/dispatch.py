@@ -1,0 +1,174 @@
+"""What each message of a child, and the end of each child, leads to.
+
+Control messages (msgpack arrays; ``+fd`` travels with them)::
+
+    to a worker        ["table", topic, partition, shm name]   ["drop", topic, partition]   ["stop"]
+                       ["writer", topic, partition] +fd        ["retire", topic, partition]
+                       ["coordinator"] +fd
+    from a worker      ["need", topic, partition]              ["stats", {name: number}]
+    from any of them   ["refused", ...]   a message of ours whose descriptors or memory the machine did not let it have
+    to a writer        ["worker", arena name] +fd              ["settings", {...}]
+                       ["delete_before", offset]               ["retire"]         ["roll"]
+                       ["reload", {...}]
+    from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason]  ["closed"]
+    from an opener     ["opened", [[topic, partition, error, message] ...]]
+    from the remover   ["removed", [[topic, partition, error, message] ...]]
+    to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["doors", {...}]  ["zookeeper", connect]
+                       ["done", token, [[topic, partition, error, message] ...]]
+                       ["reload", {...}]        ["stop"]
+    from it            ["create", token, [[topic, partition, topic id, settings] ...]]
+                       ["delete", token, [[topic, partition, topic id] ...]]
+                       ["settings", [[topic, partition] ...], {...}]
+                       ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
+                       ["roll", topic, partition]
+
+``error`` is the name of a class of ``errors``, "" when it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...names import TopicPartition
+from .coordinator_child import CoordinatorChild
+from .fork import Child
+from .hosted import Hosted
+from .opening import Opening, Outcome
+from .orders import Orders
+from .removal import Removals
+from .workers import Workers
+from .writers import Writers
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_MS: Final = 1_000
+"""How soon a child that had no descriptor left is sent the same one again."""
+
+
+class Dispatcher:
+    """``on_change`` is called when what ``status`` shows may have changed."""
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        workers: Workers,
+        coordinator: CoordinatorChild,
+        writers: Writers,
+        opening: Opening,
+        removals: Removals,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
+        self._opening, self._removals = opening, removals
+        self._orders = Orders(hosted, opening, writers, removals, coordinator)
+        self._on_change = on_change
+
+    def on_message(self, child: Child, message: list[Any]) -> None:
+        match message:
+            case ["need", topic, number]:
+                self._writers.on_need(TopicPartition(topic, number))
+            case ["stats", stats]:
+                self._workers.on_stats(child.key, stats)
+                self._on_change()
+            case ["idle"]:
+                self._writers.retire(child)
+            case ["opened"]:
+                self._writers.on_opened(child)
+                self._on_change()
+            case ["lacking", reason]:
+                self._writers.on_lacking(child, reason)
+            case ["offline", reason]:
+                self._writers.on_offline(child, reason)
+                self._on_change()
+            case ["opened", rows]:
+                self._on_opened(self._opening.on_opened(_outcomes(rows)))
+            case ["removed", rows]:
+                self._on_removed(_outcomes(rows))
+            case ["zookeeper", state]:
+                self._coordinator.zookeeper = state
+                self._on_change()
+            case ["refused", *refused]:
+                self._send_again(child, refused)
+            case _:
+                self._on_order(message)
+
+    def _on_order(self, message: list[Any]) -> None:
+        """A message of the coordinator about partitions."""
+        match message:
+            case ["create", token, rows]:
+                self._orders.create(token, [(TopicPartition(topic, number), *rest) for topic, number, *rest in rows])
+            case ["delete", token, rows]:
+                self._orders.delete(
+                    token, {TopicPartition(topic, number): topic_id for topic, number, topic_id in rows}
+                )
+            case ["settings", rows, settings]:
+                for topic, number in rows:
+                    self._set(TopicPartition(topic, number), settings)
+            case ["delete_before", topic, number, offset]:
+                self._order_writer(TopicPartition(topic, number), ["delete_before", offset])
+            case ["roll", topic, number]:
+                self._order_writer(TopicPartition(topic, number), ["roll"])
+
+    def _set(self, partition: TopicPartition, settings: dict[str, str]) -> None:
+        if partition in self._hosted:
+            self._hosted[partition].settings = settings
+        self._writers.send(partition, ["settings", settings])
+
+    def _order_writer(self, partition: TopicPartition, message: list[Any]) -> None:
+        """Send an order to the partition's writer, which is started for it; the coordinator repeats it if need be."""
+        self._writers.want(partition)
+        self._writers.send(partition, message)
+
+    def _on_opened(self, outcomes: list[Outcome]) -> None:
+        self._orders.on_done(outcomes)
+        for partition, *_ in outcomes:
+            self._writers.on_partition_opened(partition)
+        self._on_change()
+
+    def _on_removed(self, outcomes: list[Outcome]) -> None:
+        self._removals.on_removed(outcomes)
+        self._orders.on_done(outcomes)
+        self._on_change()
+
+    def _send_again(self, child: Child, refused: list[Any]) -> None:
+        """A child had no descriptor or no memory for what it was sent: send it again, a little later."""
+        logger.warning("%s %s (pid %d) has no room for %s: sent again", child.role, child.key, child.pid, refused)
+        match child.role, refused:
+            case "network", ["writer", topic, number]:
+                self._writers.connect(TopicPartition(topic, number), child.key, RECONNECT_MS)
+            case "network", ["coordinator"]:
+                self._coordinator.connect(child.key, RECONNECT_MS)
+            case "writer", ["worker", arena]:
+                index = self._workers.index_of(arena)
+                if index is not None:
+                    self._writers.connect(child.key, index, RECONNECT_MS)
+            case "coordinator", ["worker", index]:
+                self._coordinator.connect(index, RECONNECT_MS)
+            case "network" | "coordinator", ["table", topic, number]:
+                self._opening.show_again(child.role, child.key, TopicPartition(topic, number), RECONNECT_MS)
+
+    def on_worker_started(self, index: int) -> None:
+        self._writers.connect_worker(index)
+        self._coordinator.connect(index)
+
+    def on_end(self, child: Child, status: int) -> None:
+        match child.role:
+            case "network":
+                self._workers.on_end(child)
+            case "coordinator":
+                self._coordinator.on_end(child)
+            case "writer":
+                self._writers.on_end(child)
+            case "opener":
+                if outcomes := self._opening.on_opener_end(child):
+                    self._on_opened(outcomes)
+            case "remover":
+                self._on_removed(self._removals.on_remover_end())
+            case "cleaner":
+                self._removals.on_cleaner_end(status)
+
+
+def _outcomes(rows: list[list[Any]]) -> list[Outcome]:
+    return [(TopicPartition(topic, number), error, message) for topic, number, error, message in rows]

@@ -1,0 +1,91 @@
+"""Forks one child, with a control channel and a pidfd.  All of them together are in :mod:`.children`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from ..clock import wall_s
+from ..control import Channel
+
+logger = logging.getLogger(__name__)
+
+EXIT_BUG: Final = 70  # EX_SOFTWARE
+
+
+class Child:
+    """One forked process.
+
+    ``key`` tells children of a role apart: a worker's index, a writer's partition.  ``ends_by_itself``: it does one
+    piece of work and then exits with 0.  ``stopping``: it has been asked to end.
+    """
+
+    def __init__(self, role: str, key: Any, pid: int, pidfd: int, channel: Channel, started_ms: int) -> None:
+        self.role, self.key = role, key
+        self.pid, self.pidfd = pid, pidfd
+        self.channel = channel
+        self.started_ms = started_ms
+        self.started_s = wall_s()
+        self.stopping = self.ends_by_itself = False
+
+    def reap(self) -> int:
+        """The exit status, negative for a signal; call once its pidfd is readable."""
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+        return os.waitstatus_to_exitcode(status)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def discard(self) -> None:
+        """End a child that the supervisor cannot watch."""
+        self.kill()
+        self.reap()
+        self.channel.close()
+
+
+def fork(
+    role: str, key: Any, started_ms: int, close_in_child: Iterable[Callable[[], Any]], target: Callable[[Channel], int]
+) -> Child:
+    """Fork a child that runs ``target`` with its end of the control channel and exits with what it returns.
+
+    ``close_in_child`` closes what the child must not keep.  An inherited end of another child's channel would hide
+    that child's death from its peers.
+
+    Raises:
+        OSError: the machine gives no process or no descriptor; nothing is left of the attempt.
+    """
+    ours, theirs = Channel.pair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        status = EXIT_BUG
+        try:
+            ours.close()
+            for close in close_in_child:
+                close()
+            status = target(theirs)
+        except BaseException:
+            logger.exception("%s %s: a bug ends this process", role, key)
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    theirs.close()
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        ours.close()
+        os.kill(pid, signal.SIGKILL)  # ours and not reaped: the number is nobody else's
+        os.waitpid(pid, 0)
+        raise
+    return Child(role, key, pid, pidfd, ours, started_ms)

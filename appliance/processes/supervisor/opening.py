@@ -1,0 +1,257 @@
+"""Gives each partition its segment table in /dev/shm, has openers open it, and shows it to workers and coordinator.
+
+Openers (:mod:`.opener`) are children that open many partitions each, as many at a time as there are cores.  What
+cannot be had is tried again:
+
+    refused                              meanwhile the partition is              tried again
+    room in /dev/shm for its table       offline, in a table that all of         as an action (:mod:`.actions`)
+                                         these share
+    room on the disk, or descriptors     offline, in its own table               as an action
+    nothing, but its opener was killed   as it was                               at once, ATTEMPTS_MAX times in all
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ...config import Config
+from ...errors import OutOfResources, StorageFault
+from ...names import TopicPartition
+from ...shared import memory
+from ...shared.table import OFFLINE, TABLE_BYTES, SegmentTable
+from . import opener
+from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
+from .children import LOCK, Children
+from .coordinator_child import CoordinatorChild
+from .fork import Child
+from .hosted import Hosted, HostedPartition
+from .opener import Job
+from .workers import Workers
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS_MAX: Final = 3
+"""How often a partition is tried to be opened while its openers are killed."""
+
+Outcome = tuple[TopicPartition, str, str]
+"""What came of an order for a partition: name of the error's class, "" when it is done, and the error's message."""
+
+
+class Opening:
+    """Tables and openers of the partitions of ``hosted``."""
+
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        instance: str,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+        coordinator: CoordinatorChild,
+    ) -> None:
+        self._config, self._data_dir, self._instance = config, data_dir, instance
+        self._hosted, self._children = hosted, children
+        self._workers, self._coordinator = workers, coordinator
+        self._pid = os.getpid()
+        self._unplaced: set[TopicPartition] = set()
+        """Partitions without a table of their own."""
+        self._unshown: set[TopicPartition] = set()
+        """New partitions: workers get the name of the table once it has been opened."""
+        self._starting = False
+        """Not all partitions of the catalog have been tried yet."""
+        self._offline_table = ""
+        self._to_open: list[TopicPartition] = []
+        self._lacking: set[TopicPartition] = set()
+        """Partitions that could not be opened for lack of room or descriptors."""
+        self._place_all = actions.define("place partitions in /dev/shm", lambda _: self._place())
+        self._open_again = actions.define("open partitions", lambda _: self._reopen())
+        self._start_opener = actions.define("start openers", self._fork_opener)
+        self._show_again = actions.define("show partitions", lambda where: self._show_to(*where))
+
+    # ---- tables
+
+    def start(self) -> None:
+        """Place and open the partitions of the catalog."""
+        self._unplaced.update(self._hosted)
+        self._starting = bool(self._unplaced)
+        if self._unplaced:
+            self._place_all.want()
+
+    def make_offline_table(self) -> None:
+        """Make the table that shows partitions without one of their own as offline.
+
+        Raises:
+            OutOfResources: there is no room in /dev/shm.
+        """
+        self._offline_table, mapped = memory.create(self._instance, "offline", TABLE_BYTES)
+        with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
+            SegmentTable(cells).set_state(OFFLINE)
+
+    def _make_table(self) -> str:
+        name, mapped = memory.create(self._instance, "table", TABLE_BYTES)
+        mapped.close()
+        return name
+
+    def _place(self) -> None:
+        """Give every partition a table, or as many as there is room for; the others are offline until there is more.
+
+        Raises:
+            OutOfResources: there is no room for all.
+        """
+        placed: list[TopicPartition] = []
+        try:
+            for partition in sorted(self._unplaced):
+                self._hosted[partition].table = self._make_table()
+                placed.append(partition)
+        except REFUSALS as error:
+            left = len(self._unplaced) - len(placed)
+            raise OutOfResources(f"{left} partitions are offline: {reason_of(error)}") from error
+        finally:
+            self._unplaced -= set(placed)
+            for partition in placed:
+                self._hosted[partition].offline = ""
+                self._workers.send_all(["table", *partition, self._hosted[partition].table])
+            for partition in self._unplaced:
+                self._show_as_offline(partition)
+            if placed:
+                self._open_all(placed)
+
+    def _show_as_offline(self, partition: TopicPartition) -> None:
+        row = self._hosted[partition]
+        row.offline = "no room for its table in /dev/shm: enlarge it, or delete topics"
+        if self._offline_table and not row.table:
+            row.table = self._offline_table
+            self._send_all(["table", *partition, row.table])
+
+    def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str]) -> None:
+        """A new partition: give it a table, and have it opened.
+
+        Raises:
+            OutOfResources: there is no room in /dev/shm; nothing is left of it.
+        """
+        table = self._make_table()
+        row = self._hosted[partition] = HostedPartition(topic_id, settings)
+        row.table = table
+        self._unshown.add(partition)
+        self._open_all([partition])
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Take a partition's table away: nobody is to see it any more.
+
+        Room that comes back is noticed by the next try to place those that have none.
+        """
+        row = self._hosted.pop(partition, None)
+        if row is not None and row.table:
+            self._send_all(["drop", *partition])
+            if row.table != self._offline_table:
+                memory.unlink(row.table)
+        for waiting in (self._unplaced, self._unshown, self._lacking):
+            waiting.discard(partition)
+        if not self._unplaced:
+            self._place_all.drop()
+
+    def _send_all(self, message: list[Any]) -> None:
+        self._workers.send_all(message)
+        self._coordinator.send(message)
+
+    def show_again(self, role: str, index: int, partition: TopicPartition, delay_ms: int) -> None:
+        """A worker, or the coordinator, could not map a table: send its name again, later."""
+        self._show_again.want((role, index, partition), delay_ms)
+
+    def _show_to(self, role: str, index: int, partition: TopicPartition) -> None:
+        row = self._hosted.get(partition)
+        if row is None or not row.table:
+            return
+        message = ["table", *partition, row.table]
+        if role == "network":
+            self._workers.send(index, message)
+        else:
+            self._coordinator.send(message)
+
+    # ---- openers
+
+    def reload(self, config: Config) -> None:
+        """Have later openers started with another configuration."""
+        self._config = config
+
+    def _open_all(self, partitions: list[TopicPartition]) -> None:
+        """Have partitions opened, together with all others that are to be opened in this turn."""
+        for partition in partitions:
+            self._hosted.opening[partition] = self._hosted.opening.get(partition, 0) + 1
+        self._to_open += partitions
+
+    def start_openers(self) -> None:
+        """Deal what is to be opened out to openers, no more of them than cores.  Called in every turn."""
+        partitions, self._to_open = self._to_open, []
+        count = min(os.cpu_count() or 1, len(partitions))
+        for index in range(count):
+            self._start_opener.want(tuple(partitions[index::count]))
+
+    def _fork_opener(self, partitions: tuple[TopicPartition, ...]) -> None:
+        jobs = []
+        for partition in partitions:
+            row = self._hosted.get(partition)
+            if row is not None and row.table:
+                jobs.append(Job(*partition, row.topic_id, row.settings, row.table))
+        if jobs:
+            run = partial(opener.run, self._config, self._data_dir, jobs, supervisor_pid=self._pid)
+            self._children.fork("opener", partitions, lambda channel, _: run(channel), {LOCK}, work=True)
+        for partition in set(partitions) - self._hosted.keys():  # deleted while the machine refused the opener
+            self._hosted.opening.pop(partition, None)
+
+    def on_opened(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """An opener has reported; returns its outcomes without those of partitions that were deleted meanwhile."""
+        known: list[Outcome] = []
+        for partition, error, reason in outcomes:
+            self._hosted.opening.pop(partition, None)
+            row = self._hosted.get(partition)
+            if row is None:
+                continue
+            row.offline = reason if error else ""
+            if error == OutOfResources.__name__:
+                self._lacking.add(partition)
+            if partition in self._unshown:
+                self._unshown.discard(partition)
+                self._workers.send_all(["table", *partition, row.table])
+            self._coordinator.send(["table", *partition, row.table])
+            known.append((partition, error, reason))
+        if not self._hosted.opening:
+            self._report_lacking()
+            if self._starting:
+                self._starting = False
+                self._coordinator.send_doors()
+        return known
+
+    def on_opener_end(self, child: Child) -> list[Outcome]:
+        """What a killed opener has not reported is opened by another; returns the outcomes of what is given up."""
+        left = [partition for partition in child.key if partition in self._hosted.opening]
+        again = [partition for partition in left if self._hosted.opening[partition] < ATTEMPTS_MAX]
+        given_up = [
+            (partition, StorageFault.__name__, "opening it was interrupted")
+            for partition in left
+            if partition not in again
+        ]
+        if again and not self._children.stopping:
+            self._open_all(again)
+        return self.on_opened(given_up) if given_up else []
+
+    def _reopen(self) -> object:
+        """Try again to open the partitions for which something was lacking."""
+        lacking, self._lacking = self._lacking, set()
+        if not lacking:
+            return None
+        self._open_all(sorted(lacking))
+        return UNDER_WAY
+
+    def _report_lacking(self) -> None:
+        if self._lacking:
+            self._open_again.refuse("", self._hosted[min(self._lacking)].offline)
+        else:
+            self._open_again.done()

@@ -1,0 +1,86 @@
+"""The content of state.json: what ``appliance status`` shows of the running processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ..clock import now_ms, wall_s
+from .actions import Actions
+from .children import Children
+from .coordinator_child import CoordinatorChild
+from .hosted import Hosted
+from .nodes import Nodes
+from .state_file import StateFile
+from .workers import Workers
+
+WRITE_MS: Final = 200
+"""state.json is written at most this often."""
+
+
+class StatusReport:
+    """``state`` is "starting", "serving", "stopping" or "stopped"; ``doors`` are the addresses of the listeners."""
+
+    def __init__(
+        self,
+        path: Path,
+        instance: str,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        workers: Workers,
+        coordinator: CoordinatorChild,
+        nodes: Nodes,
+    ) -> None:
+        self.state = "starting"
+        self.doors: dict[str, str] = {}
+        self._pid, self._started_s = os.getpid(), wall_s()
+        self._file = StateFile(path)
+        self._written_ms = 0
+        self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
+        self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
+        self._save = actions.define("write state.json", lambda _: self.write())
+
+    def on_change(self) -> None:
+        """What is shown has changed: write it, but not more often than every WRITE_MS."""
+        if "" not in self._save:
+            self._save.want(delay_ms=max(1, self._written_ms + WRITE_MS - now_ms()))
+
+    def enter(self, state: str) -> None:
+        """Show another state at once."""
+        self.state = state
+        self._save.want()
+
+    def write(self) -> None:
+        """Raises OSError: the disk is full."""
+        rows = self._hosted.items()
+        content = {
+            "pid": self._pid,
+            "instance": self._instance,
+            "state": self.state,
+            "doors": self.doors,
+            "zookeeper": self._coordinator.zookeeper,
+            "processes": self._processes(),
+            "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
+            "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
+            "refused": self._actions.rows(),
+        }
+        self._written_ms = now_ms()
+        self._file.replace(msgspec.json.encode(content))
+
+    def _processes(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [
+            {"role": "supervisor", "pid": self._pid, "started": self._started_s, "restarts": 0}
+        ]
+        for child in self._children:
+            row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
+            row["restarts"] = self._children.restarts.count(child.role, child.key)
+            if child.role == "writer":
+                row["topic"], row["partition"] = child.key
+            if child.role == "network":
+                row |= self._workers.stats(child.key)
+            rows.append(row)
+        return rows + self._nodes.rows()

@@ -1,0 +1,348 @@
+"""The supervisor: creates what the others share, forks them, reaps them, stops them in order.
+
+It has no threads and no ZooKeeper client, accepts no connection and touches no data: whatever crashes, it does not.
+Signal handlers only wake the loop.  Whatever the machine may refuse is an action (:mod:`.actions`): it is tried again
+and shown in ``status``, and the loop goes on.
+
+This module is the program: start, loop, reload, stop.  The rooms::
+
+    children           forks, watches, sends to, reaps all children
+    dispatch           what their messages, and their ends, lead to
+    workers            network workers, their arenas and doorbells
+    coordinator_child  the coordinator and the state of ZooKeeper
+    writers            a writer per partition that is in use
+    hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
+    orders, removal    what the coordinator orders: creating and deleting partitions
+    nodes              the local ZooKeeper
+    status_report      what ``status`` shows
+
+The data directory's lock is shared with the writers: as long as one of a killed instance lives, no other supervisor
+can start, so one process writes a partition's files (I1).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import logging
+import os
+import platform
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ...catalog import Catalog
+from ...config import Config
+from ...errors import AlreadyRunning, BadValue, ConfigFault
+from ...names import TopicPartition
+from ...shared import memory
+from ..clock import now_ms
+from .actions import REFUSALS, Actions, reason_of, surviving
+from .children import LOCK, Children
+from .coordinator_child import CoordinatorChild
+from .dispatch import Dispatcher
+from .hosted import Hosted, HostedPartition
+from .listeners import doors, listen
+from .nodes import Nodes
+from .opening import Opening
+from .removal import Removals
+from .status_report import StatusReport
+from .systemd import Notifier
+from .workers import Workers
+from .writers import Writers
+
+logger = logging.getLogger(__name__)
+
+LOCK_WAIT_MS: Final = 10_000
+"""How long a start waits for the last writers of a killed instance to end."""
+EVENT_REFUSED_S: Final = 0.1
+"""How long the loop rests when handling an event was refused, in a way that no action takes care of."""
+
+
+def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status.
+
+    Args:
+        reload: reads the configuration again on SIGHUP; what can change while running then does.
+
+    Raises:
+        AlreadyRunning: another supervisor has this data directory.
+        ConfigFault: an address, the ensemble or the machine does not allow it; says what to change.
+        StorageFault: the catalog cannot be read.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
+    data_dir.mkdir(parents=True, exist_ok=True)
+    lock_fd = _lock(data_dir)
+    supervisor = Supervisor(config, data_dir, lock_fd, reload)
+    try:
+        return supervisor.run()
+    finally:
+        supervisor.clean_up()
+
+
+def _lock(data_dir: Path) -> int:
+    """Lock the data directory, or say who has it; wait for the orphans of a killed supervisor to end."""
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline_ms = now_ms() + LOCK_WAIT_MS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            if Path(f"/proc/{pid}").exists() or now_ms() > deadline_ms:
+                os.close(fd)
+                raise AlreadyRunning(
+                    f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
+                ) from None
+            time.sleep(0.05)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+class Signals:
+    """Signals that have come: their handlers only note them and wake the loop, through a socket."""
+
+    def __init__(self) -> None:
+        self._noted: set[int] = set()
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+
+    def handle(self, *numbers: int) -> None:
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda number, _: self._noted.add(number))
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._noted
+
+    def discard(self, number: int) -> None:
+        self._noted.discard(number)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def drain(self) -> None:
+        self._reader.recv(4096)
+
+    def close(self) -> None:
+        """In a forked child."""
+        self._reader.close()
+        self._writer.close()
+
+
+class Supervisor:
+    """The program.  Its rooms, as the module's docstring lists them, are most of its attributes."""
+
+    def __init__(self, config: Config, data_dir: Path, lock_fd: int, reload: Callable[[], Config] | None) -> None:
+        self._config, self._data_dir, self._reload = config, data_dir, reload
+        self._instance = memory.instance_of(data_dir)
+        self._notifier = Notifier(os.environ)
+        self._watchdog_ms = 0
+        self._signals = Signals()
+        self._epoll = select.epoll()
+        self._epoll.register(self._signals.fileno(), select.EPOLLIN)
+
+        self._actions = actions = Actions(self._on_change)
+        self._hosted = hosted = Hosted()
+        self._children = children = Children(
+            self._epoll,
+            config.liveness.timeout_ms,
+            actions,
+            on_message=lambda child, message: self._dispatcher.on_message(child, message),
+            on_end=lambda child, status: self._dispatcher.on_end(child, status),
+            on_change=self._on_change,
+        )
+        common = (config, data_dir, self._instance, hosted, children, actions)
+        self._workers = Workers(*common, on_started=lambda index: self._dispatcher.on_worker_started(index))
+        self._coordinator = CoordinatorChild(*common, self._workers)
+        self._opening = Opening(*common, self._workers, self._coordinator)
+        self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
+        self._removals = Removals(data_dir, hosted, children, actions, self._writers)
+        self._dispatcher = Dispatcher(
+            hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals, self._on_change
+        )
+        ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
+        self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared)
+        self._report = StatusReport(
+            data_dir / "state.json",
+            self._instance,
+            *(hosted, children, actions, self._workers, self._coordinator, self._nodes),
+        )
+        children.close_in_child(lambda: os.close(lock_fd), LOCK)
+        for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
+            children.close_in_child(mine)
+
+    def _on_change(self) -> None:
+        self._report.on_change()
+
+    # ---- the program
+
+    def run(self) -> int:
+        """Start, serve until a signal says stop, stop; returns the exit status."""
+        self._prepare()
+        self._start()
+        while signal.SIGTERM not in self._signals and signal.SIGINT not in self._signals:
+            self._turn()
+            if self._report.state == "starting" and self._is_ready:
+                self._on_serving()
+        self._stop()
+        return 0
+
+    @property
+    def _is_ready(self) -> bool:
+        return bool(self._workers) and not self._hosted.opening and not self._coordinator.awaits_zookeeper
+
+    def _prepare(self) -> None:
+        """Get all that is not forked: what a configuration or a machine does not allow is an error here."""
+        with surviving("removing what a killed instance left in /dev/shm"):
+            for name in memory.unlink_all(self._instance):
+                logger.info("removed shared memory of a killed instance: %s", name)
+        _raise_file_limit()
+        self._nodes.prepare()
+        listeners = listen(self._config)
+        self._report.doors = doors(listeners)
+        catalog = Catalog.load(self._data_dir)
+        for name, partition in catalog.hosted(self._config.broker.id):
+            topic = catalog.topics[name]
+            self._hosted[TopicPartition(name, partition)] = HostedPartition(topic.id, dict(topic.settings))
+        self._workers.prepare(listeners)
+        self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def _start(self) -> None:
+        self._nodes.start()
+        gc.collect()
+        gc.freeze()
+        with surviving("making arenas"):  # before the tables: without workers nothing can be served
+            self._opening.make_offline_table()
+            self._workers.make_arenas()
+        self._opening.start()
+        self._workers.start()
+        self._coordinator.start(self._report.doors)
+        self._removals.clean()
+        self._children.watch_hearts()
+
+    def _on_serving(self) -> None:
+        self._coordinator.end_wait()
+        self._report.enter("serving")  # before the line is printed, so that who reads the line finds it there
+        doors = " ".join(f"{door}={address}" for door, address in self._report.doors.items())
+        print(f"appliance: serving {doors} data={self._data_dir} pid={os.getpid()}", flush=True)
+        self._notifier.send("READY=1", f"STATUS=serving {len(self._hosted)} partitions")
+
+    def _turn(self) -> None:
+        """Wait for something to happen, act on it, do what has become due."""
+        self._opening.start_openers()
+        self._handle_events(self._timeout_s())
+        self._opening.start_openers()
+        self._actions.run()
+        if signal.SIGHUP in self._signals:
+            self._signals.discard(signal.SIGHUP)
+            self._reload_config()
+        now = now_ms()
+        if self._notifier.watchdog_ms and now - self._watchdog_ms >= self._notifier.watchdog_ms:
+            self._watchdog_ms = now
+            self._notifier.send("WATCHDOG=1")
+
+    def _timeout_s(self) -> float:
+        deadlines_ms = [self._actions.next_ms()]
+        if self._notifier.watchdog_ms:
+            deadlines_ms.append(self._watchdog_ms + self._notifier.watchdog_ms)
+        next_ms = min((when for when in deadlines_ms if when is not None), default=None)
+        return 3_600 if next_ms is None else max(0, next_ms - now_ms()) / 1000
+
+    def _handle_events(self, timeout_s: float) -> None:
+        """Act on what happens within a time.  A refusal that no action takes care of costs one event, not the loop."""
+        for fd, event in self._epoll.poll(timeout_s):
+            try:
+                if fd == self._signals.fileno():
+                    self._signals.drain()
+                elif fd in self._nodes:
+                    self._nodes.on_end(fd, self._children.stopping)
+                    self._on_change()
+                else:
+                    self._children.on_event(fd, event)
+            except REFUSALS as error:
+                logger.error("refused: handling an event: %s", reason_of(error), exc_info=error)
+                select.select([], [], [], EVENT_REFUSED_S)  # it may come again at once
+        self._removals.start_remover()
+
+    # ---- ZooKeeper and the configuration
+
+    def _on_zookeeper_prepared(self, connect: str) -> None:
+        self._coordinator.use_zookeeper(connect)
+        self._on_change()
+
+    def _reload_config(self) -> None:
+        """Read the configuration again.
+
+        Topic defaults, retention and limits change.  Sockets, arenas and the ensemble stay as they were made.
+        """
+        if self._reload is None:
+            return
+        self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            config = self._reload()
+        except ConfigFault as error:
+            logger.error("configuration not reloaded: %s", error)
+        else:
+            self._config = config
+            values = msgspec.to_builtins(config)
+            self._workers.reload(config)
+            self._opening.reload(config)
+            self._coordinator.reload(config, values)
+            self._writers.reload(config, values)
+            logger.info("configuration reloaded")
+        self._notifier.send("READY=1")
+
+    # ---- the end
+
+    def _stop(self) -> None:
+        """Stop in order: take nothing new, answer, flush, mark clean, deregister; all within the time limit."""
+        self._notifier.send("STOPPING=1", "STATUS=stopping")
+        logger.info("stopping")
+        self._report.enter("stopping")
+        self._children.stopping = True
+        deadline_ms = now_ms() + self._config.stop.timeout_ms
+        self._workers.stop()
+        self._wait_until(lambda: not self._workers, (now_ms() + deadline_ms) // 2)
+        self._writers.retire_all()
+        self._wait_until(lambda: not self._writers, deadline_ms)
+        self._coordinator.stop()
+        self._wait_until(lambda: not self._coordinator.runs, deadline_ms)
+        self._nodes.ask_to_end()
+        self._wait_until(lambda: not self._nodes, deadline_ms)
+
+    def _wait_until(self, done: Callable[[], bool], deadline_ms: int) -> None:
+        while not done() and now_ms() < deadline_ms:
+            self._handle_events(max(0, deadline_ms - now_ms()) / 1000)
+
+    def clean_up(self) -> None:
+        """Leave nothing behind, however the run ended."""
+        self._children.kill_all()
+        with surviving("ending ZooKeeper"):
+            self._nodes.end()
+        with surviving("removing shared memory"):
+            memory.unlink_all(self._instance)
+        self._report.state = "stopped"
+        with surviving("writing state.json"):
+            self._report.write()
+
+
+def _raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if sys.platform != "linux":  # pragma: no cover
+    raise ImportError("epoll, eventfd, sendfile and pidfds are Linux")

@@ -1,0 +1,142 @@
+"""The network workers: started with the listeners, a doorbell and an arena each, and started again when they die."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...config import Config
+from ...shared import memory
+from ...shared.doorbell import Doorbell
+from ...shared.heartbeats import Heart
+from ...shared.table import WORKERS_MAX
+from .. import network
+from ..control import Channel
+from .actions import Actions
+from .children import LISTENERS, Children
+from .fork import Child
+from .hosted import Hosted
+
+
+class Workers:
+    """All network workers, by index.  ``on_started(index)`` is called to connect a new one with other children."""
+
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        instance: str,
+        hosted: Hosted,
+        children: Children,
+        actions: Actions,
+        on_started: Callable[[int], None],
+    ) -> None:
+        self._config, self._data_dir, self._instance = config, data_dir, instance
+        self._hosted, self._children, self._on_started = hosted, children, on_started
+        self._pid = os.getpid()
+        self._by_index: dict[int, Child] = {}
+        self._arenas: dict[int, str] = {}
+        self._unused_arenas: set[int] = set()
+        self._stats: dict[int, dict[str, int]] = {}
+        self._listeners: list[tuple[str, socket.socket]] = []
+        self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
+        self.doorbells: list[Doorbell] = []
+        self._start = actions.define("start network workers", self._fork)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_index)
+
+    def __len__(self) -> int:
+        """How many there are at the moment."""
+        return len(self._by_index)
+
+    # ---- starting
+
+    def prepare(self, listeners: list[tuple[str, socket.socket]]) -> None:
+        """Make what all workers share; called before anything is forked."""
+        self._listeners = listeners
+        for _, sock in listeners:
+            self._children.close_in_child(sock.close, LISTENERS)
+        self.doorbells = [Doorbell() for _ in range(self._count)]
+
+    def make_arenas(self) -> None:
+        """Reserve the memory of all arenas, ahead of starting the workers.
+
+        Raises:
+            OutOfResources: there is no room in /dev/shm.
+        """
+        for index in range(self._count):
+            self._make_arena(index)
+
+    def start(self) -> None:
+        for index in range(self._count):
+            self._start.want(index)
+
+    def reload(self, config: Config) -> None:
+        """Have later workers started with another configuration."""
+        self._config = config
+
+    def _fork(self, index: int) -> None:
+        """Start a worker with an arena of its own: writers may still read the arena of the worker before."""
+        if index not in self._unused_arenas:
+            self._make_arena(index)
+        arguments = network.WorkerArguments(
+            self._config, self._data_dir, index, self._arenas[index], self._listeners, self.doorbells[index]
+        )
+        pid = self._pid
+
+        def target(channel: Channel, heart: Heart) -> int:
+            return network.run(arguments._replace(heart=heart), channel, pid)
+
+        worker = self._children.fork("network", index, target, {LISTENERS})
+        self._unused_arenas.discard(index)
+        self._by_index[index] = worker
+        for partition, table in self._hosted.tables():
+            self._children.send(worker, ["table", *partition, table])
+        self._on_started(index)
+
+    def _make_arena(self, index: int) -> None:
+        """The old one goes first: its pages are free once the last writer has let go of them."""
+        if index in self._arenas:
+            memory.unlink(self._arenas.pop(index))
+        self._arenas[index], mapped = memory.create(self._instance, f"arena{index}", self._config.network.arena_bytes)
+        mapped.close()
+        self._unused_arenas.add(index)
+
+    def on_end(self, child: Child) -> None:
+        del self._by_index[child.key]
+        self._children.start_again(child, self._start, child.key)
+
+    # ---- messages and status
+
+    def send(self, index: int, message: list[Any], fds: tuple[int, ...] = ()) -> None:
+        """Raises OSError: the descriptors could not be sent."""
+        self._children.send(self._by_index.get(index), message, fds)
+
+    def send_all(self, message: list[Any]) -> None:
+        for worker in self._by_index.values():
+            self._children.send(worker, message)
+
+    def stop(self) -> None:
+        """Have all of them answer what they have taken, and end."""
+        for worker in self._by_index.values():
+            worker.stopping = True
+            self._children.send(worker, ["stop"])
+
+    def arena(self, index: int) -> str:
+        """The name of a worker's arena."""
+        return self._arenas[index]
+
+    def index_of(self, arena: str) -> int | None:
+        """The worker that has this arena; None when it is an earlier worker's."""
+        return next((index for index, name in self._arenas.items() if name == arena), None)
+
+    def on_stats(self, index: int, stats: dict[str, int]) -> None:
+        self._stats[index] = stats
+
+    def stats(self, index: int) -> dict[str, int]:
+        """The numbers that the worker has sent: connections, and how many were refused."""
+        return self._stats.get(index, {})

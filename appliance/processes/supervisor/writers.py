@@ -1,0 +1,156 @@
+"""The writers: a partition's is started when somebody needs it, connected with the workers, and ended when it is idle.
+
+The ordered end of a writer (*retire*): the workers hang up once it has answered them, so nothing is on its way to it
+when it closes its log.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ...config import Config
+from ...names import TopicPartition
+from ...shared.heartbeats import Heart
+from .. import writer
+from ..control import Channel
+from .actions import UNDER_WAY, Actions
+from .children import LOCK, Children
+from .fork import Child
+from .hosted import Hosted
+from .workers import Workers
+
+
+class Writers:
+    """All writers, by partition."""
+
+    def __init__(
+        self, config: Config, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, workers: Workers
+    ) -> None:
+        self._config, self._data_dir = config, data_dir
+        self._hosted, self._children, self._workers = hosted, children, workers
+        self._pid = os.getpid()
+        self._by_partition: dict[TopicPartition, Child] = {}
+        self._needed: set[TopicPartition] = set()
+        """Partitions that a worker has asked for since their last writer was started."""
+        self._start = actions.define("start writers", self._fork)
+        self._connect = actions.define("connect workers and writers", lambda pair: self._join(*pair))
+
+    def __contains__(self, partition: TopicPartition) -> bool:
+        return partition in self._by_partition
+
+    def __len__(self) -> int:
+        return len(self._by_partition)
+
+    # ---- starting
+
+    def want(self, partition: TopicPartition) -> None:
+        """Start a writer, if there is none and one can be started."""
+        self._start.want(partition)
+
+    def on_need(self, partition: TopicPartition) -> None:
+        """A worker has something for this partition: start its writer, if need be after the one that is ending."""
+        if partition in self._hosted:
+            self._needed.add(partition)
+            self.want(partition)
+
+    def on_partition_opened(self, partition: TopicPartition) -> None:
+        if partition in self._needed:
+            self.want(partition)
+
+    def _fork(self, partition: TopicPartition) -> object:
+        """Start a writer, which reports whether it could open its log."""
+        if partition in self._by_partition or not self._hosted.is_writable(partition):
+            return None
+        self._needed.discard(partition)
+        row = self._hosted[partition]
+        arguments = writer.WriterArguments(
+            self._config, self._data_dir, *partition, row.settings, row.table, self._workers.doorbells
+        )
+        pid = self._pid
+
+        def target(channel: Channel, heart: Heart) -> int:
+            return writer.run(arguments._replace(heart=heart), channel, pid)
+
+        self._by_partition[partition] = self._children.fork("writer", partition, target, {LOCK})
+        for index in self._workers:
+            self.connect(partition, index)
+        return UNDER_WAY
+
+    def connect(self, partition: TopicPartition, index: int, delay_ms: int = 0) -> None:
+        """Connect a writer with a worker, now or after a delay."""
+        self._connect.want((partition, index), delay_ms)
+
+    def connect_worker(self, index: int) -> None:
+        """Connect all writers with a new worker."""
+        for partition, child in self._by_partition.items():
+            if not child.stopping:
+                self.connect(partition, index)
+
+    def _join(self, partition: TopicPartition, index: int) -> None:
+        child = self._by_partition.get(partition)
+        if child is None or child.stopping or index not in self._workers:
+            return
+        workers_end, writers_end = Channel.pair()
+        try:
+            self._workers.send(index, ["writer", *partition], (workers_end.fileno(),))
+            self._children.send(child, ["worker", self._workers.arena(index)], (writers_end.fileno(),))
+        finally:
+            workers_end.close()
+            writers_end.close()
+
+    # ---- what happens to a writer
+
+    def on_opened(self, child: Child) -> None:
+        self._start.done(child.key)
+
+    def on_lacking(self, child: Child, reason: str) -> None:
+        """The machine has not got what the log needs to be opened: the writer ends, another one tries again."""
+        child.stopping = True
+        self._start.refuse(child.key, reason)
+
+    def on_offline(self, child: Child, reason: str) -> None:
+        """Its log cannot be trusted: the writer ends, and there is none until the next start."""
+        child.stopping = True
+        if child.key in self._hosted:
+            self._hosted[child.key].offline = reason
+
+    def on_end(self, child: Child) -> None:
+        partition: TopicPartition = child.key
+        del self._by_partition[partition]
+        if self._children.stopping or not self._hosted.is_writable(partition):
+            return
+        if not child.stopping:
+            self._children.start_again(child, self._start, partition)
+        elif partition in self._needed:
+            self.want(partition)
+
+    # ---- messages and ends
+
+    def send(self, partition: TopicPartition, message: list[Any]) -> None:
+        self._children.send(self._by_partition.get(partition), message)
+
+    def reload(self, config: Config, settings: Any) -> None:
+        """``settings``: the configuration as plain values."""
+        self._config = config
+        for child in self._by_partition.values():
+            self._children.send(child, ["reload", settings])
+
+    def retire(self, child: Child) -> None:
+        if child.stopping:
+            return
+        child.stopping = True
+        self._workers.send_all(["retire", *child.key])
+        self._children.send(child, ["retire"])
+
+    def retire_all(self) -> None:
+        for child in list(self._by_partition.values()):
+            self.retire(child)
+
+    def drop(self, partition: TopicPartition) -> None:
+        """The partition has been deleted: no writer is started any more, and the one that there is retires."""
+        self._start.drop(partition)
+        self._needed.discard(partition)
+        if partition in self._by_partition:
+            self.retire(self._by_partition[partition])

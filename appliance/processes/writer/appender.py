@@ -1,0 +1,145 @@
+"""Checks the record batches of a turn, gives each its position, and appends all with one ``writev``: group commit."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+from ...errors import ApplianceError, ClientFault, InvalidRequest, InvalidTimestamp
+from ...log import Log
+from ...records.batch import BatchInfo, check, place, stamp
+from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, DISK_FULL, ONLINE, SegmentTable
+from ..answers import FOR_ALL, Answer
+from ..clock import wall_ms
+from .producers import Producers
+from .worker_link import Bundle, ReadyAnswer, Source
+
+TEXTS_MAX: Final = 32
+TEXT_CHARACTERS_MAX: Final = 400
+
+
+class Appender:
+    """Appends to one log.  Call :meth:`check`, then :meth:`append`, or after an error of it :meth:`refuse`."""
+
+    def __init__(self, log: Log, producers: Producers, table: SegmentTable) -> None:
+        self._log, self._table = log, table
+        self._sequences = producers.sequences
+        self._last_base = log.bases[-1]
+        self._group: list[tuple[memoryview, BatchInfo]] = []
+        self._append_ms = -1
+        """What LogAppendTime gives to all of this turn, else -1."""
+
+    def check(self, arrived: list[tuple[Source, Bundle]]) -> list[ReadyAnswer]:
+        """Check and place everything that has arrived; returns the answers, which hold once it is appended."""
+        group: list[tuple[memoryview, BatchInfo]] = []
+        self._group = group
+        ready: list[ReadyAnswer] = []
+        refused = 0
+        position = self._log.written
+        self._append_ms = wall_ms() if self._log.settings.message_timestamp_type == "LogAppendTime" else -1
+        for source, (token, acks, positions) in arrived:
+            arena = source.arena
+            results: list[int] = []
+            messages: dict[int, str] = {}
+            for index in range(0, len(positions), 2):
+                try:
+                    base, end, position = self._admit(arena, positions[index], positions[index + 1], position, group)
+                    results += (0, base, end)
+                except ClientFault as error:
+                    refused += 1
+                    results += (error.code, -1, -1)
+                    if len(messages) < TEXTS_MAX:
+                        messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
+            ready.append(ReadyAnswer(source, acks, token, Answer(results, messages, self._append_ms)))
+        if refused:
+            self._table.count(COUNT_REFUSED, refused)
+        return ready
+
+    def append(self) -> tuple[int, int]:
+        """Append what :meth:`check` has placed, and show that it is written.
+
+        Returns:
+            Bytes and records that were appended.
+
+        Raises:
+            DiskFull, OutOfResources, StorageFault: nothing was appended.
+        """
+        group, self._group = self._group, []
+        if not group:
+            return 0, 0
+        log, table = self._log, self._table
+        written, records = log.written, log.records
+        log.append(group)
+        size = log.written - written
+        self._sequences.commit()
+        self.show_segments()
+        table.set_written(log.written)
+        if table.state == DISK_FULL:
+            table.set_state(ONLINE)
+        table.count_group(len(group), size)
+        return size, log.records - records
+
+    def refuse(self, error: ApplianceError, ready: list[ReadyAnswer]) -> list[ReadyAnswer]:
+        """Forget what was placed; returns refusals in place of the answers."""
+        self._sequences.rollback()
+        texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
+        return [
+            one._replace(answer=Answer([error.code, -1, -1] * (len(one.answer.numbers) // 3), texts, -1))
+            for one in ready
+        ]
+
+    def _admit(
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+    ) -> tuple[int, int, int]:
+        """Check one request's batches and add them to the group, all or none.
+
+        Returns:
+            Offset of the first record, offset after the last, and the position of what comes next.
+
+        Raises:
+            ClientFault: the request is refused.
+        """
+        info = check(arena, start, stop, self._log.settings.max_message_bytes)
+        size, count, max_timestamp, _, producer_id, epoch, sequence, _ = info
+        end = position + size
+        if size < stop - start:
+            return self._admit_several(arena, start, stop, position, group)
+        if max_timestamp < -1:
+            raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
+        if producer_id >= 0:
+            if sequence < 0:
+                raise InvalidRequest(f"producer {producer_id}: base sequence {sequence}")
+            repeat = self._sequences.check(producer_id, epoch, sequence, count)
+            if repeat is not None:
+                self._table.count(COUNT_DUPLICATES, 1)
+                return *repeat, position
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end)
+        if self._append_ms >= 0:
+            stamp(arena, start, size, self._append_ms)
+        place(arena, start, position, size, count)
+        group.append((arena[start:stop], info))
+        return end - count, end, end
+
+    def _admit_several(
+        self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
+    ) -> tuple[int, int, int]:
+        """The same for a request of several batches, which an idempotent producer never sends."""
+        admitted: list[tuple[memoryview, BatchInfo]] = []
+        first_base, at = -1, start
+        while at < stop:
+            info = check(arena, at, stop, self._log.settings.max_message_bytes)
+            if info.producer_id >= 0:
+                raise InvalidRequest("an idempotent producer sends one batch per partition and request")
+            _, end, position = self._admit(arena, at, at + info.size, position, admitted)
+            if first_base < 0:
+                first_base = end - info.count
+            at += info.size
+        group += admitted
+        return first_base, position, position
+
+    def show_segments(self) -> None:
+        """Add the log's new segments to the table."""
+        bases = self._log.bases
+        for base in bases[bisect_right(bases, self._last_base) :]:
+            self._table.add_segment(base)
+            self._last_base = base

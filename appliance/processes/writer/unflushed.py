@@ -1,0 +1,182 @@
+"""What is written and not flushed yet: when it is flushed, shown to readers, and acknowledged.
+
+A message is readable (END) once flushed, unless the topic leaves flushing to the operating system
+(``flush.messages=0``).  Answers to acks=all wait for the flush, others do not.
+
+Threads: the writer's loop collects and decides (methods without an underscore); the flusher's thread calls
+:meth:`Unflushed._flushed` and :meth:`Unflushed._failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from ...log import FlushTicket, Log
+from ...shared.doorbell import Doorbell, fence
+from ...shared.table import COUNT_FLUSHES, SegmentTable
+from ..clock import now_ms
+from .flusher import Flusher
+from .producers import Producers
+from .worker_link import ReadyAnswer, send_answers
+
+FLUSH_DELAY_MS: Final = 20
+"""Maximum delay of a flush that no one waits for.  Waiting lets one flush cover more batches."""
+
+
+class _Job(NamedTuple):
+    """What the flusher is given: a ticket of the log, and how many records the log has up to its end."""
+
+    ticket: FlushTicket
+    records: int
+
+    def sync(self) -> None:
+        """Raises StorageFault: it is not on the disk, and never tried again."""
+        self.ticket.sync()
+
+
+class Unflushed:
+    """``fault`` is the error that a flush has failed with; then nothing more is acknowledged."""
+
+    def __init__(self, table: SegmentTable, doorbells: Sequence[Doorbell], wake: Callable[[], None]) -> None:
+        """``wake`` is called by the flusher's thread once ``fault`` is set."""
+        self._table, self._doorbells, self._wake = table, doorbells, wake
+        self._flusher = Flusher(self._flushed, self._failed)
+        self.lock = self._flusher.lock
+        """Guards what both threads touch: links to workers, END, the jobs of the flusher."""
+        self.fault: Exception | None = None
+        self.since_ms = 0
+        """Since when something waits for a flush; 0 when nothing does."""
+        self._records = self._bytes = 0
+        self._answers: list[ReadyAnswer] = []
+        self._asked = self._asked_now = False
+
+    def open(self, log: Log, producers: Producers) -> None:
+        """Show a log that has just been opened, all of which is flushed, and start the flusher."""
+        self._log, self._producers = log, producers
+        self._expose(log.written, log.records)
+        self._flusher.start()
+
+    def close(self) -> None:
+        """Flush all, and end the flusher.  Raises what a flush has failed with."""
+        if self._log.written > self._log.flushed:
+            with self.lock:
+                self._begin()
+        self._flusher.stop()
+        self.check()
+
+    def check(self) -> None:
+        """Raises what a flush has failed with."""
+        if self.fault is not None:
+            raise self.fault
+
+    # ---- what has been written
+
+    def on_appended(self, size: int, records: int) -> None:
+        log = self._log
+        if log.settings.flush_messages:
+            self._records += records
+            self._bytes += size
+            self.since_ms = self.since_ms or now_ms()
+        else:
+            with self.lock:
+                self._expose(log.written, log.records)
+        if self._producers.due:
+            with self.lock:
+                self._producers.freeze()
+                if not log.settings.flush_messages:  # nobody waits for it, but recovery starts there
+                    self._begin()
+
+    def answer(self, ready: list[ReadyAnswer]) -> None:
+        """Send the answers that wait for no flush, keep the others until theirs is done."""
+        if self._log.settings.flush_messages:
+            waiting = [one for one in ready if one.acks == -1]
+            if waiting:
+                self._answers += waiting
+                self.since_ms = self.since_ms or now_ms()
+                ready = [one for one in ready if one.acks != -1]
+        if ready:
+            with self.lock:
+                send_answers(ready)
+
+    def refuse(self, refusals: list[ReadyAnswer]) -> None:
+        """Send the refusals of what could not be appended, which wait for nothing."""
+        with self.lock:
+            send_answers(refusals)
+
+    def ask(self, now: bool) -> None:
+        """Somebody waits for what is written; ``now``: for the end of the log, whatever the topic's policy."""
+        if now:
+            self._asked_now = True
+        else:
+            self._asked = True
+
+    # ---- flushing
+
+    def due_in_ms(self) -> int:
+        """How long a flush can wait; call it while :attr:`since_ms` is set."""
+        settings = self._log.settings
+        delay_ms = settings.flush_ms
+        if self._records >= settings.flush_messages:
+            delay_ms = min(delay_ms, FLUSH_DELAY_MS)
+        return max(0, self.since_ms + delay_ms - now_ms())
+
+    def flush_if_due(self) -> None:
+        if not self.since_ms:
+            self._asked_now = False
+            return
+        settings = self._log.settings
+        waited_ms = now_ms() - self.since_ms
+        due = (
+            self._records >= settings.flush_messages
+            or (not self._records and self._answers)
+            or waited_ms >= settings.flush_ms
+            or self._asked_now
+        )
+        if due and waited_ms < FLUSH_DELAY_MS and not (self._answers or self._asked or self._asked_now):
+            fence()  # WRITTEN before the wait cells: a worker that waits meanwhile sees it and asks
+            due = self._table.anybody_waits(len(self._doorbells))
+        if due or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
+            with self.lock:
+                self._begin()
+
+    def flush_and_wait(self) -> None:
+        """Wait until all that is written is flushed and shown, and the flusher at rest.
+
+        Raises what a flush has failed with.
+        """
+        with self.lock:
+            self._begin()
+        self._flusher.drain()
+        self.check()
+
+    def _begin(self) -> None:
+        """Hand everything to the flusher.  Call with the lock held."""
+        self._flusher.hand_over(_Job(self._log.flush_begin(), self._log.records), self._answers)
+        self._answers = []
+        self._records = self._bytes = self.since_ms = 0
+        self._asked = self._asked_now = False
+
+    def _flushed(self, job: _Job, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
+        """In the flusher's thread: everything below the ticket's end is on the disk."""
+        self._log.flush_done(job.ticket)
+        self._table.count(COUNT_FLUSHES, 1)
+        if job.ticket.end > self._log.exposed:
+            self._expose(job.ticket.end, job.records)
+        send_answers(waiting)
+        snapshot = self._producers.take()
+        return None if snapshot is None else partial(self._producers.store, snapshot)
+
+    def _failed(self, error: Exception) -> None:
+        """In the flusher's thread: the loop ends this process; what waits is never acknowledged."""
+        self.fault = error
+        self._wake()
+
+    def _expose(self, end: int, records: int) -> None:
+        """Show everything below ``end`` to readers and wake those that wait for it."""
+        self._log.expose(end)
+        self._table.publish_end(end, records)
+        fence()
+        for worker in self._table.waiting(len(self._doorbells), end):
+            self._doorbells[worker].ring()

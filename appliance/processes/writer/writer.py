@@ -1,0 +1,343 @@
+"""The writer: owns one partition's files; the only process that writes them.
+
+One turn of its loop takes everything that waits (descriptors of record batches in the workers' arenas), checks each
+batch, places it at the next position, appends all with one ``writev``, and answers.  That is group commit.  What must
+be on the disk first is handed to the flusher thread.
+
+This module is the program: open, the loop, close.  The rooms::
+
+    worker_link     the link to a network worker, and its messages
+    handed_over     connections that workers have handed over
+    appender        check, place, append
+    unflushed       what is written: flush it, show it, acknowledge it; with its thread in flusher
+    producers       idempotent producers
+    delete_before   retention and DeleteRecords
+
+Messages on the control channel: see :mod:`appliance.processes.supervisor.dispatch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ...config import Config, TopicSettings
+from ...errors import ApplianceError, DiskFull, OutOfResources, StorageFault, Unavailable, is_lack
+from ...log import Log
+from ...names import TopicPartition
+from ...shared import memory
+from ...shared.doorbell import Doorbell
+from ...shared.heartbeats import Heart, alone
+from ...shared.table import COUNT_RETIRED, DISK_FULL, OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from ..child import become_child
+from ..clock import now_ms, wall_ms
+from ..control import Channel
+from .appender import Appender
+from .delete_before import delete_before
+from .handed_over import CHECK_MS, HandedOverConnections
+from .producers import Producers
+from .unflushed import Unflushed
+from .worker_link import Bundle, Link, ReadyAnswer, Source
+
+logger = logging.getLogger(__name__)
+
+RETIRE_MS_MAX: Final = 2_000
+"""How long a writer that retires waits for the workers to hang up."""
+
+
+class WriterArguments(NamedTuple):
+    """What a writer is forked with."""
+
+    config: Config
+    data_dir: Path
+    topic: str
+    partition: int
+    settings: dict[str, str]
+    table_name: str
+    doorbells: Sequence[Doorbell]
+    heart: Heart = alone()
+
+    @property
+    def path(self) -> Path:
+        return self.data_dir / f"{self.topic}-{self.partition}"
+
+    @property
+    def topic_settings(self) -> TopicSettings:
+        return TopicSettings.parse(self.settings, self.config.topics.defaults)
+
+
+def run(arguments: WriterArguments, control: Channel, supervisor_pid: int) -> int:
+    """The writer process, from fork to exit; returns its exit status."""
+    become_child(f"wr {arguments.topic}-{arguments.partition}", supervisor_pid, 0)
+    try:
+        writer = Writer(arguments, control)
+    except FileNotFoundError:  # of its table: the topic has been deleted since it was asked for
+        return 0
+    try:
+        try:
+            with arguments.heart.working():
+                writer.open()
+        except (ApplianceError, OSError) as error:
+            if not is_lack(error):
+                raise
+            writer.wait_for_room(error)
+            return Unavailable.exit_status
+        writer.serve()
+        with arguments.heart.working():
+            writer.close()
+    except StorageFault as error:
+        writer.go_offline(error)
+        return error.exit_status
+    return 0
+
+
+class Writer:
+    """The loop of one writer."""
+
+    def __init__(self, arguments: WriterArguments, control: Channel) -> None:
+        self._arguments = arguments
+        self._control = control
+        self._table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
+        self._links: dict[int, Link] = {}
+        self._epoll = select.epoll()
+        self._alarm = Doorbell()
+        self._unflushed = Unflushed(self._table, arguments.doorbells, wake=self._alarm.ring)
+        self._handed_over = HandedOverConnections(
+            TopicPartition(arguments.topic, arguments.partition),
+            arguments.config,
+            self._table,
+            self._epoll,
+            self._unflushed.lock,
+            wake=self._alarm.ring,
+        )
+        self._retire_ms: int | None = None  # when it was asked to
+        self._quiet_since_ms = now_ms()
+
+    # ---- opening and closing
+
+    def open(self) -> None:
+        """Recover the log and show it.
+
+        Raises:
+            StorageFault: it cannot be trusted.
+        """
+        arguments, table = self._arguments, self._table
+        log = self._log = Log.open(arguments.path, arguments.topic_settings, wall_ms, SEGMENTS_MAX, steady_ms=now_ms)
+        self._producers = Producers(log, arguments.config.producers.ids_max)
+        self._appender = Appender(log, self._producers, table)
+        table.publish(log.bases, log.start, log.written, log.records)
+        table.set_written(log.written)
+        table.set_state(ONLINE)
+        self._epoll.register(self._control.fileno(), select.EPOLLIN)
+        self._epoll.register(self._alarm.fd, select.EPOLLIN)
+        self._unflushed.open(log, self._producers)
+        self._control.send(["opened"])
+
+    def close(self) -> None:
+        """Flush, answer, mark the log clean."""
+        self._unflushed.close()
+        self._producers.store_all()
+        self._log.close(clean=True)
+        self._control.send(["closed"])
+
+    def go_offline(self, error: StorageFault) -> None:
+        """Report why nothing can be written to this partition any more; readers keep what they have."""
+        logger.error("%s-%d is offline: %s", self._arguments.topic, self._arguments.partition, error)
+        self._table.set_state(OFFLINE)
+        self._control.send(["offline", str(error)])
+
+    def wait_for_room(self, error: ApplianceError | OSError) -> None:
+        """Report why nothing can be written to this partition yet; the supervisor starts another writer later."""
+        self._table.set_state(DISK_FULL)
+        self._control.send(["lacking", str(error)])
+
+    # ---- the loop: wait, take, write, answer
+
+    def serve(self) -> None:
+        """Until the supervisor is gone, or has asked it to retire and every worker has hung up.
+
+        Raises:
+            StorageFault: a write or a flush failed in a way that cannot be tried again.
+        """
+        while not self._control.closed and not self._may_end:
+            self.turn(self._timeout_s())
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether all workers have hung up on a retiring writer, or have had RETIRE_MS_MAX to do so.
+
+        A worker that hangs must not keep others from the partition.  It finds its channel closed, as if the writer
+        had been killed: what it has asked for since is refused with a retriable error.
+        """
+        return self._retire_ms is not None and (not self._links or now_ms() - self._retire_ms >= RETIRE_MS_MAX)
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait for something to happen, take it, write, flush, answer.  Raises StorageFault, as :meth:`serve`."""
+        handed_over, unflushed = self._handed_over, self._unflushed
+        idle = not unflushed.since_ms and not handed_over
+        events = self._epoll.poll(timeout_s)
+        if self._control.pending:
+            self._control.flush()
+        self._arguments.heart.beat()
+        arrived: list[tuple[Source, Bundle]] = []
+        for fd, event in events:
+            if fd in handed_over:
+                arrived += handed_over.take(fd)
+            elif fd in self._links:
+                arrived += self._take(fd, event)
+            else:
+                unflushed.check()
+                self._alarm.silence()
+                handed_over.give_back()
+                self._on_control()
+        if arrived:
+            self._write(arrived)
+        unflushed.flush_if_due()
+        if handed_over:
+            handed_over.check(now_ms())
+        if events or not idle or handed_over:
+            self._quiet_since_ms = now_ms()
+        elif now_ms() - self._quiet_since_ms >= self._arguments.config.writer.idle_ms:
+            self._quiet_since_ms = now_ms()
+            self._control.send(["idle"])
+
+    def _timeout_s(self) -> float:
+        beat_ms = self._arguments.heart.beat_ms
+        if self._unflushed.since_ms:
+            return min(self._unflushed.due_in_ms(), beat_ms) / 1000
+        wait_ms = min(self._arguments.config.writer.idle_ms, beat_ms)
+        if self._retire_ms is not None:
+            wait_ms = min(wait_ms, RETIRE_MS_MAX)
+        return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
+
+    def _write(self, arrived: list[tuple[Source, Bundle]]) -> None:
+        """Check, append and answer everything that has arrived."""
+        ready = self._appender.check(arrived)
+        try:
+            size, records = self._appender.append()
+        except (DiskFull, OutOfResources, StorageFault) as error:
+            self._on_append_failed(error, self._appender.refuse(error, ready))
+            return
+        if size:
+            self._unflushed.on_appended(size, records)
+        self._unflushed.answer(ready)
+
+    def _on_append_failed(self, error: DiskFull | OutOfResources | StorageFault, refusals: list[ReadyAnswer]) -> None:
+        """Nothing of the turn is in the log: answer that to everybody, and go on if there may be room again."""
+        self._unflushed.refuse(refusals)
+        if isinstance(error, StorageFault):
+            raise error
+        if isinstance(error, DiskFull) and self._table.state != DISK_FULL:
+            logger.warning("%s: %s", self._arguments.path, error)
+            self._table.set_state(DISK_FULL)
+
+    # ---- workers
+
+    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, Bundle]]:
+        """The bundles that a worker has sent."""
+        link = self._links[fd]
+        if event & select.EPOLLOUT:
+            with self._unflushed.lock:
+                link.flush()
+        message, fds = link.channel.take()
+        match message:
+            case None:
+                if link.channel.closed:
+                    self._on_worker_gone(fd, link)
+            case []:
+                self._unflushed.ask(now=False)
+            case ["flush"]:
+                self._unflushed.ask(now=True)
+            case ["handoff", *terms] | ["refused", "handoff", *terms]:
+                self._handed_over.accept(link, terms, fds, now_ms())
+                if self._retire_ms is not None:
+                    self._handed_over.recall()
+            case ["recall"]:
+                self._handed_over.recall(link)
+            case _:
+                return [(link, bundle) for bundle in message]
+        return ()
+
+    def _on_worker_gone(self, fd: int, link: Link) -> None:
+        """The worker has hung up, or has died."""
+        del self._links[fd]
+        with self._unflushed.lock:
+            self._handed_over.lose(link)
+            link.close()
+
+    def _join(self, fd: int, arena_name: str) -> None:
+        """Link to a worker."""
+        channel = Channel(socket.socket(fileno=fd))
+        try:
+            arena = memoryview(memory.attach(arena_name))
+        except FileNotFoundError:  # the worker died meanwhile; its successor is announced next
+            channel.close()
+            return
+        except OSError:
+            channel.close()
+            self._control.send(["refused", "worker", arena_name])
+            return
+        self._links[fd] = Link(channel, arena, self._epoll)
+
+    # ---- the supervisor
+
+    def _on_control(self) -> None:
+        for message, fds in self._control.receive():
+            match message:
+                case ["worker", arena_name]:
+                    self._join(fds[0], arena_name)
+                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                    self._control.send(message)
+                case ["settings", settings]:
+                    self._change(self._arguments._replace(settings=settings))
+                case ["reload", config]:
+                    self._change(self._arguments._replace(config=msgspec.convert(config, Config)))
+                case ["delete_before", offset]:
+                    self._delete_before(offset)
+                case ["roll"]:
+                    self._roll()
+                case ["retire"]:
+                    self._retire_ms = now_ms()
+                    self._handed_over.recall()
+
+    def _change(self, arguments: WriterArguments) -> None:
+        self._arguments = arguments
+        self._log.settings = arguments.topic_settings
+
+    def _delete_before(self, offset: int) -> None:
+        """Let the log start at ``offset``, at most its end, and remove the segments before it.
+
+        Raises:
+            StorageFault: the disk fails.
+        """
+        try:
+            with self._arguments.heart.working():  # a slow disk: it waits for flushes
+                count = delete_before(
+                    self._log, self._producers, offset, self._unflushed.flush_and_wait, self._show_start
+                )
+        except (DiskFull, OutOfResources) as error:  # retention asks again
+            logger.warning("%s: not all is removed: %s", self._arguments.path, error)
+            return
+        self._table.count(COUNT_RETIRED, count)
+
+    def _show_start(self) -> None:
+        with self._unflushed.lock:
+            self._table.retire_before(self._log.start)  # a full table has no row for a new segment before that
+            self._appender.show_segments()
+            self._table.retire_before(self._log.start)
+
+    def _roll(self) -> None:
+        """Seal the active segment, so that it can go."""
+        if len(self._log.bases) < SEGMENTS_MAX:
+            try:
+                self._log.roll()
+            except (DiskFull, OutOfResources) as error:
+                logger.warning("%s: not rolled: %s", self._arguments.path, error)
+            with self._unflushed.lock:
+                self._appender.show_segments()
