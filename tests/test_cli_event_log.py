@@ -20,25 +20,25 @@ def record(message: str, *arguments: object, fault: bool = False) -> logging.Log
             raise ValueError("what")
         except ValueError:
             info = sys.exc_info()
-    return logging.LogRecord("appliance.processes.writer.process", logging.WARNING, "w.py", 1, message, arguments, info)
+    return logging.LogRecord("appliance.processes.writer.writer", logging.WARNING, "w.py", 1, message, arguments, info)
 
 
 def test_text_has_time_level_pid_module_and_message() -> None:
     line = Text(for_journald=False).format(record("cut %d bytes", 7))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z warning +\d+ processes\.writer: cut 7 bytes", line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z warning +\d+ processes\.writer\.writer: cut 7 bytes", line)
 
 
 def test_further_lines_are_indented_for_people_and_escaped_for_journald() -> None:
     assert "\n    Traceback" in Text(for_journald=False).format(record("bug", fault=True))
     line = Text(for_journald=True).format(record("bug", fault=True))
-    assert line.startswith("<4>processes.writer: bug\\nTraceback") and "\n" not in line
+    assert line.startswith("<4>processes.writer.writer: bug\\nTraceback") and "\n" not in line
 
 
 def test_json_is_one_object_per_line() -> None:
     line = Json().format(record("bug", fault=True))
     event = json.loads(line)
     assert "\n" not in line
-    assert (event["level"], event["module"]) == ("warning", "appliance.processes.writer.process")
+    assert (event["level"], event["module"]) == ("warning", "appliance.processes.writer.writer")
     assert "ValueError: what" in event["message"]
 
 

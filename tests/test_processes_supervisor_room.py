@@ -51,7 +51,8 @@ def test_a_topic_that_has_no_room_is_refused_and_nothing_else_is(tmp_path: Path)
             assert peer.produce("t", BATCH, acks=-1)[0] == 0
             wait_for(lambda: create(peer, "small", 20)[1] == 0, "what it took to be free again")
             machine.resize_shm("64m")
-            assert create(peer, "big", 400)[1] == 0
+            answer = create(peer, "big", 400)
+            assert answer[1] == 0, answer
             assert peer.produce("big", BATCH, partition=399, acks=-1)[0] == 0
             assert server.stop() == 0
         assert list(machine.shm.iterdir()) == []

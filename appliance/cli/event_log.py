@@ -25,7 +25,7 @@ class Text(logging.Formatter):
         self._for_journald = for_journald
 
     def format(self, record: logging.LogRecord) -> str:
-        where = record.name.removeprefix("appliance.").removesuffix(".process")  # every process has one
+        where = record.name.removeprefix("appliance.")
         message = _message(self, record)
         if self._for_journald:
             return f"<{PRIORITIES.get(record.levelno, 6)}>{where}: " + output.safe(message)

@@ -1,4 +1,4 @@
-"""What a writer answers to produce requests that came to it together, and the results that codecs encode from it."""
+"""A writer's answer to produce requests that came to it together; codecs encode results from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every forked child does first: take its own name, signals and fate."""
+"""What every forked child does first: it takes its name, ignores signals, and ends with its supervisor."""
 
 from __future__ import annotations
 

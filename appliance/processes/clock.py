@@ -1,4 +1,4 @@
-"""What time it is: the two clocks of the processes, passed on as arguments where logic depends on them."""
+"""The clocks of the processes, passed on as arguments where logic depends on them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ does not take waits in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead pee
 A peer that does not take its messages until the queue is full is given up like a dead one.
 
 A receiver that has no room for the descriptors of a message gets it as ``["refused", *message]``, without any, and
-says so to the sender.  A sender that has none left gets the OSError, and nothing is sent.
+sends that back.  A sender that has none left gets the OSError, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgpack
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
-"""A sequenced packet must fit the socket buffer (net.core.wmem_default is 208 KiB) whole."""
+"""A sequenced packet must fit the socket buffer as a whole (net.core.wmem_default is 208 KiB)."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Room to name 100,000 tables to a new worker (about 360 bytes each) before it has read the first."""
 QUEUE_OVERHEAD_BYTES: Final = 256

@@ -1,1 +1,1 @@
-"""The only owner of shared-memory layouts: segment tables, arenas, doorbells."""
+"""Owns all layouts of shared memory: segment tables, arenas, doorbells, heartbeats."""

@@ -1,8 +1,8 @@
 """The arena: where a network worker receives, and from where writers write, with no copy in between.
 
 One arena per incarnation of a network worker.  The worker hands out *extents* of whole blocks to its connections and
-``recv``s into them; a writer is told positions and reads the record batches where they lie.  An extent goes back to
-the pool when the connection has moved on and every writer has answered for what it was told about.
+``recv``s into them; a writer gets positions and reads the record batches where they lie.  An extent goes back to the
+pool when the connection has moved on and every writer has answered for the positions in it.
 
 Who stores what.  A byte of an extent is stored by the worker until it is described to a writer, then by that writer
 alone (``baseOffset``), until the answer comes back.  A writer may be slow while the worker dies; the next incarnation

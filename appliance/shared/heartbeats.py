@@ -9,8 +9,8 @@ after the one before has been reaped.  What a cell holds means nothing, only tha
 makes the supervisor see a movement later, never one that has not been, and a half-finished store cannot be seen, since
 whole aligned cells are stored.
 
-A process that does long work in one piece (recovery of a log above all) turns no loop meanwhile.  It says so with
-:meth:`Heart.working`: a thread beats instead.  That still shows a process that is stopped, or stuck with the
+A process that does long work in one piece (recovery of a log above all) turns no loop meanwhile.  It does it inside
+:meth:`Heart.working`, where a thread beats instead.  That still shows a process that is stopped, or stuck with the
 interpreter's lock held, but not one that works for ever: such work is bounded by what there is to do.
 """
 

@@ -1,4 +1,4 @@
-"""The shared-memory segment table: what a partition's writer tells every reader.
+"""The shared-memory segment table: what a partition's writer shows to every reader.
 
 One table per partition, one storing process per cell, any number of readers, no lock.  This module is the only one
 that knows the layout; the rest of the appliance sees :class:`SegmentTable` and :class:`View`.
@@ -74,7 +74,7 @@ Cells = Any
 
 
 class View(NamedTuple):
-    """A consistent, immutable picture of one partition; safe to search while the writer runs on."""
+    """A consistent, immutable snapshot of one partition; safe to search while the writer runs on."""
 
     bases: tuple[int, ...]
     start: int
@@ -204,7 +204,7 @@ class SegmentTable:
         return {name: int(self._cells[COUNTERS + index]) for index, name in enumerate(COUNTER_NAMES)}
 
     def view(self) -> View:
-        """Take a consistent picture without stopping the writer.
+        """Take a consistent snapshot without stopping the writer.
 
         Raises:
             WriterGone: the table is being rebuilt, or kept changing for VIEW_ATTEMPTS_MAX attempts.

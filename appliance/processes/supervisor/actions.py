@@ -1,4 +1,4 @@
-"""What the supervisor does and the machine may refuse: processes, descriptors, memory, files.
+"""Actions: what the supervisor does, and the machine may refuse for lack of processes, descriptors, memory or room.
 
 An :class:`Action` has a name for people and *keys*: what it is still to be done for (workers, partitions, nodes).
 Wanting a key does it at once.  When the machine refuses (REFUSALS), the key stays wanted, the action rests, and then

@@ -1,4 +1,4 @@
-"""Which children hang: a heartbeat that has not moved for ``liveness.timeout_ms``.
+"""Finds children that hang: their heartbeat has not moved for ``liveness.timeout_ms``.
 
 Every quarter of the timeout :meth:`Liveness.overdue` compares each cell with what it held the time before.  A child is
 charged for the time since then, but for no more than that quarter, however long the supervisor itself was stopped or

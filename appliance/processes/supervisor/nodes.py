@@ -1,4 +1,4 @@
-"""The nodes of the local ensemble as children of the supervisor: started, watched by pidfd, started again, listed.
+"""Starts the nodes of the local ZooKeeper ensemble, watches them by pidfd, and starts them again.
 
 What a node needs and how it is started is :class:`~appliance.zookeeper.ensemble.Ensemble`'s business; with an external
 ensemble, or none, there are no nodes.  Preparing the nodes' files, starting a node and noting its pid are actions: on

@@ -2,7 +2,7 @@
 
 At start the partitions of a data directory are dealt out to a few openers, so that a thousand quiet partitions cost a
 thousand tables and not a thousand processes.  A cleanly stopped log is shown from its marker and file names; another
-is recovered.  The remover is its counterpart (:mod:`.removal`).
+is recovered.  The remover is its counterpart (:mod:`.remover`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
             rows.append((job.topic, job.partition, "", ""))
         except (ApplianceError, OSError) as error:
             kind = OutOfResources if is_lack(error) else StorageFault
-            if kind is StorageFault:  # the other is the supervisor's to tell: it tries again
+            if kind is StorageFault:  # the supervisor logs the other: it tries again
                 logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             rows.append((job.topic, job.partition, kind.__name__, str(error)))
         if len(rows) >= ROWS_PER_MESSAGE:

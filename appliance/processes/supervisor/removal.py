@@ -61,7 +61,8 @@ class Removals:
         self._ids: dict[TopicPartition, str] = {}
         self._under_way: set[TopicPartition] = set()
         """What the remover has not reported yet."""
-        self._cleans = False
+        self._removes = self._cleans = False
+        """Whether there is a remover, a cleaner."""
         self._start_remover = actions.define("start removers", self._fork_remover)
         self._start_cleaner = actions.define("delete the files of deleted topics", lambda _: self._clean())
 
@@ -84,7 +85,7 @@ class Removals:
 
         Called in every turn.
         """
-        if self._under_way or not self._ids:
+        if self._removes or not self._ids:
             return
         ready = {
             partition: topic_id
@@ -93,6 +94,7 @@ class Removals:
         }
         if ready:
             self._under_way = set(ready)
+            self._removes = True
             self._start_remover.want(tuple(ready.items()))
 
     def _fork_remover(self, ids: tuple[tuple[TopicPartition, str], ...]) -> None:
@@ -108,6 +110,7 @@ class Removals:
 
     def on_remover_end(self) -> list[Outcome]:
         """Returns the outcomes that a killed remover has not reported; what it has set aside is to be deleted."""
+        self._removes = False
         interrupted = sorted(self._under_way)
         outcomes = [(partition, WriterGone.__name__, "removing it was interrupted") for partition in interrupted]
         self.on_removed(outcomes)

@@ -1,4 +1,4 @@
-"""The file state.json: what the supervisor tells the world, replaced as a whole, also when the disk is full.
+"""The file state.json, replaced as a whole, also when the disk is full.  :mod:`.status_report` has its content.
 
 Two files are kept, each larger than what it holds (JSON may end in spaces).  The spare one is overwritten in place,
 which needs no room, and then changes names with the other (renameat2 with RENAME_EXCHANGE): a reader sees the old

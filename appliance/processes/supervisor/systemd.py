@@ -13,9 +13,9 @@ LISTEN_FDS_START: Final = 3
 
 
 class Notifier:
-    """Speaks to the service manager; silent when there is none.
+    """Sends to the service manager; does nothing when there is none.
 
-    The socket is made once: who has run out of descriptors can still say that it lives.
+    The socket is made once, so that a process without descriptors can still send WATCHDOG=1.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -27,7 +27,7 @@ class Notifier:
         if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
             watchdog_us = 0
         self.watchdog_ms = watchdog_us // 2000
-        """Say ``watchdog`` this often (half of what the unit allows); 0: nobody listens."""
+        """How often to send WATCHDOG=1 (half of what the unit allows); 0: nobody listens."""
 
     def send(self, *lines: str) -> None:
         """Send assignments such as READY=1, STATUS=text, STOPPING=1, RELOADING=1, WATCHDOG=1."""
@@ -40,7 +40,7 @@ class Notifier:
             pass  # a service manager that does not listen is no reason not to serve
 
     def close(self) -> None:
-        """In a forked child: it is the supervisor that speaks."""
+        """In a forked child: only the supervisor sends."""
         if self._socket is not None:
             self._socket.close()
 
