@@ -85,6 +85,41 @@ def test_a_writer_that_stands_still_stops_nobody_but_its_own(make_appliance: Cal
         assert sorted(one.receive()[0][1] for one in stuck) == [0] * len(stuck)
 
 
+def sockets(pid: int) -> int:
+    """How many a process has open."""
+    found = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found += str(fd.readlink()).startswith("socket:")
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return found
+
+
+def test_a_client_that_is_not_read_any_more_and_closes_is_noticed(make_appliance: Callable[..., Server]) -> None:
+    """Method: the writer stands still, so that all of its requests stay unanswered; then the client's end comes."""
+    server = make_appliance(
+        **{"network.workers": 1, "network.requests_max": 10, "liveness.timeout_ms": 600_000, "writer.idle_ms": 600_000}
+    )
+    with Peer(server.native) as peer:
+        peer.create("t")
+        assert peer.produce("t", BATCH)[0] == 0
+        (writer,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
+        (worker,) = server.pids("network")
+        before = sockets(worker)
+        server.kill(writer, signal.SIGSTOP)
+        try:
+            client = Peer(server.native)
+            assert sockets(worker) == before + 1
+            for _ in range(100):
+                client.send([native.PRODUCE, 1, "t", 0, 1, 10_000], BATCH)
+            client.close()
+            wait_for(lambda: sockets(worker) == before, "the worker to close its end")
+        finally:
+            server.kill(writer, signal.SIGCONT)
+        assert peer.produce("t", BATCH)[0] == 0
+
+
 def test_questions_about_a_log_whose_writer_stands_still_are_bounded(make_appliance: Callable[..., Server]) -> None:
     """Each asks for a flush that nobody makes; the worker goes on, and the questions are answered after a while."""
     server = make_appliance(**{"network.workers": 1})

@@ -8,7 +8,8 @@ is room.  One that keeps an unfinished request in memory that others wait for is
 
 Bounds: ``network.requests_max`` unanswered requests and ``network.send_bytes_max`` unsent bytes of a connection, memory
 for received bytes, ``REQUESTS_PER_TURN`` requests of one connection before others have their turn.  Reaching one of
-them stops reading from the connection; TCP slows its client down.
+them stops reading from the connection; TCP slows its client down.  A client that closes while it has too many
+unanswered requests is noticed all the same (EPOLLRDHUP): what it has sent behind them is dropped.
 """
 
 from __future__ import annotations
@@ -284,6 +285,8 @@ class Connections:
             and connection.out_bytes <= limits.send_bytes_max
         ):
             events |= select.EPOLLIN
+        elif connection.unanswered > limits.requests_max:  # the end is not read: it may be behind requests
+            events |= select.EPOLLRDHUP
         if events != connection.events:
             connection.events = events
             self._epoll.modify(connection.sock.fileno(), events)

@@ -55,6 +55,8 @@ CHECK_MS: Final = 1_000
 """How often time limits are checked while there are clients or open files."""
 CONTROL_RETRY_MS: Final = 10
 """How soon a message that the supervisor has not taken is sent again."""
+GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+"""Events that end a connection."""
 STATS_MS: Final = 5_000
 MEMORY_MS: Final = 10_000
 """How often freed memory is given back."""
@@ -144,7 +146,7 @@ class NetworkWorker:
         for fd, event in events:
             connection = connections.by_fd.get(fd)
             if connection is not None:
-                if event & (select.EPOLLHUP | select.EPOLLERR):
+                if event & GONE:
                     connections.close(connection)
                     continue
                 if event & select.EPOLLOUT:
