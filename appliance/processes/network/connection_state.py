@@ -86,6 +86,7 @@ class Connection:
         "requests",
         "sock",
         "stalled",
+        "stalled_by",
         "stalled_overlap",
         "started",
         "unanswered",
@@ -105,6 +106,8 @@ class Connection:
         """What the requests that have started share."""
         self.stalled = False
         self.stalled_overlap = ""
+        self.stalled_by: WriterLink | None = None
+        """The writer that has too much in hand to take the request that stalls."""
         self.announcements_read = False
         """The supervisor's messages have been read for the sake of the request that stalls."""
         self.delayed: DelayedRequest | None = None

@@ -70,6 +70,7 @@ class Producing:
         for partition in partitions:
             if partition is not None and partition.link.is_full and self._buffers.crowded:
                 partition.link.stalled[connection] = None
+                connection.stalled_by = partition.link
                 partition.link.ask_for_room()
                 return False
         pending = None
@@ -112,6 +113,12 @@ class Producing:
         else:
             error = plan.EMPTY_BATCH
         self._finish_part((connection, pending, index), ProduceResult(error.code, -1, -1, -1, str(error)))
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed: it waits for no writer any more."""
+        if connection.stalled_by is not None:
+            connection.stalled_by.stalled.pop(connection, None)
+            connection.stalled_by = None
 
     # ---- to the writers
 
@@ -193,6 +200,7 @@ class Producing:
     def _resume_stalled(self, link: WriterLink) -> None:
         """The writer has finished something: there is room for the connections that wait for it."""
         for connection in link.stalled:
+            connection.stalled_by = None
             self._connections.resume_next_turn(connection)
         link.stalled.clear()
 

@@ -274,6 +274,7 @@ class NetworkWorker:
         """A connection is closed: forget what waits for its sake."""
         self._wait_lists.forget(connection)
         self._forwarding.forget(connection)
+        self._producing.forget(connection)
 
     def _check_timeouts(self) -> None:
         """Once a second while there are clients or open files: time limits, and numbers for the supervisor."""

@@ -1,0 +1,81 @@
+"""appliance.processes.network.producing: who waits for a writer that has too much in hand, and who waits no more."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from appliance.config import Network
+from appliance.processes.network.connection_state import Connection
+from appliance.processes.network.connections import Connections
+from appliance.processes.network.handing_over import HandingOver
+from appliance.processes.network.inbox import Buffers, Inbox
+from appliance.processes.network.known_partitions import KnownPartitions
+from appliance.processes.network.producing import Producing
+from appliance.processes.network.turn import Turn
+from appliance.processes.network.writer_link import WriterLink
+from appliance.wire.requests import Codec, Produce, ProducePart
+
+ARENA_BYTES = 1 << 16
+
+
+class Rig:
+    """A worker's connections, half of the arena taken, and one partition whose writer may have nothing in hand."""
+
+    def __init__(self) -> None:
+        turn, epoll = Turn(), select.epoll()
+        self.buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), ARENA_BYTES)
+        assert self.buffers.arena.allocate(ARENA_BYTES // 2) is not None
+        self.link = WriterLink("t-0", 0, epoll)
+        partitions = SimpleNamespace(of=lambda parts: [SimpleNamespace(link=self.link)] * len(parts))
+        self.connections = Connections(turn, epoll, self.buffers, Network())
+        handing_over = HandingOver(turn, self.connections, self.buffers, 0)
+        known = cast(KnownPartitions, partitions)
+        self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
+        self.connections.connect({}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget)
+        self._epoll = epoll
+        self._sockets: list[socket.socket] = []
+
+    def connection(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        self._sockets += [ours, theirs]
+        made = Connection(ours, "native", "", "", cast(Codec, None), Inbox(self.buffers))
+        self.connections.add(made)
+        return made
+
+    def produce(self, connection: Connection) -> bool:
+        request = Produce(None, 1, 0, [ProducePart("t", 0, 0, 10)])
+        return self.producing.start(connection, request, 0, memoryview(b""))
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        self._epoll.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+def test_a_closed_connection_is_not_kept_by_a_writer_that_does_not_answer(rig: Rig) -> None:
+    stays, goes = rig.connection(), rig.connection()
+    assert not rig.produce(stays) and not rig.produce(goes)
+    assert list(rig.link.stalled) == [stays, goes]
+    rig.connections.close(goes)
+    assert list(rig.link.stalled) == [stays] and goes.stalled_by is None
+
+
+def test_who_waits_for_a_writer_goes_on_when_it_answers(rig: Rig) -> None:
+    waits = rig.connection()
+    assert not rig.produce(waits)
+    answered: Any = SimpleNamespace(link=rig.link)
+    rig.producing._fail(answered, [], cast(Any, None))
+    assert not rig.link.stalled and waits.stalled_by is None and rig.connections.resumed
