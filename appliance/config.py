@@ -44,13 +44,13 @@ class Broker(Struct, frozen=True):
 class Native(Struct, frozen=True):
     listen: Annotated[
         str,
-        Meta(description='address of the native door, or several: "host:port,[v6]:port"; port 0 = any free one'),
+        Meta(description='address of the native listener, or several: "host:port,[v6]:port"; port 0 = any free one'),
     ] = "127.0.0.1:9091"
     advertised: Annotated[str, Meta(description='"host:port" told to clients; "" = where it listens')] = ""
 
 
 class Kafka(Struct, frozen=True):
-    listen: Annotated[str, Meta(description='address of the Kafka door, as native.listen; "" = closed')] = (
+    listen: Annotated[str, Meta(description='address of the Kafka listener, as native.listen; "" = closed')] = (
         "127.0.0.1:9092"
     )
     advertised: Annotated[str, Meta(description='"host:port" told to clients; "" = where it listens')] = ""
@@ -419,4 +419,4 @@ def _check_together(config: Config) -> None:
     if 0 < config.zookeeper.heap_mb < 16:
         raise BadValue(f"zookeeper.heap_mb = {config.zookeeper.heap_mb}: must be 0, or at least 16")
     if not config.native.listen:
-        raise BadValue('native.listen = "": must have an address, the command line uses this door')
+        raise BadValue('native.listen = "": must have an address, the command line uses this listener')

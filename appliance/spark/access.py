@@ -4,9 +4,9 @@ Every question is asked again, with growing pauses, while an appliance is away o
 passed without progress: a Spark query dies of the first error that reaches it, and a restart of a broker takes only
 seconds.  Then the last error is raised, with the address in it.
 
-Bytes come through the native door, the next fetch under way while the last one is decoded; or, when the appliance
+Bytes come through the native listener, the next fetch under way while the last one is decoded; or, when the appliance
 runs on this host, straight from its segment files (short circuit).  A task that finds itself on another host than
-the one that was planned for, or without the right to read the files, takes the door.
+the one that was planned for, or without the right to read the files, uses the listener.
 
 Objects are made on the driver and travel to tasks: connections are opened on first use and left behind.
 """
@@ -188,7 +188,7 @@ class Access:
             home = Home(str(seen["data"]), int(seen["pid"]))
             return home if home.here() else None
         except (ApplianceError, OSError, KeyError, TypeError, ValueError):
-            return None  # the door serves as well
+            return None  # the listener serves as well
 
     # ---- reading
 

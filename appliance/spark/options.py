@@ -31,7 +31,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 _INSTEAD = {
-    "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native door",
+    "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native listener",
     "maxoffsetspertrigger": "maxBytesPerTrigger: offsets are bytes here",
     "minoffsetspertrigger": "the trigger's processingTime: offsets are bytes here",
     "group.id": "no group: Spark's checkpoint keeps the position",

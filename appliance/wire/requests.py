@@ -1,6 +1,6 @@
-"""What both doors decode to, and what they encode from: the same few values for the native and the Kafka door.
+"""The values that both protocols decode requests to, and encode replies from.
 
-A door's codec turns one frame into one of the requests below and a list of results into the pieces of a reply.
+A protocol's codec turns one frame into one of the requests below and a list of results into the pieces of a reply.
 It neither reads sockets nor opens files: a reply is a list of ``bytes`` and :class:`FileRange` that the network
 worker writes and sendfiles in order (h11's ``send_with_data_passthrough``).  ``context`` is whatever the codec
 needs to encode the reply (correlation id, API version); nobody else looks into it.

@@ -83,7 +83,7 @@ class Held(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A group as anybody sees it.  ``members``: are there any, of either door; ``positions``: value-less nodes."""
+    """A group as anybody sees it.  ``members``: are there any, of either listener; ``positions``: value-less nodes."""
 
     info: GroupInfo
     members: bool

@@ -1,7 +1,7 @@
 """Names and values of everything that is kept in ZooKeeper.  Bytes in, values out; no I/O.
 
     path                                            kind        value
-    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: doors and partitions stored
+    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners and partitions stored
     there /brokers/topics/<topic>                         persistent  TopicInfo, JSON: partition -> brokers,
     settings /consumers/<group>/ids/<consumer>               ephemeral   Subscription, the paper's text
     (below) /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
@@ -9,7 +9,7 @@
 
 A subscription is the paper's ``{"topic": streams, ...}``, ``*<streams>*<pattern>`` (every topic whose name
 matches the whole pattern, see ``patterns.py``) or ``!<streams>!<pattern>`` (every topic whose name does not).
-Members of groups that came through the Kafka door are shown as
+Members of groups that came through the Kafka listener are shown as
 ``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``.  An offset is
 ``{"offset": n, "topic_id": "...", "metadata": "..."}``: the id of the topic that it is a position in, so that a topic
 made again under the name is read from its beginning, and Kafka's commit metadata where there is any.  The paper's
@@ -45,8 +45,8 @@ STREAMS_MAX = 1_000
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
-    """A live broker.  ``native`` and ``kafka`` are advertised ``host:port`` addresses, "" where that door is
-    shut.
+    """A live broker.  ``native`` and ``kafka`` are advertised ``host:port`` addresses, "" where that listener is
+    closed.
 
     ``instance`` names the data directory's owner: a restarted broker recognises the registration of its
     former life by it, and two brokers with one id are told apart.

@@ -236,7 +236,7 @@ class Rebalancer:
         foreign = {member.protocol for member in members.values()} - {"native"}
         if foreign:
             raise InvalidRequest(
-                f"group {self.group!r} has members that came through another door: "
+                f"group {self.group!r} has members that came through another listener: "
                 f"{', '.join(sorted(foreign))}; choose another group name"
             )
 
@@ -254,7 +254,7 @@ class GroupMember:
         member.leave()
 
     ``consumer`` must be unique in the group for ever (the paper: ``<group>_<host>-<ms>-<8 hex digits>``).
-    ``failed`` is told an error that trying again does not cure (the group has members of the other door).
+    ``failed`` is told an error that trying again does not cure (the group has members of the other listener).
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def leader(address: str, topic: str, partition: int) -> str:
 
 
 def read_all(address: str, topic: str, partition: int) -> list[Record]:
-    """Every record of a partition, read through the native door and checked.
+    """Every record of a partition, read through the native listener and checked.
 
     What was acknowledged with acks=1 is readable once it is flushed: so is everything before a last message that is
     acknowledged with acks=all.
