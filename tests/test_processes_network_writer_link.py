@@ -23,9 +23,9 @@ def test_the_largest_answer_fits() -> None:
     texts = {index: "x" * appender.TEXT_CHARACTERS_MAX for index in range(appender.TEXTS_MAX)}
     full = [2**40, [90, OFFSET_MAX, OFFSET_MAX] * writer_link.APPEND_PARTS_MAX, texts, 2**41]
     small = [[2**40, [0, OFFSET_MAX, OFFSET_MAX], {}, 2**41]] * (
-        worker_link.NUMBERS_PER_MESSAGE // (worker_link.BUNDLE_NUMBERS + 3)
+        worker_link.NUMBERS_PER_MESSAGE // (worker_link.APPEND_NUMBERS + 3)
     )
     assert len(msgpack.packb([*small, full])) < MESSAGE_BYTES_MAX
     refused = [2**40, [2, -1, -1], {0: "x" * appender.TEXT_CHARACTERS_MAX}, -1]
-    count = worker_link.NUMBERS_PER_MESSAGE // (worker_link.BUNDLE_NUMBERS + 3) + 1
+    count = worker_link.NUMBERS_PER_MESSAGE // (worker_link.APPEND_NUMBERS + 3) + 1
     assert len(msgpack.packb([refused] * count)) < MESSAGE_BYTES_MAX

@@ -17,7 +17,7 @@ from appliance.names import TopicPartition
 from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
 from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
-from appliance.processes.writer.worker_link import Bundle, Link, Source
+from appliance.processes.writer.worker_link import AppendRequest, Link, Source
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 from appliance.wire.frames import cut
@@ -51,19 +51,19 @@ class Desk:
     def _wake(self) -> None:
         self.woken += 1
 
-    def turns(self) -> list[tuple[Source, Bundle]]:
+    def turns(self) -> list[tuple[Source, AppendRequest]]:
         """What the writer takes until there is nothing more to be read."""
         taken = []
         while any(fd == self.fd for fd, _ in self.epoll.poll(0)):
             taken += self.handoffs.take(self.fd)
         return taken
 
-    def answer(self, taken: list[tuple[Source, Bundle]]) -> None:
+    def answer(self, taken: list[tuple[Source, AppendRequest]]) -> None:
         with self.handoffs.lock:
             for source, (token, _, _) in taken:
                 source.answer([(token, Answer([0, 1, 2] * token.count, {}, -1))])
 
-    def batches(self, taken: list[tuple[Source, Bundle]]) -> list[bytes]:
+    def batches(self, taken: list[tuple[Source, AppendRequest]]) -> list[bytes]:
         return [
             bytes(source.arena[start:stop])
             for source, (_, _, positions) in taken
@@ -150,9 +150,9 @@ def test_nothing_of_the_stream_is_lost_or_taken_twice(
         for step in steps * (len(rest) + 1):
             made.client.send(rest[:step]) if rest else None
             rest = rest[step:]
-            bundles = made.turns()
-            taken += made.batches(bundles)
-            made.answer(bundles)
+            appends = made.turns()
+            taken += made.batches(appends)
+            made.answer(appends)
             if not rest:
                 break
         assert made.replies() == [70_000 + number for number in range(len(taken))]

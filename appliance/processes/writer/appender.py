@@ -12,7 +12,7 @@ from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, DISK_FULL, ONLINE, 
 from ..answers import FOR_ALL, Answer
 from ..clock import wall_ms
 from .producers import Producers
-from .worker_link import Bundle, ReadyAnswer, Source
+from .worker_link import AppendRequest, ReadyAnswer, Source
 
 TEXTS_MAX: Final = 32
 TEXT_CHARACTERS_MAX: Final = 400
@@ -29,7 +29,7 @@ class Appender:
         self._append_ms = -1
         """What LogAppendTime gives to all of this turn, else -1."""
 
-    def check(self, arrived: list[tuple[Source, Bundle]]) -> list[ReadyAnswer]:
+    def check(self, arrived: list[tuple[Source, AppendRequest]]) -> list[ReadyAnswer]:
         """Check and place everything that has arrived; returns the answers, which hold once it is appended."""
         group: list[tuple[memoryview, BatchInfo]] = []
         self._group = group

@@ -30,7 +30,7 @@ from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
 from ..handoff import pieces
-from .worker_link import Bundle, Link, Source
+from .worker_link import AppendRequest, Link, Source
 
 CHECK_MS: Final = 1_000
 TURNS_TO_KEEP: Final = 8
@@ -89,12 +89,12 @@ class HandedOverConnections:
         with self.lock:
             handed.watch()
 
-    def take(self, fd: int) -> list[tuple[Source, Bundle]]:
+    def take(self, fd: int) -> list[tuple[Source, AppendRequest]]:
         """What a connection has sent."""
         handed = self._by_fd[fd]
         if not handed.watched:  # by the flusher, since epoll returned it
             return []
-        bundles, more = handed.take()
+        appends, more = handed.take()
         if not more:
             with self.lock:
                 handed.leave()
@@ -102,7 +102,7 @@ class HandedOverConnections:
             with self.lock:
                 if handed.unanswered > self._common.limits.requests_max:  # still: else nothing may come to resume it
                     handed.pause()
-        return [(handed, bundle) for bundle in bundles]
+        return [(handed, append) for append in appends]
 
     def recall(self, link: Link | None = None) -> None:
         """Give back all, or what one worker has handed over, once it is answered."""
@@ -193,11 +193,11 @@ class HandedOver:
 
     # ---- taking: the loop alone
 
-    def take(self) -> tuple[list[Bundle], bool]:
+    def take(self) -> tuple[list[AppendRequest], bool]:
         """Read once.
 
         Returns:
-            Requests alike as bundles, with the request as token; False when something else has come, or the end.
+            Requests alike as append requests, with the request as token; False at the end, or when others have come.
         """
         if not self._make_room():
             return [], False
@@ -209,7 +209,7 @@ class HandedOver:
             count = 0
         self._filled += count
         more = count > 0
-        bundles: list[Bundle] = []
+        appends: list[AppendRequest] = []
         frames: list[tuple[int, int]] = []
         taken = 0
         try:
@@ -218,7 +218,7 @@ class HandedOver:
                 if not self._is_usual(request):
                     break
                 assert isinstance(request, Produce)
-                bundles.append((request, self._acks, _positions(request, start)))
+                appends.append((request, self._acks, _positions(request, start)))
                 taken += request.count
         except ProtocolFault:
             more = False  # the worker comes upon it again, and knows what to do
@@ -230,7 +230,7 @@ class HandedOver:
         if taken:
             self.turns += 1
             self._taken += taken
-        return bundles, more
+        return appends, more
 
     def _make_room(self) -> bool:
         """Move an unfinished frame to the front; False when the buffer does not hold the whole of it."""

@@ -8,9 +8,10 @@ Messages on the channel, msgpack arrays::
     writer → worker   [[token, [error, base, end, ...], {index: text}, append ms] ...]   three numbers per request;
                       text -1: for all; append ms: what LogAppendTime has given to all, else -1
 
-A bundle is answered once; with acks=-1 when it is flushed.  The bundles of one worker are answered in any order, the
-requests in a bundle all at once.  A closed channel means that the worker is gone and nobody wants the answers.  The
-messages about connections that are handed over: :mod:`appliance.processes.handoff`.
+Each row of the first message is an append request.  It is answered once; with acks=-1 when it is flushed.  The append
+requests of one worker are answered in any order, all parts of one at once.  A closed channel means that the worker is
+gone and nobody wants the answers.  The messages about connections that are handed over:
+:mod:`appliance.processes.handoff`.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from ..answers import Answer
 from ..control import Channel
 
 NUMBERS_PER_MESSAGE: Final = 2_048
-"""A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last bundle may bring as many
-as three for each of ``writer_link.APPEND_PARTS_MAX``, and texts, and it still fits."""
-BUNDLE_NUMBERS: Final = 8
+"""A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last append request may
+bring as many as three for each of ``writer_link.APPEND_PARTS_MAX``, and texts, and it still fits."""
+APPEND_NUMBERS: Final = 8
 
-Bundle = tuple[Any, int, Sequence[int]]
+AppendRequest = tuple[Any, int, Sequence[int]]
 """Token, acks, and where requests' record batches lie in the arena: start, stop, start, stop, ..."""
 
 
 class Source(Protocol):
-    """Where bundles come from: a network worker, or a connection that one has handed over."""
+    """Where append requests come from: a network worker, or a connection that one has handed over."""
 
     arena: memoryview
 
     def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
-        """Answer bundles, by their tokens.  Call with the flusher's lock held."""
+        """Answer append requests, by their tokens.  Call with the flusher's lock held."""
 
 
 class ReadyAnswer(NamedTuple):
-    """The answer to one bundle."""
+    """The answer to one append request."""
 
     source: Source
     acks: int
@@ -67,12 +68,12 @@ class Link:
         epoll.register(channel.fileno(), select.EPOLLIN)
 
     def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
-        """Several bundles in a message."""
+        """Send the answers, several in a message."""
         message: list[Any] = []
         size = 0
         for token, answer in answers:
             message.append((token, *answer))
-            size += BUNDLE_NUMBERS + len(answer.numbers)
+            size += APPEND_NUMBERS + len(answer.numbers)
             if size >= NUMBERS_PER_MESSAGE:
                 self.send(message)
                 message, size = [], 0

@@ -43,7 +43,7 @@ from .delete_before import delete_before
 from .handed_over import CHECK_MS, HandedOverConnections
 from .producers import Producers
 from .unflushed import Unflushed
-from .worker_link import Bundle, Link, ReadyAnswer, Source
+from .worker_link import AppendRequest, Link, ReadyAnswer, Source
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class Writer:
         if self._control.pending:
             self._control.flush()
         self._arguments.heart.beat()
-        arrived: list[tuple[Source, Bundle]] = []
+        arrived: list[tuple[Source, AppendRequest]] = []
         for fd, event in events:
             if fd in handed_over:
                 arrived += handed_over.take(fd)
@@ -216,7 +216,7 @@ class Writer:
             wait_ms = min(wait_ms, RETIRE_MS_MAX)
         return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
 
-    def _write(self, arrived: list[tuple[Source, Bundle]]) -> None:
+    def _write(self, arrived: list[tuple[Source, AppendRequest]]) -> None:
         """Check, append and answer everything that has arrived."""
         ready = self._appender.check(arrived)
         try:
@@ -239,8 +239,8 @@ class Writer:
 
     # ---- workers
 
-    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, Bundle]]:
-        """The bundles that a worker has sent."""
+    def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRequest]]:
+        """The append requests that a worker has sent."""
         link = self._links[fd]
         if event & select.EPOLLOUT:
             with self._unflushed.lock:
@@ -261,7 +261,7 @@ class Writer:
             case ["recall"]:
                 self._handed_over.recall(link)
             case _:
-                return [(link, bundle) for bundle in message]
+                return [(link, append) for append in message]
         return ()
 
     def _on_worker_gone(self, fd: int, link: Link) -> None:
