@@ -1,13 +1,13 @@
 """What an appliance is doing, from its data directory alone: served or not, asked from inside or outside.
 
-A running supervisor keeps ``<data>/state.json`` (doors, processes, names of the segment tables) and holds a
+A running supervisor keeps ``<data>/state.json`` (listeners, processes, names of the segment tables) and holds a
 lock on ``<data>/lock``.  Partitions are read from the shared tables while it runs and from the files
-otherwise, so the answer needs no door, no ZooKeeper and no free worker.  The object that :func:`collect`
+otherwise, so the answer needs no listener, no ZooKeeper and no free worker.  The object that :func:`collect`
 returns is a contract::
 
     {"state": "serving",                          as the supervisor says; "stopped" when nothing runs
      "data": "/var/lib/appliance", "pid": 4711,   pid null when stopped
-     "doors": {"native": "127.0.0.1:9091", …},
+     "listeners": {"native": "127.0.0.1:9091", …},
      "zookeeper": {"connect": "…", "state": "connected"},
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses at the moment
@@ -51,7 +51,7 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
         state = {}
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not come so far yet
         state = {"pid": pid, "state": "starting"}
-    return {"doors": {}, "zookeeper": {}, "processes": [], "refused": [], "tables": {}, "offline": {}} | state
+    return {"listeners": {}, "zookeeper": {}, "processes": [], "refused": [], "tables": {}, "offline": {}} | state
 
 
 def holder(data_dir: Path) -> int:
@@ -81,7 +81,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     """
     state = read_state(data_dir)
     served = state is not None
-    state = state or {"state": "stopped", "pid": None, "doors": {}, "zookeeper": {}, "processes": [], "refused": []}
+    state = state or {"state": "stopped", "pid": None, "listeners": {}, "zookeeper": {}, "processes": [], "refused": []}
     tables, offline = state.pop("tables", {}), state.pop("offline", {})
     partitions = []
     for name, topic, partition in hosted(data_dir):

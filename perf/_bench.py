@@ -59,7 +59,7 @@ class Appliance:
 
     @property
     def native(self) -> str:
-        return str(self.state["doors"]["native"])
+        return str(self.state["listeners"]["native"])
 
     def pids(self, role: str = "") -> list[int]:
         return [row["pid"] for row in self.state["processes"] if role in ("", row["role"])]

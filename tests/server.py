@@ -44,8 +44,8 @@ class Server:
         self.data_dir = data_dir
         self.config_file = config_file
         self.within, self.environment = within, dict(environment or {})
-        doors = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "network.workers": 2}
-        self.settings = doors | ALONE | settings
+        addresses = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "network.workers": 2}
+        self.settings = addresses | ALONE | settings
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self.process: subprocess.Popen[str] | None = None
 
@@ -90,11 +90,11 @@ class Server:
 
     @property
     def native(self) -> str:
-        return str(self.state["doors"]["native"])
+        return str(self.state["listeners"]["native"])
 
     @property
     def kafka(self) -> str:
-        return str(self.state["doors"]["kafka"])
+        return str(self.state["listeners"]["kafka"])
 
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [row for row in self.state["processes"] if row["role"] == role]

@@ -158,7 +158,7 @@ def test_closing_ends_iterators_and_trouble_is_raised(room: Room) -> None:
     room.owned.finish()
     assert list(room.stream.messages()) == []
     other = Room()
-    other.owned.finish(InvalidRequest("a group of the other door"))
+    other.owned.finish(InvalidRequest("a group of the other listener"))
     with pytest.raises(InvalidRequest):
         next(other.stream.batches())
 

@@ -130,7 +130,7 @@ def test_metadata_of_all_topics_is_encoded_once() -> None:
     cluster.add("t")
     client = Client(cluster)
     before = run(client.frame("Metadata", topics=None))
-    cluster.all["t"].partitions[1] = [1]  # behind the door's back
+    cluster.all["t"].partitions[1] = [1]  # behind its back
     assert run(client.frame("Metadata", topics=None)) == before
     cluster.revision += 1
     assert len(run(client.ask("Metadata", topics=None)).topics[0].partitions) == 2

@@ -92,13 +92,13 @@ def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: 
     order: list[str] = []
 
     async def scenario() -> None:
-        door = Client(FakeCluster()).apis
+        apis = Client(FakeCluster()).apis
         no = {"allow_auto_topic_creation": False}
         small = request_frame(METADATA, 4, {"topics": [], **no})
         large = request_frame(METADATA, 4, {"topics": [{"name": "n" * 100}] * 200, **no})
 
         async def ask(frame: bytes, peer: str) -> None:
-            await door.answer(frame, LISTENER, peer)
+            await apis.answer(frame, LISTENER, peer)
             order.append(peer if frame is small else f"{peer} large")
 
         asked = [asyncio.create_task(ask(frame, peer)) for frame, peer in ((large, "a"), (small, "a"), (small, "b"))]
@@ -106,7 +106,7 @@ def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: 
         free.set()
         await asyncio.gather(*asked)
         await ask(small, "a")
-        door.close()
+        apis.close()
 
     run(scenario())
     assert order == ["b", "a large", "a", "a"] and sorted(threads) == [False, False, True, True]

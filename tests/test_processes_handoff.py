@@ -1,4 +1,4 @@
-"""Connections that a writer serves, through the doors of a real appliance: nobody notices, whatever comes or dies."""
+"""Connections that a writer serves, in a real appliance: nobody notices, whatever comes or dies."""
 
 from __future__ import annotations
 

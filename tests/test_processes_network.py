@@ -1,4 +1,4 @@
-"""The network worker, through the door of a real appliance: order of replies, long polls, and what bad input gets."""
+"""The network worker in a real appliance: order of replies, long polls, and what bad input gets."""
 
 from __future__ import annotations
 

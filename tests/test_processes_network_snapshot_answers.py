@@ -127,7 +127,7 @@ def test_a_coordinator_that_is_killed_is_not_noticed_either(make_appliance: Call
 
 def test_what_is_to_be_made_is_asked_of_the_coordinator(make_appliance: Callable[..., Server]) -> None:
     server = make_appliance(**{"network.workers": 1})
-    assert server.state["doors"]
+    assert server.state["listeners"]
     producer = Producer({"bootstrap.servers": server.kafka})
     producer.produce("made", b"x")
     assert producer.flush(20) == 0

@@ -57,8 +57,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(peers=st.sets(st.sampled_from([0, 2])), auto_create=st.booleans())
     def move(self, peers: set[int], auto_create: bool) -> None:
-        doors = {peer: {"kafka": f"host{peer}:9092", "native": ""} for peer in peers}
-        self.facts = Facts("cluster", 1, auto_create, "zk:2181", {"kafka": "", "native": "n:1"}, doors, TopicSettings())
+        listeners = {peer: {"kafka": f"host{peer}:9092", "native": ""} for peer in peers}
+        self.facts = Facts(
+            "cluster", 1, auto_create, "zk:2181", {"kafka": "", "native": "n:1"}, listeners, TopicSettings()
+        )
 
     @rule(worker=st.integers(0, 1))
     def tell(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""The writer, from the front door: what a full or failing disk, retention and settings do to a partition."""
+"""The writer, from the outside: what a full or failing disk, retention and settings do to a partition."""
 
 from __future__ import annotations
 

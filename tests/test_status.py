@@ -36,7 +36,7 @@ def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:
     succeeding("produce", "web", "--partition", "1", *at, stdin=b"a\nb\nc\n")
     assert collect(server.data_dir)["state"] == "serving"
     seen = wait_for(lambda: settled(collect(server.data_dir)), "the writer to be shown")
-    assert seen["doors"] == {"native": server.native, "kafka": server.kafka}
+    assert seen["listeners"] == {"native": server.native, "kafka": server.kafka}
     assert (seen["pid"], seen["zookeeper"]["state"]) == (server.pids("supervisor")[0], "off")
     end = seen["partitions"][1]["end"]
     expected = [("web", 0, 0, 0, 0, 0), ("web", 1, 0, end, end, 3)]
@@ -45,7 +45,7 @@ def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:
 
     server.stop()
     seen = succeeding("status", "--json", *at).json
-    assert (seen["state"], seen["pid"], seen["doors"], seen["processes"]) == ("stopped", None, {}, [])
+    assert (seen["state"], seen["pid"], seen["listeners"], seen["processes"]) == ("stopped", None, {}, [])
     assert rows(seen) == expected
     assert {row["state"] for row in seen["partitions"]} == {"stopped"}
     assert "stopped" in succeeding("status", *at).out

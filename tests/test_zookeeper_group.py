@@ -184,7 +184,7 @@ def test_commits_are_refused_without_a_session_and_for_what_another_owns(group: 
     assert group.control.call(OffsetRegistry().read(GROUP))[part].offset == 9
 
 
-def test_a_group_of_the_kafka_door_is_refused(group: Group) -> None:
+def test_a_group_of_the_kafka_listener_is_refused(group: Group) -> None:
     group.topic("logs", 1)
     member = Subscription({"logs": 1}, protocol="kafka")
     group.control.call(GroupRegistry().join(GROUP, "k", member, group.control.session_id))

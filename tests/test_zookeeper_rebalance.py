@@ -409,7 +409,7 @@ def test_who_lost_a_partition_cannot_commit_to_it() -> None:
     assert tree.run(OffsetRegistry().read(GROUP))[part].offset == 9
 
 
-def test_a_group_of_the_other_door_is_refused() -> None:
+def test_a_group_of_the_other_listener_is_refused() -> None:
     tree = Tree()
     (consumer,) = group_of(tree, "c1")
     kafka = Subscription({"a": 1}, protocol="kafka")

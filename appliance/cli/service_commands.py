@@ -99,7 +99,7 @@ def status(data: Data = None, connect: Connect = None, as_json: Json = False) ->
 
 def _print_status(seen: dict[str, Any]) -> None:
     zookeeper = seen["zookeeper"]
-    head = [("state", seen["state"]), ("data", seen["data"]), *seen["doors"].items()]
+    head = [("state", seen["state"]), ("data", seen["data"]), *seen["listeners"].items()]
     head.append(("zookeeper", " ".join(filter(None, (zookeeper["state"], zookeeper["connect"])))))
     for name, value in head:
         if sys.stdout.isatty():

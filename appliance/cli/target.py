@@ -80,7 +80,7 @@ def address(data: Path | None, connect: str | None) -> str:
     state = read_state(data)
     if state is None:
         raise BrokerAway(f"no appliance serves {data}")
-    listener = str(state["doors"].get("native", ""))
+    listener = str(state["listeners"].get("native", ""))
     if not listener:
         raise BrokerAway(
             f"the appliance of {data} is {state.get('state', 'starting')}: its native listener is not open"

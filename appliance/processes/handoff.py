@@ -25,7 +25,7 @@ Messages that were sent before the sender died are still taken: the end of a cha
 
 Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
 
-    worker → writer   ["handoff", token, door, acks, buffer bytes, received bytes] +fd
+    worker → writer   ["handoff", token, protocol, acks, buffer bytes, received bytes] +fd
                       ["recall"]                          give all back
     writer → worker   ["received", token, bytes] ...      what nobody has taken of the stream, in order
                       ["unsent", token, bytes] ...        what the client has not taken of the replies, in order

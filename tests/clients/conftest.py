@@ -11,22 +11,22 @@ import pytest
 from tests.server import Server
 
 
-class Door(Server):
+class Broker(Server):
     """An appliance that keeps its addresses when it is started again, as clients expect."""
 
     def __init__(self, data_dir: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(data_dir, None, **settings)
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> Broker:
         return self.start()
 
-    def start(self) -> Door:
+    def start(self) -> Broker:
         super().start()
         self.settings |= {"kafka.listen": self.kafka, "native.listen": self.native}
         return self
 
 
 @pytest.fixture(scope="session")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    with Door(tmp_path_factory.mktemp("clients") / "data", {"zookeeper.nodes": 1}) as running:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("clients") / "data", {"zookeeper.nodes": 1}) as running:
         yield running

@@ -23,7 +23,7 @@ from .adapters import (
     kcat,
     new_topic,
 )
-from .conftest import Door
+from .conftest import Broker
 
 
 def has_ipv6() -> bool:
@@ -36,12 +36,12 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
 def test_ipv6(tmp_path: Path) -> None:
-    with Door(tmp_path / "data", {"kafka.listen": "[::1]:0"}) as door:
-        assert door.kafka.startswith("[::1]:")
+    with Broker(tmp_path / "data", {"kafka.listen": "[::1]:0"}) as broker:
+        assert broker.kafka.startswith("[::1]:")
         topic = new_topic()
         for client in CLIENTS[:3]:
-            client.produce(door.kafka, topic, "none", BATCH)
-        assert len(confluent_read(door.kafka, topic, 0, 3 * BATCH)) == 3 * BATCH
+            client.produce(broker.kafka, topic, "none", BATCH)
+        assert len(confluent_read(broker.kafka, topic, 0, 3 * BATCH)) == 3 * BATCH
 
 
 def test_a_client_that_came_to_a_name_is_sent_to_the_advertised_one(tmp_path: Path) -> None:
@@ -49,37 +49,37 @@ def test_a_client_that_came_to_a_name_is_sent_to_the_advertised_one(tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = {"kafka.listen": f"127.0.0.1:{port}", "kafka.advertised": f"localhost:{port}"}
-    with Door(tmp_path / "data", settings) as door:
-        assert f"localhost:{port}" in kcat("-b", door.kafka, "-L")
-        assert len(confluent_produce(door.kafka, new_topic(), "none", BATCH)) == BATCH
+    with Broker(tmp_path / "data", settings) as broker:
+        assert f"localhost:{port}" in kcat("-b", broker.kafka, "-L")
+        assert len(confluent_produce(broker.kafka, new_topic(), "none", BATCH)) == BATCH
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, Door]]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Broker]]:
     """Two appliances; the second uses the ZooKeeper of the first."""
     data = tmp_path_factory.mktemp("two")
-    with Door(data / "first", {"zookeeper.nodes": 1}) as first:
+    with Broker(data / "first", {"zookeeper.nodes": 1}) as first:
         connect = first.state["zookeeper"]["connect"]
-        with Door(data / "second", {"zookeeper.connect": connect, "broker.id": 1}) as second:
+        with Broker(data / "second", {"zookeeper.connect": connect, "broker.id": 1}) as second:
             admin = AdminClient({"bootstrap.servers": first.kafka})
             wait_for(lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2, "both are registered")
             yield first, second
 
 
-def test_both_are_shown_by_both(two: tuple[Door, Door]) -> None:
-    for door in two:
-        listed = kcat("-b", door.kafka, "-L")
+def test_both_are_shown_by_both(two: tuple[Broker, Broker]) -> None:
+    for broker in two:
+        listed = kcat("-b", broker.kafka, "-L")
         assert all(f"at {other.kafka}" in listed for other in two), listed
 
 
-def test_partitions_are_spread_and_clients_find_their_leaders(two: tuple[Door, Door]) -> None:
+def test_partitions_are_spread_and_clients_find_their_leaders(two: tuple[Broker, Broker]) -> None:
     first, second = two
     topic = new_topic()
     admin = AdminClient({"bootstrap.servers": second.kafka})
     for future in admin.create_topics([NewTopic(topic, 4, 1)]).values():
         future.result(DEADLINE_S)
-    for door in two:
-        metadata = AdminClient({"bootstrap.servers": door.kafka}).list_topics(topic, timeout=DEADLINE_S)
+    for broker in two:
+        metadata = AdminClient({"bootstrap.servers": broker.kafka}).list_topics(topic, timeout=DEADLINE_S)
         leaders = [partition.leader for _, partition in sorted(metadata.topics[topic].partitions.items())]
         assert sorted(leaders) == [0, 0, 1, 1]
     producer = Producer({"bootstrap.servers": first.kafka, "enable.idempotence": True})
@@ -99,14 +99,14 @@ def test_partitions_are_spread_and_clients_find_their_leaders(two: tuple[Door, D
         assert sorted(values) == list(range(400))
 
 
-def test_members_that_come_to_different_appliances_share_one_group(two: tuple[Door, Door]) -> None:
+def test_members_that_come_to_different_appliances_share_one_group(two: tuple[Broker, Broker]) -> None:
     topic, group = new_topic(), new_topic()
     admin = AdminClient({"bootstrap.servers": two[0].kafka})
     for future in admin.create_topics([NewTopic(topic, 4, 1)]).values():
         future.result(DEADLINE_S)
     members = [
-        Consumer({"bootstrap.servers": door.kafka, "group.id": group, "log_level": 0, "client.id": door.kafka})
-        for door in two
+        Consumer({"bootstrap.servers": broker.kafka, "group.id": group, "log_level": 0, "client.id": broker.kafka})
+        for broker in two
     ]
     for member in members:
         member.subscribe([topic])

@@ -32,12 +32,12 @@ from .adapters import (
     kcat,
     new_topic,
 )
-from .conftest import Door
+from .conftest import Broker
 
 
 @pytest.fixture(scope="module")
-def admin(door: Door) -> Iterator[AdminClient]:
-    yield AdminClient({"bootstrap.servers": door.kafka})
+def admin(broker: Broker) -> Iterator[AdminClient]:
+    yield AdminClient({"bootstrap.servers": broker.kafka})
 
 
 def done(futures: dict[Any, Any]) -> None:
@@ -92,24 +92,24 @@ def test_what_is_wrong_is_refused_by_name(admin: AdminClient) -> None:
         assert code(admin.create_topics([NewTopic(topic, partitions, 1, config=config)])) == name
 
 
-def test_the_cluster_is_described(door: Door) -> None:
+def test_the_cluster_is_described(broker: Broker) -> None:
     """With kafka-python: confluent-kafka's describe_cluster has ended the whole process now and then."""
-    client = KafkaAdminClient(bootstrap_servers=door.kafka)
+    client = KafkaAdminClient(bootstrap_servers=broker.kafka)
     cluster = client.describe_cluster()
     client.close()
     assert cluster["cluster_id"]
-    host, port = door.kafka.rsplit(":", 1)
-    (broker,) = cluster["brokers"]
-    assert (broker["host"], str(broker["port"])) == (host, port)
-    assert cluster["controller_id"] == broker["broker_id"]
+    host, port = broker.kafka.rsplit(":", 1)
+    (node,) = cluster["brokers"]
+    assert (node["host"], str(node["port"])) == (host, port)
+    assert cluster["controller_id"] == node["broker_id"]
 
 
-def test_groups_are_listed_described_reset_and_deleted(admin: AdminClient, door: Door) -> None:
+def test_groups_are_listed_described_reset_and_deleted(admin: AdminClient, broker: Broker) -> None:
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
     topic, group = new_topic(), f"group-{uuid.uuid4()}"
-    offsets = confluent_produce(door.kafka, topic, "none", 20)
-    confluent_group(door.kafka, topic, group, 10)
+    offsets = confluent_produce(broker.kafka, topic, "none", 20)
+    confluent_group(broker.kafka, topic, group, 10)
     listed = admin.list_consumer_groups().result(DEADLINE_S)
     assert group in {entry.group_id for entry in listed.valid} and not listed.errors
     described = admin.describe_consumer_groups([group])[group].result(DEADLINE_S)
@@ -119,15 +119,15 @@ def test_groups_are_listed_described_reset_and_deleted(admin: AdminClient, door:
     assert (found.topic, found.partition, found.offset) == (topic, 0, offsets[9] + 1)
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offsets[5])])
     admin.alter_consumer_group_offsets([wanted])[group].result(DEADLINE_S)
-    assert confluent_group(door.kafka, topic, group, 1)[0].offset == offsets[5]
+    assert confluent_group(broker.kafka, topic, group, 1)[0].offset == offsets[5]
     admin.delete_consumer_groups([group])[group].result(DEADLINE_S)
     listed = admin.list_consumer_groups().result(DEADLINE_S)
     assert group not in {entry.group_id for entry in listed.valid}
 
 
-def test_kafkas_own_tools(door: Door) -> None:
+def test_kafkas_own_tools(broker: Broker) -> None:
     """TopicCommand, ConfigCommand, GetOffsetShell, ConsumerGroupCommand, console and performance tools."""
-    topic, group, server = new_topic(), f"group-{uuid.uuid4()}", ("--bootstrap-server", door.kafka)
+    topic, group, server = new_topic(), f"group-{uuid.uuid4()}", ("--bootstrap-server", broker.kafka)
     tools = "org.apache.kafka.tools"
     java(f"{tools}.TopicCommand", *server, "--create", "--topic", topic, "--partitions", "2")
     described = java(f"{tools}.TopicCommand", *server, "--describe", "--topic", topic)
@@ -138,7 +138,7 @@ def test_kafkas_own_tools(door: Door) -> None:
     out = java(
         f"{tools}.ProducerPerformance",
         *("--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "-1"),
-        *("--producer-props", f"bootstrap.servers={door.kafka}"),
+        *("--producer-props", f"bootstrap.servers={broker.kafka}"),
     )
     assert "20000 records sent" in out
     offsets = java(f"{tools}.GetOffsetShell", *server, "--topic", topic)
@@ -155,9 +155,9 @@ def test_kafkas_own_tools(door: Door) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_kafkas_own_tools_learn_that_there_is_none(door: Door, admin: AdminClient, tmp_path: Path) -> None:
+def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminClient, tmp_path: Path) -> None:
     """Leader elections, reassignments, transactions, quotas: what they ask before and after what they do."""
-    topic, server, tools = new_topic(), ("--bootstrap-server", door.kafka), "org.apache.kafka.tools"
+    topic, server, tools = new_topic(), ("--bootstrap-server", broker.kafka), "org.apache.kafka.tools"
     done(admin.create_topics([NewTopic(topic, 1, 1)]))
     part = ("--election-type", "preferred", "--topic", topic, "--partition", "0")
     assert "already elected" in java(f"{tools}.LeaderElectionCommand", *server, *part)
@@ -191,7 +191,7 @@ def test_thousands_of_topics_in_one_metadata_reply(make_appliance: Callable[...,
         server.start()
 
 
-def test_message_sizes_from_nothing_to_the_limit(door: Door, admin: AdminClient) -> None:
+def test_message_sizes_from_nothing_to_the_limit(broker: Broker, admin: AdminClient) -> None:
     """max.message.bytes bounds a batch; what is larger is refused, and the same producer goes on."""
     topic = new_topic()
     done(admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "100000"})]))
@@ -201,38 +201,38 @@ def test_message_sizes_from_nothing_to_the_limit(door: Door, admin: AdminClient)
         if error is not None:
             failures.append(error.name())  # type: ignore[attr-defined]
 
-    producer = Producer({"bootstrap.servers": door.kafka, "message.max.bytes": 10_000_000})
+    producer = Producer({"bootstrap.servers": broker.kafka, "message.max.bytes": 10_000_000})
     for size in (0, 1, 99_000, 200_000, 5):
         producer.produce(topic, bytes(size), partition=0, on_delivery=delivered)
         assert producer.flush(DEADLINE_S) == 0
     assert failures == ["MSG_SIZE_TOO_LARGE"]
-    out = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%S\n")
+    out = kcat("-b", broker.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%S\n")
     assert out.split() == ["0", "1", "99000", "5"]
 
 
-def test_producers_are_told_the_time_of_appending(admin: AdminClient, door: Door) -> None:
+def test_producers_are_told_the_time_of_appending(admin: AdminClient, broker: Broker) -> None:
     """message.timestamp.type=LogAppendTime: what a delivery report says is what consumers find."""
     topic = new_topic()
     done(admin.create_topics([NewTopic(topic, 1, 1, config={"message.timestamp.type": "LogAppendTime"})]))
     told: list[tuple[int, int]] = []
-    producer = Producer({"bootstrap.servers": door.kafka})
+    producer = Producer({"bootstrap.servers": broker.kafka})
     for number in range(3):
         report = lambda error, message: told.append(message.timestamp())  # noqa: E731
         producer.produce(topic, b"x", timestamp=1_000 + number, partition=0, on_delivery=report)
         assert producer.flush(DEADLINE_S) == 0
-    found = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%T\n").split()
+    found = kcat("-b", broker.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%T\n").split()
     assert told == [(TIMESTAMP_LOG_APPEND_TIME, int(time_ms)) for time_ms in found] and len(told) == 3
 
 
-def test_transactions_are_refused_with_a_clear_error(door: Door) -> None:
-    producer = Producer({"bootstrap.servers": door.kafka, "transactional.id": "tx", "log_level": 0})
+def test_transactions_are_refused_with_a_clear_error(broker: Broker) -> None:
+    producer = Producer({"bootstrap.servers": broker.kafka, "transactional.id": "tx", "log_level": 0})
     with pytest.raises(KafkaException) as raised:
         producer.init_transactions(10)
     assert raised.value.args[0].fatal() or "ransaction" in raised.value.args[0].str()
 
 
-def test_every_client_makes_a_topic_by_producing(door: Door) -> None:
+def test_every_client_makes_a_topic_by_producing(broker: Broker) -> None:
     """Auto-creation, with the configured number of partitions, through each client's way of asking."""
     for client in CLIENTS[:3]:
         topic = new_topic()
-        assert len(client.produce(door.kafka, topic, "none", 1)) == 1
+        assert len(client.produce(broker.kafka, topic, "none", 1)) == 1

@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from .adapters import DEADLINE_S, PROGRAMS, compiled, confluent_events, jars, new_topic, run
-from .conftest import Door
+from .conftest import Broker
 
 LINES = 3_000
 FLINK = (
@@ -28,8 +28,8 @@ SPARK = (
 """Of what the first one needs, these are what Spark does not have already."""
 
 
-def create(door: Door, topic: str, partitions: int) -> str:
-    admin = AdminClient({"bootstrap.servers": door.kafka})
+def create(broker: Broker, topic: str, partitions: int) -> str:
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(DEADLINE_S)
     return topic
 
@@ -48,16 +48,16 @@ def flink() -> list[str]:
 
 
 @pytest.mark.timeout(400)  # the first time its jars are fetched
-def test_flink_reads_and_writes(door: Door) -> None:
+def test_flink_reads_and_writes(broker: Broker) -> None:
     """Every line of three partitions, once, by way of two tasks."""
-    source, target = create(door, new_topic(), 3), create(door, new_topic(), 2)
-    producer = Producer({"bootstrap.servers": door.kafka, "linger.ms": 5})
+    source, target = create(broker, new_topic(), 3), create(broker, new_topic(), 2)
+    producer = Producer({"bootstrap.servers": broker.kafka, "linger.ms": 5})
     lines = [f"line {number}" for number in range(LINES)]
     for number, line in enumerate(lines):
         producer.produce(source, line, partition=number % 3)
     assert producer.flush(DEADLINE_S) == 0
-    run([*flink(), door.kafka, source, target])
-    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused", "enable.partition.eof": True})
+    run([*flink(), broker.kafka, source, target])
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused", "enable.partition.eof": True})
     consumer.assign([TopicPartition(target, partition, OFFSET_BEGINNING) for partition in range(2)])
     found, ends = [], 0
     for message in confluent_events(consumer):
@@ -72,11 +72,11 @@ def test_flink_reads_and_writes(door: Door) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_sparks_own_connector_reads_writes_and_goes_on(door: Door, tmp_path: Path) -> None:
+def test_sparks_own_connector_reads_writes_and_goes_on(broker: Broker, tmp_path: Path) -> None:
     """A thousand rows as a batch and as a stream; five hundred more, and the stream reads no more than these."""
     pytest.importorskip("pyspark")
     found = jars("spark-kafka", SPARK, alone=True)
     needed = ",".join(str(found / "{1}-{2}.jar".format(*artifact.split(":"))) for artifact in SPARK)
-    topic = create(door, new_topic(), 2)
-    out = run([sys.executable, str(PROGRAMS / "spark_kafka.py"), door.kafka, topic, needed, str(tmp_path)])
+    topic = create(broker, new_topic(), 2)
+    out = run([sys.executable, str(PROGRAMS / "spark_kafka.py"), broker.kafka, topic, needed, str(tmp_path)])
     assert out.split() == ["1000"] * 4 + ["1500"] * 2

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from .adapters import BATCH, CLIENTS, Client, Message, confluent_read, expected, new_topic
-from .conftest import Door
+from .conftest import Broker
 
 COUNT = 45
 BY_NAME = [pytest.param(client, id=client.name) for client in CLIENTS]
@@ -27,15 +27,15 @@ def check(messages: list[Message], first: int, offsets: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("client", "codec"), CLIENT_CODECS)
-def test_every_codec_is_read_by_another_client(door: Door, client: Client, codec: str) -> None:
+def test_every_codec_is_read_by_another_client(broker: Broker, client: Client, codec: str) -> None:
     topic = new_topic()
-    offsets = client.produce(door.kafka, topic, codec, COUNT)
+    offsets = client.produce(broker.kafka, topic, codec, COUNT)
     assert len(offsets) == COUNT and offsets == sorted(set(offsets))
-    check(confluent_read(door.kafka, topic, 0, COUNT), 0, offsets)
+    check(confluent_read(broker.kafka, topic, 0, COUNT), 0, offsets)
 
 
 @pytest.fixture(scope="module")
-def mixed(door: Door) -> Callable[[Client], tuple[str, list[int]]]:
+def mixed(broker: Broker) -> Callable[[Client], tuple[str, list[int]]]:
     """A topic with batches of every codec that a client knows, and the offsets of its messages."""
 
     @cache
@@ -43,7 +43,7 @@ def mixed(door: Door) -> Callable[[Client], tuple[str, list[int]]]:
         topic = new_topic()
         offsets: list[int] = []
         for codec in codecs:
-            offsets += CLIENTS[0].produce(door.kafka, topic, codec, 2 * BATCH)
+            offsets += CLIENTS[0].produce(broker.kafka, topic, codec, 2 * BATCH)
         return topic, offsets
 
     return lambda client: filled(client.codecs)
@@ -51,24 +51,24 @@ def mixed(door: Door) -> Callable[[Client], tuple[str, list[int]]]:
 
 @pytest.mark.parametrize("client", BY_NAME)
 def test_every_client_reads_every_codec_and_resumes_exactly(
-    door: Door, mixed: Callable[[Client], tuple[str, list[int]]], client: Client
+    broker: Broker, mixed: Callable[[Client], tuple[str, list[int]]], client: Client
 ) -> None:
     """From the start, in mid-batch, at the end of a batch, from within the gap before one, and near the end."""
     topic, offsets = mixed(client)
     starts = [(0, 0), (offsets[3], 3), (offsets[BATCH - 1] + 1, BATCH), (offsets[BATCH] - 1, BATCH)]
     for start, first in [*starts, (offsets[-5], len(offsets) - 5)]:
-        messages = client.read(door.kafka, topic, start, len(offsets) - first)
+        messages = client.read(broker.kafka, topic, start, len(offsets) - first)
         assert [m.offset for m in messages] == offsets[first:]
         wanted = [expected(index % (2 * BATCH)) for index in range(first, len(offsets))]
         assert [tuple(m[1:]) for m in messages] == wanted
 
 
 @pytest.mark.parametrize("client", BY_NAME)
-def test_a_group_resumes_after_its_commit_whoever_reads_next(door: Door, client: Client) -> None:
+def test_a_group_resumes_after_its_commit_whoever_reads_next(broker: Broker, client: Client) -> None:
     """Commit in mid-batch, then at a batch's end; the last reader is another client."""
     topic, group = new_topic(), new_topic()
-    offsets = CLIENTS[1].produce(door.kafka, topic, "none", COUNT)
-    check(client.group(door.kafka, topic, group, 13), 0, offsets)
-    check(client.group(door.kafka, topic, group, 7), 13, offsets)
-    check(CLIENTS[0].group(door.kafka, topic, group, 20), 20, offsets)
-    check(client.group(door.kafka, topic, group, 5), 40, offsets)
+    offsets = CLIENTS[1].produce(broker.kafka, topic, "none", COUNT)
+    check(client.group(broker.kafka, topic, group, 13), 0, offsets)
+    check(client.group(broker.kafka, topic, group, 7), 13, offsets)
+    check(CLIENTS[0].group(broker.kafka, topic, group, 20), 20, offsets)
+    check(client.group(broker.kafka, topic, group, 5), 40, offsets)

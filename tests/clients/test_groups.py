@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from .adapters import DEADLINE_S, confluent_events, new_topic
-from .conftest import Door
+from .conftest import Broker
 
 PARTITIONS = 6
 PER_PARTITION = 50
@@ -33,27 +33,27 @@ STRATEGIES = ("range", "roundrobin", "cooperative-sticky")
 
 
 @pytest.fixture
-def topic(door: Door) -> str:
+def topic(broker: Broker) -> str:
     name = new_topic()
-    admin = AdminClient({"bootstrap.servers": door.kafka})
+    admin = AdminClient({"bootstrap.servers": broker.kafka})
     for future in admin.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
         future.result(DEADLINE_S)
-    fill(door, name, 0)
+    fill(broker, name, 0)
     return name
 
 
-def fill(door: Door, topic: str, turn: int) -> None:
+def fill(broker: Broker, topic: str, turn: int) -> None:
     """PER_PARTITION more messages in each partition: "turn-partition-number"."""
-    producer = Producer({"bootstrap.servers": door.kafka})
+    producer = Producer({"bootstrap.servers": broker.kafka})
     for partition in range(PARTITIONS):
         for number in range(PER_PARTITION):
             producer.produce(topic, f"{turn}-{partition}-{number}".encode(), partition=partition)
     assert producer.flush(DEADLINE_S) == 0
 
 
-def settings(door: Door, group: str, strategy: str) -> dict[str, Any]:
+def settings(broker: Broker, group: str, strategy: str) -> dict[str, Any]:
     return {
-        "bootstrap.servers": door.kafka,
+        "bootstrap.servers": broker.kafka,
         "group.id": group,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
@@ -68,9 +68,9 @@ def settings(door: Door, group: str, strategy: str) -> dict[str, Any]:
 class Members:
     """Consumers of one group in this process, polled in turn."""
 
-    def __init__(self, door: Door, topic: str, strategy: str) -> None:
+    def __init__(self, broker: Broker, topic: str, strategy: str) -> None:
         self.group = f"group-{uuid.uuid4()}"
-        self._settings = settings(door, self.group, strategy)
+        self._settings = settings(broker, self.group, strategy)
         self._topic = topic
         self.all: list[Consumer] = []
         self.commits_may_fail = False
@@ -118,8 +118,8 @@ class Members:
 
 
 @contextmanager
-def members(door: Door, topic: str, strategy: str) -> Iterator[Members]:
-    group = Members(door, topic, strategy)
+def members(broker: Broker, topic: str, strategy: str) -> Iterator[Members]:
+    group = Members(broker, topic, strategy)
     try:
         yield group
     finally:
@@ -129,9 +129,9 @@ def members(door: Door, topic: str, strategy: str) -> Iterator[Members]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_two_five_and_two_members(door: Door, topic: str, strategy: str) -> None:
+def test_one_two_five_and_two_members(broker: Broker, topic: str, strategy: str) -> None:
     """Every message once: commits are made after each, and nobody is killed."""
-    with members(door, topic, strategy) as group:
+    with members(broker, topic, strategy) as group:
         first = group.join()
         group.poll_until_shared()
         group.join()
@@ -144,7 +144,7 @@ def test_one_two_five_and_two_members(door: Door, topic: str, strategy: str) -> 
         group.leave(group.all[0])
         group.leave(group.all[0])
         group.poll_until_shared()
-        fill(door, topic, 1)
+        fill(broker, topic, 1)
         group.poll_until_seen(2 * PARTITIONS * PER_PARTITION)
         assert set(group.seen.values()) == {1}
 
@@ -162,11 +162,11 @@ while True:
 """
 
 
-def test_a_killed_member_is_replaced_after_its_session(door: Door, topic: str) -> None:
+def test_a_killed_member_is_replaced_after_its_session(broker: Broker, topic: str) -> None:
     """It never committed: all that it had comes to the one that is left."""
-    with members(door, topic, "range") as group:
+    with members(broker, topic, "range") as group:
         victim = subprocess.Popen(
-            [sys.executable, "-c", MEMBER, json.dumps(settings(door, group.group, "range")), topic],
+            [sys.executable, "-c", MEMBER, json.dumps(settings(broker, group.group, "range")), topic],
             stdout=subprocess.PIPE,
         )
         assert victim.stdout is not None and victim.stdout.readline() == b"got\n"
@@ -178,9 +178,9 @@ def test_a_killed_member_is_replaced_after_its_session(door: Door, topic: str) -
         group.poll_until_seen(PARTITIONS * PER_PARTITION)
 
 
-def test_a_static_member_comes_back_without_a_rebalance(door: Door, topic: str) -> None:
+def test_a_static_member_comes_back_without_a_rebalance(broker: Broker, topic: str) -> None:
     group = f"group-{uuid.uuid4()}"
-    common = {**settings(door, group, "range"), "session.timeout.ms": 30_000}
+    common = {**settings(broker, group, "range"), "session.timeout.ms": 30_000}
     other = Consumer({**common, "group.instance.id": "b"})
     rebalances: list[object] = []
     other.subscribe([topic], on_assign=lambda _, partitions: rebalances.append(partitions))
@@ -201,43 +201,43 @@ def test_a_static_member_comes_back_without_a_rebalance(door: Door, topic: str) 
     other.close()
 
 
-def test_the_coordinator_may_die(door: Door, topic: str) -> None:
+def test_the_coordinator_may_die(broker: Broker, topic: str) -> None:
     """kill -9: members join again, committed positions are kept, every message is seen."""
-    with members(door, topic, "range") as group:
+    with members(broker, topic, "range") as group:
         group.join()
         group.join()
         group.poll_until_shared()
         group.poll_until_seen(PARTITIONS * PER_PARTITION // 2)
-        kill_coordinator(door)
+        kill_coordinator(broker)
         group.commits_may_fail = True
         group.poll_until_seen(PARTITIONS * PER_PARTITION)
-        fill(door, topic, 1)
+        fill(broker, topic, 1)
         group.poll_until_seen(2 * PARTITIONS * PER_PARTITION)
 
 
-def kill_coordinator(door: Door) -> None:
-    (pid,) = door.pids("coordinator")
-    door.kill(pid)
+def kill_coordinator(broker: Broker) -> None:
+    (pid,) = broker.pids("coordinator")
+    broker.kill(pid)
 
 
-def test_committed_positions_outlive_a_restart(door: Door, topic: str) -> None:
+def test_committed_positions_outlive_a_restart(broker: Broker, topic: str) -> None:
     group = f"group-{uuid.uuid4()}"
-    consumer = Consumer(settings(door, group, "range"))
+    consumer = Consumer(settings(broker, group, "range"))
     wanted = [TopicPartition(topic, partition, 10 * partition + 1) for partition in range(PARTITIONS)]
     consumer.commit(offsets=wanted, asynchronous=False)
     consumer.close()
-    assert door.stop() == 0
-    door.start()
-    consumer = Consumer(settings(door, group, "range"))
+    assert broker.stop() == 0
+    broker.start()
+    consumer = Consumer(settings(broker, group, "range"))
     found = consumer.committed([TopicPartition(topic, p) for p in range(PARTITIONS)], timeout=DEADLINE_S)
     consumer.close()
     assert [part.offset for part in found] == [part.offset for part in wanted]
 
 
-def test_a_commit_for_every_message_succeeds_at_any_depth(door: Door, topic: str) -> None:
+def test_a_commit_for_every_message_succeeds_at_any_depth(broker: Broker, topic: str) -> None:
     """Goal: librdkafka pipelines its asynchronous commits; none is refused and the last one stays."""
     answers: list[Any] = []
-    conf = settings(door, "g-" + topic, "range")
+    conf = settings(broker, "g-" + topic, "range")
     conf["on_commit"] = lambda error, partitions: answers.append(error or [part.error for part in partitions])
     consumer = Consumer(conf)
     consumer.subscribe([topic])
@@ -255,12 +255,12 @@ def test_a_commit_for_every_message_succeeds_at_any_depth(door: Door, topic: str
     assert [part.offset for part in found] == ends
 
 
-def test_a_group_that_waits_gets_what_comes(door: Door, topic: str) -> None:
+def test_a_group_that_waits_gets_what_comes(broker: Broker, topic: str) -> None:
     """Caught up and idle in long poll; the next messages arrive without a new rebalance."""
-    with members(door, topic, "cooperative-sticky") as group:
+    with members(broker, topic, "cooperative-sticky") as group:
         consumer = group.join()
         group.poll_until_seen(PARTITIONS * PER_PARTITION)
-        fill(door, topic, 1)
+        fill(broker, topic, 1)
         wanted = PARTITIONS * PER_PARTITION
         for _, message in zip(range(wanted), confluent_events(consumer), strict=False):
             assert message.error() is None

@@ -7,30 +7,30 @@ from collections.abc import Iterator
 import pytest
 
 from .adapters import CLIENTS, DEADLINE_S, Client, confluent_events, confluent_read, expected, new_topic
-from .conftest import Door
+from .conftest import Broker
 from .proxy import CuttingProxy
 
 MESSAGES = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def cut_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, CuttingProxy]]:
+def cut_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, CuttingProxy]]:
     """An appliance whose only advertised address is that of the proxy."""
     data = tmp_path_factory.mktemp("cut") / "data"
     with (
         CuttingProxy(bytes_mean=300_000, seed=23) as proxy,
-        Door(data, {"kafka.advertised": proxy.address}) as door,
+        Broker(data, {"kafka.advertised": proxy.address}) as broker,
     ):
-        host, port = door.kafka.rsplit(":", 1)
+        host, port = broker.kafka.rsplit(":", 1)
         proxy.target = host, int(port)
-        yield door, proxy
+        yield broker, proxy
 
 
 @pytest.mark.timeout(300)
-def test_librdkafka_loses_and_doubles_nothing(cut_door: tuple[Door, CuttingProxy]) -> None:
+def test_librdkafka_loses_and_doubles_nothing(cut_broker: tuple[Broker, CuttingProxy]) -> None:
     from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-    _, proxy = cut_door
+    _, proxy = cut_broker
     topic, failures, cuts = new_topic(), [], proxy.cuts
     producer = Producer(
         {
@@ -85,9 +85,9 @@ IDEMPOTENT = [
 
 
 @pytest.mark.parametrize("client", IDEMPOTENT)
-def test_other_idempotent_clients(cut_door: tuple[Door, CuttingProxy], client: Client) -> None:
+def test_other_idempotent_clients(cut_broker: tuple[Broker, CuttingProxy], client: Client) -> None:
     """Two thousand messages in two hundred requests, while connections live for some kilobytes."""
-    _, proxy = cut_door
+    _, proxy = cut_broker
     topic, count, mean = new_topic(), 2_000, proxy.bytes_mean
     proxy.bytes_mean = 20_000
     try:

@@ -20,21 +20,21 @@ from .adapters import (
     kcat,
     new_topic,
 )
-from .conftest import Door
+from .conftest import Broker
 
 COUNT = 40
 
 
 @pytest.fixture(scope="module")
-def filled(door: Door) -> tuple[str, list[int]]:
+def filled(broker: Broker) -> tuple[str, list[int]]:
     topic = new_topic()
-    return topic, confluent_produce(door.kafka, topic, "none", COUNT)
+    return topic, confluent_produce(broker.kafka, topic, "none", COUNT)
 
 
-def test_a_caught_up_consumer_has_no_lag(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_a_caught_up_consumer_has_no_lag(broker: Broker, filled: tuple[str, list[int]]) -> None:
     """Last record + 1 is the end of the log, for a client that never sees batch headers, too."""
     topic, offsets = filled
-    settings = {"bootstrap.servers": door.kafka, "group.id": f"lag-{uuid.uuid4()}", "enable.partition.eof": True}
+    settings = {"bootstrap.servers": broker.kafka, "group.id": f"lag-{uuid.uuid4()}", "enable.partition.eof": True}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     count = 0
@@ -52,10 +52,10 @@ def test_a_caught_up_consumer_has_no_lag(door: Door, filled: tuple[str, list[int
     assert (count, low, high, position) == (COUNT, 0, offsets[-1] + 1, offsets[-1] + 1)
 
 
-def test_kafka_python_reaches_the_end_that_it_was_told(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_kafka_python_reaches_the_end_that_it_was_told(broker: Broker, filled: tuple[str, list[int]]) -> None:
     topic, offsets = filled
     partition = KafkaPythonPartition(topic, 0)
-    consumer = KafkaConsumer(bootstrap_servers=door.kafka, enable_auto_commit=False)
+    consumer = KafkaConsumer(bootstrap_servers=broker.kafka, enable_auto_commit=False)
     consumer.assign([partition])
     consumer.seek_to_beginning(partition)
     count = 0
@@ -66,10 +66,10 @@ def test_kafka_python_reaches_the_end_that_it_was_told(door: Door, filled: tuple
     consumer.close()
 
 
-def test_every_offset_of_the_log_can_be_read_from(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_every_offset_of_the_log_can_be_read_from(broker: Broker, filled: tuple[str, list[int]]) -> None:
     """Each single one of three batches: the next message at or after it comes, and no other."""
     topic, offsets = filled
-    settings = {"bootstrap.servers": door.kafka, "group.id": "unused", "fetch.wait.max.ms": 5}
+    settings = {"bootstrap.servers": broker.kafka, "group.id": "unused", "fetch.wait.max.ms": 5}
     consumer = Consumer(settings)
     for start in range(0, offsets[3 * BATCH - 1] + 2, 7):
         first = next(index for index, offset in enumerate(offsets) if offset >= start)
@@ -80,10 +80,10 @@ def test_every_offset_of_the_log_can_be_read_from(door: Door, filled: tuple[str,
     consumer.close()
 
 
-def test_offsets_by_time(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_offsets_by_time(broker: Broker, filled: tuple[str, list[int]]) -> None:
     """The answer is a record at or before the first with that time, in the same batch; nothing is skipped."""
     topic, offsets = filled
-    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused"})
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused"})
     for index in (0, 1, BATCH - 1, BATCH, COUNT - 1):
         asked = TopicPartition(topic, 0, expected(index)[3])
         (found,) = consumer.offsets_for_times([asked], timeout=DEADLINE_S)
@@ -93,9 +93,9 @@ def test_offsets_by_time(door: Door, filled: tuple[str, list[int]]) -> None:
     assert after.offset in (-1, offsets[-1] + 1)
 
 
-def test_beyond_the_end_is_out_of_range(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_beyond_the_end_is_out_of_range(broker: Broker, filled: tuple[str, list[int]]) -> None:
     topic, offsets = filled
-    settings = {"bootstrap.servers": door.kafka, "group.id": "unused", "auto.offset.reset": "error"}
+    settings = {"bootstrap.servers": broker.kafka, "group.id": "unused", "auto.offset.reset": "error"}
     consumer = Consumer(settings)
     consumer.assign([TopicPartition(topic, 0, offsets[-1] + 1000)])
     message = consumer.poll(DEADLINE_S)
@@ -104,35 +104,35 @@ def test_beyond_the_end_is_out_of_range(door: Door, filled: tuple[str, list[int]
     assert error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET
 
 
-def test_where_acks_1_has_just_written_is_not_out_of_range(door: Door) -> None:
+def test_where_acks_1_has_just_written_is_not_out_of_range(broker: Broker) -> None:
     """A reader at an offset that is told already, but shown only once it is flushed, waits as at the tail."""
     topic = new_topic()
-    admin = KafkaAdminClient(bootstrap_servers=door.kafka)
+    admin = KafkaAdminClient(bootstrap_servers=broker.kafka)
     flushed_late = {"flush.messages": "1000", "flush.ms": "1000"}
     admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, topic_configs=flushed_late)])
     admin.close()
     told: list[int] = []
-    producer = Producer({"bootstrap.servers": door.kafka, "acks": "1"})
+    producer = Producer({"bootstrap.servers": broker.kafka, "acks": "1"})
     for value in (b"first", b"second"):
         producer.produce(topic, value, partition=0, on_delivery=lambda _, message: told.append(message.offset()))
         assert producer.flush(DEADLINE_S) == 0
-    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused", "auto.offset.reset": "error"})
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused", "auto.offset.reset": "error"})
     consumer.assign([TopicPartition(topic, 0, told[1])])
     message = consumer.poll(DEADLINE_S)
     consumer.close()
     assert message is not None and message.error() is None and message.value() == b"second"
 
 
-def test_the_tail_of_an_empty_topic(door: Door) -> None:
+def test_the_tail_of_an_empty_topic(broker: Broker) -> None:
     """A consumer waits at the end; the first message ever comes to it."""
     topic = new_topic()
-    admin = KafkaAdminClient(bootstrap_servers=door.kafka)
+    admin = KafkaAdminClient(bootstrap_servers=broker.kafka)
     admin.create_topics([NewTopic(name=topic, num_partitions=1, replication_factor=1)])
     admin.close()
-    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused", "auto.offset.reset": "latest"})
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused", "auto.offset.reset": "latest"})
     consumer.assign([TopicPartition(topic, 0, 0)])
     assert consumer.poll(0.3) is None
-    producer = Producer({"bootstrap.servers": door.kafka})
+    producer = Producer({"bootstrap.servers": broker.kafka})
     producer.produce(topic, b"first", partition=0)
     producer.flush(DEADLINE_S)
     message = consumer.poll(DEADLINE_S)
@@ -140,34 +140,34 @@ def test_the_tail_of_an_empty_topic(door: Door) -> None:
     assert message is not None and message.value() == b"first"
 
 
-def test_kcat_reads_from_an_offset_and_the_last_messages(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_kcat_reads_from_an_offset_and_the_last_messages(broker: Broker, filled: tuple[str, list[int]]) -> None:
     topic, offsets = filled
-    common = ("-b", door.kafka, "-t", topic, "-C", "-p", "0", "-e", "-q", "-f", "%o %k %s\n")
+    common = ("-b", broker.kafka, "-t", topic, "-C", "-p", "0", "-e", "-q", "-f", "%o %k %s\n")
     lines = [f"{offset} {expected(i)[0]} {expected(i)[1]}" for i, offset in enumerate(offsets)]
     assert kcat(*common, "-o", "beginning").splitlines() == lines
     assert kcat(*common, "-o", str(offsets[13])).splitlines() == lines[13:]
     assert kcat(*common, "-o", "-3").splitlines() == lines[-3:]
 
 
-def test_retention_moves_the_beginning_and_readers_follow(door: Door) -> None:
+def test_retention_moves_the_beginning_and_readers_follow(broker: Broker) -> None:
     """DeleteRecords moves it to the offset, in a batch or not; who was before it is reset to it."""
     topic = new_topic()
-    admin = KafkaAdminClient(bootstrap_servers=door.kafka)
+    admin = KafkaAdminClient(bootstrap_servers=broker.kafka)
     settings = {"segment.bytes": "65536"}
     admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, topic_configs=settings)])
-    producer = Producer({"bootstrap.servers": door.kafka, "batch.num.messages": 10, "linger.ms": 1000})
+    producer = Producer({"bootstrap.servers": broker.kafka, "batch.num.messages": 10, "linger.ms": 1000})
     for number in range(1_000):
         producer.produce(topic, b"%400d" % number, partition=0)
         if number % 10 == 9:
             producer.flush(DEADLINE_S)
-    consumer = Consumer({"bootstrap.servers": door.kafka, "group.id": "unused", "auto.offset.reset": "earliest"})
+    consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": "unused", "auto.offset.reset": "earliest"})
     _, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=DEADLINE_S)
     admin.delete_records({KafkaPythonPartition(topic, 0): high // 2})
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=DEADLINE_S) == (high // 2, high)
     consumer.assign([TopicPartition(topic, 0, 0)])
     numbers = take_until(consumer, 999)
     assert numbers == list(range(numbers[0], 1_000)) and 0 < numbers[0] < 1_000
-    assert confluent_end(door.kafka, topic) == high
+    assert confluent_end(broker.kafka, topic) == high
     admin.delete_records({KafkaPythonPartition(topic, 0): -1})
     admin.close()
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=DEADLINE_S) == (high, high)
@@ -194,8 +194,8 @@ def confluent_end(bootstrap: str, topic: str) -> int:
     return int(high)
 
 
-def test_reading_again_after_a_restart_gives_the_same(door: Door, filled: tuple[str, list[int]]) -> None:
+def test_reading_again_after_a_restart_gives_the_same(broker: Broker, filled: tuple[str, list[int]]) -> None:
     topic, offsets = filled
-    assert door.stop() == 0
-    door.start()
-    assert [m.offset for m in confluent_read(door.kafka, topic, 0, COUNT)] == offsets
+    assert broker.stop() == 0
+    broker.start()
+    assert [m.offset for m in confluent_read(broker.kafka, topic, 0, COUNT)] == offsets

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from .adapters import confluent_events, kcat, new_topic
-from .conftest import Door
+from .conftest import Broker
 
 LINES = 3_000
 RSYSLOG = shutil.which("rsyslogd") or "/usr/sbin/rsyslogd"
@@ -55,10 +55,10 @@ def program(name: str) -> str:
     return found
 
 
-def configured(name: str, work: Path, door: Door, topic: str) -> str:
+def configured(name: str, work: Path, broker: Broker, topic: str) -> str:
     """Copies a file of ``shippers/`` with the test's address, topic and paths.  Filebeat wants mode 0600."""
     text = (SHIPPERS_DIR / name).read_text()
-    for shown, used in (("HOST:9092", door.kafka), ("app-logs", topic), ("/var/log/app.log", f"{work}/in.log")):
+    for shown, used in (("HOST:9092", broker.kafka), ("app-logs", topic), ("/var/log/app.log", f"{work}/in.log")):
         assert shown in text, f"{name} does not have {shown}"
         text = text.replace(shown, used)
     for state_dir in STATE_DIRS:
@@ -70,25 +70,25 @@ def configured(name: str, work: Path, door: Door, topic: str) -> str:
     return str(conf)
 
 
-def rsyslog(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+def rsyslog(work: Path, broker: Broker, topic: str) -> tuple[list[str], dict[str, str]]:
     if not (Path(RSYSLOG).exists() and OMKAFKA.exists()):
         pytest.skip("no rsyslog with omkafka: apt-get install rsyslog rsyslog-kafka")
     return [
         RSYSLOG,
         "-n",
         "-f",
-        configured("rsyslog.conf", work, door, topic),
+        configured("rsyslog.conf", work, broker, topic),
         "-i",
         str(work / "pid"),
     ], {}
 
 
-def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
+def syslog_ng(work: Path, broker: Broker, topic: str) -> tuple[list[str], dict[str, str]]:
     binary, libraries = SYSLOG_NG / "usr/sbin/syslog-ng", SYSLOG_NG / "usr/lib/x86_64-linux-gnu"
     if not binary.exists():
         pytest.skip("no syslog-ng: install syslog-ng-core and syslog-ng-mod-rdkafka, or set SYSLOG_NG")
     modules = next((SYSLOG_NG / "usr/lib/syslog-ng").glob("*.*"))
-    conf = configured("syslog-ng.conf", work, door, topic)
+    conf = configured("syslog-ng.conf", work, broker, topic)
     command = [str(binary), "--foreground", "--no-caps", f"--module-path={modules}", "--cfgfile", conf]
     for option, name in (("control", "ctl"), ("persist-file", "persist"), ("pidfile", "pid")):
         command.append(f"--{option}={work / name}")
@@ -96,16 +96,16 @@ def syslog_ng(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, 
     return command, {"LD_LIBRARY_PATH": paths}
 
 
-def fluent_bit(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    return [program("fluent-bit"), "-c", configured("fluent-bit.conf", work, door, topic)], {}
+def fluent_bit(work: Path, broker: Broker, topic: str) -> tuple[list[str], dict[str, str]]:
+    return [program("fluent-bit"), "-c", configured("fluent-bit.conf", work, broker, topic)], {}
 
 
-def vector(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    return [program("vector"), "--config", configured("vector.toml", work, door, topic)], {}
+def vector(work: Path, broker: Broker, topic: str) -> tuple[list[str], dict[str, str]]:
+    return [program("vector"), "--config", configured("vector.toml", work, broker, topic)], {}
 
 
-def filebeat(work: Path, door: Door, topic: str) -> tuple[list[str], dict[str, str]]:
-    conf = configured("filebeat.yml", work, door, topic)
+def filebeat(work: Path, broker: Broker, topic: str) -> tuple[list[str], dict[str, str]]:
+    conf = configured("filebeat.yml", work, broker, topic)
     own = ["--path.home", str(work), "--path.data", str(work / "filebeat")]
     return [program("filebeat"), "-e", "-c", conf, *own], {}
 
@@ -121,20 +121,20 @@ SHIPPERS = [
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("shipper", SHIPPERS)
-def test_no_line_is_lost_while_the_appliance_restarts(door: Door, tmp_path: Path, shipper: object) -> None:
+def test_no_line_is_lost_while_the_appliance_restarts(broker: Broker, tmp_path: Path, shipper: object) -> None:
     """A third of the lines before, a third while nobody serves, a third after."""
     topic = new_topic()
-    command, environment = shipper(tmp_path, door, topic)  # type: ignore[operator]
+    command, environment = shipper(tmp_path, broker, topic)  # type: ignore[operator]
     lines = [f"<13>host app[{number}]: something happened, größer" for number in range(LINES)]
     third = LINES // 3
     with running(command, tmp_path, environment):
         write(tmp_path, lines[:third])
-        assert read(door, topic, third) >= set(lines[:third])
-        assert door.stop() == 0
+        assert read(broker, topic, third) >= set(lines[:third])
+        assert broker.stop() == 0
         write(tmp_path, lines[third : 2 * third])
-        door.start()
+        broker.start()
         write(tmp_path, lines[2 * third :])
-        assert read(door, topic, LINES) >= set(lines)
+        assert read(broker, topic, LINES) >= set(lines)
 
 
 def write(work: Path, lines: list[str]) -> None:
@@ -142,9 +142,9 @@ def write(work: Path, lines: list[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-def read(door: Door, topic: str, count: int) -> set[str]:
+def read(broker: Broker, topic: str, count: int) -> set[str]:
     """Everything from the beginning, until there are so many different lines."""
-    settings = {"bootstrap.servers": door.kafka, "group.id": "unused", "log_level": 0}
+    settings = {"bootstrap.servers": broker.kafka, "group.id": "unused", "log_level": 0}
     consumer = Consumer({**settings, "topic.metadata.refresh.interval.ms": 500})
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     found: set[str] = set()
@@ -157,27 +157,27 @@ def read(door: Door, topic: str, count: int) -> set[str]:
     return found
 
 
-def test_kcat_produces_and_consumes_keys_headers_and_partitions(door: Door) -> None:
+def test_kcat_produces_and_consumes_keys_headers_and_partitions(broker: Broker) -> None:
     topic = new_topic()
     lines = [f"key-{number}:value {number}" for number in range(100)]
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
-        common = ("-b", door.kafka, "-t", topic, "-P", "-K", ":", "-z", codec)
+        common = ("-b", broker.kafka, "-t", topic, "-P", "-K", ":", "-z", codec)
         kcat(*common, "-H", f"codec={codec}", stdin="\n".join(lines))
-    out = kcat("-b", door.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%h %k:%s\n")
+    out = kcat("-b", broker.kafka, "-t", topic, "-C", "-e", "-q", "-o", "beginning", "-f", "%h %k:%s\n")
     wanted = [f"codec={codec} {line}" for codec in ("none", "gzip", "snappy", "lz4", "zstd") for line in lines]
     assert out.splitlines() == wanted
 
 
-def test_kcat_reads_as_a_group_and_from_a_time(door: Door) -> None:
+def test_kcat_reads_as_a_group_and_from_a_time(broker: Broker) -> None:
     topic = new_topic()
-    kcat("-b", door.kafka, "-t", topic, "-P", stdin="a\nb\nc")
-    group = ("-b", door.kafka, "-G", new_topic(), "-q", "-e", "-X", "auto.offset.reset=earliest", topic)
+    kcat("-b", broker.kafka, "-t", topic, "-P", stdin="a\nb\nc")
+    group = ("-b", broker.kafka, "-G", new_topic(), "-q", "-e", "-X", "auto.offset.reset=earliest", topic)
     assert kcat(*group).split() == ["a", "b", "c"]
     assert kcat(*group) == ""
-    asked = kcat("-b", door.kafka, "-Q", "-t", f"{topic}:0:1000000000000")
-    assert asked.strip() == f"{topic} [0] offset {first_offset(door, topic)}"
+    asked = kcat("-b", broker.kafka, "-Q", "-t", f"{topic}:0:1000000000000")
+    assert asked.strip() == f"{topic} [0] offset {first_offset(broker, topic)}"
 
 
-def first_offset(door: Door, topic: str) -> int:
-    out = kcat("-b", door.kafka, "-t", topic, "-C", "-c", "1", "-q", "-o", "beginning", "-f", "%o")
+def first_offset(broker: Broker, topic: str) -> int:
+    out = kcat("-b", broker.kafka, "-t", topic, "-C", "-c", "1", "-q", "-o", "beginning", "-f", "%o")
     return int(out)

@@ -167,13 +167,13 @@ def network(directory: Path) -> Iterator[Run]:
         proxies = (native, kafka)
         for proxy in proxies:
             proxy.calm = True
-        doors = [_free_address() for _ in proxies]
-        for proxy, address in zip(proxies, doors, strict=True):
+        listening = [_free_address() for _ in proxies]
+        for proxy, address in zip(proxies, listening, strict=True):
             host, _, port = address.rpartition(":")
             proxy.target = host, int(port)
         settings = {
-            "native.listen": doors[0], "native.advertised": native.address,
-            "kafka.listen": doors[1], "kafka.advertised": kafka.address, "topics.auto_create": "false",
+            "native.listen": listening[0], "native.advertised": native.address,
+            "kafka.listen": listening[1], "kafka.advertised": kafka.address, "topics.auto_create": "false",
         }  # fmt: skip
         server = Server(directory / "data", **settings)
         options = {"native": native.address, "kafka": kafka.address, "proxies": proxies}

@@ -220,7 +220,7 @@ def test_what_is_on_disk_is_served_without_any_zookeeper(tmp_path: Path, why: st
         starting = threading.Thread(target=again.start)
         starting.start()
         try:
-            wait_for(lambda: answers(address), "the door is open")
+            wait_for(lambda: answers(address), "the listener is open")
             check(address, "t", load, PARTITIONS)
             with Load(address, "t", PARTITIONS) as more:
                 more.wait_for_more(100)

@@ -1,4 +1,4 @@
-"""appliance.spark.access: the same bytes through the door and from the files, and what happens when neither works."""
+"""appliance.spark.access: the same bytes from the listener and the files, and what happens when neither works."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def values(access: Access, wanted: Range, home: Home | None, fails: bool = True)
     return found
 
 
-def test_files_and_door_give_the_same(
+def test_files_and_listener_give_the_same(
     make_appliance: Callable[..., Server],
     topics_of: Callable[[Server], Topics],
     topic: str,
     access_to: Callable[..., Access],
 ) -> None:
-    """Over several segments; the second home is that of somebody else, so the door is taken."""
+    """Over several segments; the second home is that of somebody else, so the listener is taken."""
     topics = topics_of(make_appliance())
     topics.create(topic, segment_bytes=16384)
     lines = [b"%06d" % number for number in range(5000)]
@@ -75,7 +75,7 @@ def test_what_retention_took_meanwhile(
     topic: str,
     access_to: Callable[..., Access],
 ) -> None:
-    """Between planning and reading; through the door and from the files."""
+    """Between planning and reading; through the listener and from the files."""
     topics = topics_of(make_appliance(**{"disk.check_ms": 100}))
     topics.create(topic, segment_bytes=16384, retention_bytes=32768)
     lines = [b"%06d" % number for number in range(10_000)]
@@ -91,7 +91,7 @@ def test_what_retention_took_meanwhile(
         assert 0 < len(kept) < len(lines) and kept == lines[-len(kept) :]
 
 
-@pytest.mark.parametrize("through", ["door", "files"])
+@pytest.mark.parametrize("through", ["listener", "files"])
 @pytest.mark.parametrize("fails", [True, False])
 def test_retention_in_the_middle_of_a_read(
     make_appliance: Callable[..., Server],

@@ -41,7 +41,7 @@ class CoordinatorChild:
         self._hosted, self._children, self._workers = hosted, children, workers
         self._pid = os.getpid()
         self._child: Child | None = None
-        self._doors: dict[str, str] = {}
+        self._listeners: dict[str, str] = {}
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
@@ -56,9 +56,9 @@ class CoordinatorChild:
 
     # ---- starting
 
-    def start(self, doors: dict[str, str]) -> None:
-        """Start it; ``doors`` are the addresses that clients connect to."""
-        self._doors = doors
+    def start(self, listeners: dict[str, str]) -> None:
+        """Start it; ``listeners`` are the addresses that clients connect to."""
+        self._listeners = listeners
         self._start.want()
         self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
 
@@ -79,7 +79,7 @@ class CoordinatorChild:
                 self.send(["table", *partition, table])
         for index in self._workers:
             self.connect(index)
-        self.send_doors()
+        self.send_listeners()
         if self.zookeeper["connect"]:
             self.send(["zookeeper", self.zookeeper["connect"]])
 
@@ -105,9 +105,9 @@ class CoordinatorChild:
         """Raises OSError: the descriptors could not be sent."""
         self._children.send(self._child, message, fds)
 
-    def send_doors(self) -> None:
+    def send_listeners(self) -> None:
         """Have it register this broker, and order what is missing here; it has been sent the tables before."""
-        self.send(["doors", self._doors])
+        self.send(["doors", self._listeners])
 
     def reload(self, config: Config, settings: Any) -> None:
         """``settings``: the configuration as plain values."""

@@ -1,4 +1,4 @@
-"""The listening sockets of the doors: bound here, or by systemd and passed on."""
+"""The sockets that listen for clients: bound here, or by systemd and passed on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKLOG: Final = 1024
 
 
 def listen(config: Config) -> list[tuple[str, socket.socket]]:
-    """(door, socket) pairs; what systemd passes under a door's name takes the place of its ``listen``.
+    """(protocol, socket) pairs; what systemd passes under a protocol's name replaces its ``listen``.
 
     Raises:
         AddressInUse: another process listens there.
@@ -24,18 +24,18 @@ def listen(config: Config) -> list[tuple[str, socket.socket]]:
     """
     inherited = inherited_listeners(os.environ, ("native", "kafka"))
     listeners: list[tuple[str, socket.socket]] = []
-    for door, addresses in (("native", config.native.listen), ("kafka", config.kafka.listen)):
-        sockets = inherited.get(door) or [_bind(door, *address) for address in parse_addresses(addresses)]
-        listeners += [(door, sock) for sock in sockets]
+    for protocol, addresses in (("native", config.native.listen), ("kafka", config.kafka.listen)):
+        sockets = inherited.get(protocol) or [_bind(protocol, *address) for address in parse_addresses(addresses)]
+        listeners += [(protocol, sock) for sock in sockets]
     return listeners
 
 
-def doors(listeners: list[tuple[str, socket.socket]]) -> dict[str, str]:
-    """Each door's first address, as "host:port"."""
-    return {door: address_text(sock.getsockname()) for door, sock in reversed(listeners)}
+def first_addresses(listeners: list[tuple[str, socket.socket]]) -> dict[str, str]:
+    """The first address of each protocol, as "host:port"."""
+    return {protocol: address_text(sock.getsockname()) for protocol, sock in reversed(listeners)}
 
 
-def _bind(door: str, host: str, port: int) -> socket.socket:
+def _bind(protocol: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
@@ -46,6 +46,6 @@ def _bind(door: str, host: str, port: int) -> socket.socket:
     except OSError as error:
         kind = AddressInUse if error.errno == errno.EADDRINUSE else BadValue
         raise kind(
-            f"{door}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
+            f"{protocol}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
         ) from None
     return sock

@@ -226,7 +226,7 @@ class Opening:
             self._report_lacking()
             if self._starting:
                 self._starting = False
-                self._coordinator.send_doors()
+                self._coordinator.send_listeners()
         return known
 
     def on_opener_end(self, child: Child) -> list[Outcome]:

@@ -22,7 +22,7 @@ WRITE_MS: Final = 200
 
 
 class StatusReport:
-    """``state`` is "starting", "serving", "stopping" or "stopped"; ``doors`` are the addresses of the listeners."""
+    """``state`` is "starting", "serving", "stopping" or "stopped"; ``listeners`` are the addresses of the listeners."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class StatusReport:
         nodes: Nodes,
     ) -> None:
         self.state = "starting"
-        self.doors: dict[str, str] = {}
+        self.listeners: dict[str, str] = {}
         self._pid, self._started_s = os.getpid(), wall_s()
         self._file = StateFile(path)
         self._written_ms = 0
@@ -61,7 +61,7 @@ class StatusReport:
             "pid": self._pid,
             "instance": self._instance,
             "state": self.state,
-            "doors": self.doors,
+            "listeners": self.listeners,
             "zookeeper": self._coordinator.zookeeper,
             "processes": self._processes(),
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},

@@ -50,7 +50,7 @@ from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .dispatch import Dispatcher
 from .hosted import Hosted, HostedPartition
-from .listeners import doors, listen
+from .listeners import first_addresses, listen
 from .nodes import Nodes
 from .opening import Opening
 from .removal import Removals
@@ -212,7 +212,7 @@ class Supervisor:
         _raise_file_limit()
         self._nodes.prepare()
         listeners = listen(self._config)
-        self._report.doors = doors(listeners)
+        self._report.listeners = first_addresses(listeners)
         catalog = Catalog.load(self._data_dir)
         for name, partition in catalog.hosted(self._config.broker.id):
             topic = catalog.topics[name]
@@ -229,15 +229,15 @@ class Supervisor:
             self._workers.make_arenas()
         self._opening.start()
         self._workers.start()
-        self._coordinator.start(self._report.doors)
+        self._coordinator.start(self._report.listeners)
         self._removals.clean()
         self._children.watch_hearts()
 
     def _on_serving(self) -> None:
         self._coordinator.end_wait()
         self._report.enter("serving")  # before the line is printed, so that who reads the line finds it there
-        doors = " ".join(f"{door}={address}" for door, address in self._report.doors.items())
-        print(f"appliance: serving {doors} data={self._data_dir} pid={os.getpid()}", flush=True)
+        listeners = " ".join(f"{protocol}={address}" for protocol, address in self._report.listeners.items())
+        print(f"appliance: serving {listeners} data={self._data_dir} pid={os.getpid()}", flush=True)
         self._notifier.send("READY=1", f"STATUS=serving {len(self._hosted)} partitions")
 
     def _turn(self) -> None:

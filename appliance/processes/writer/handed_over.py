@@ -73,15 +73,15 @@ class HandedOverConnections:
         return bool(self._by_fd)
 
     def accept(self, link: Link, terms: Sequence[Any], fds: Sequence[int], now_ms: int) -> None:
-        """Take a connection over; ``terms``: token, door, acks, buffer bytes and received bytes, as in the message."""
-        token, door, acks, buffer_bytes, received = terms
+        """Take a connection over; ``terms``: token, protocol, acks, buffer bytes, received bytes, as in the message."""
+        token, protocol, acks, buffer_bytes, received = terms
         if not fds:
             with self.lock:
                 link.send(("gone", token))
             return
         if not self._by_fd:
             self._check_ms = now_ms
-        codec = codec_of(door, self._config, greeted=True)
+        codec = codec_of(protocol, self._config, greeted=True)
         buffer = bytearray(max(buffer_bytes, len(received)))
         buffer[: len(received)] = received
         handed = HandedOver(self._common, link, token, socket.socket(fileno=fds[0]), codec, acks, buffer, len(received))

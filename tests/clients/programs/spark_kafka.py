@@ -7,18 +7,18 @@ from pyspark.sql import SparkSession
 bootstrap, topic, jars, place = sys.argv[1:]
 builder = SparkSession.builder.master("local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
 spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-door = {"kafka.bootstrap.servers": bootstrap}
+listener = {"kafka.bootstrap.servers": bootstrap}
 
 
 def write(first: int, stop: int) -> None:
     rows = spark.range(first, stop).selectExpr("cast(id as string) as key", "concat('v-', id) as value")
-    rows.write.format("kafka").options(topic=topic, **door).save()
+    rows.write.format("kafka").options(topic=topic, **listener).save()
 
 
 def follow() -> None:
     """All that is there and has not been read, in small micro-batches."""
     stream = spark.readStream.format("kafka").options(
-        subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="4000", **door
+        subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="4000", **listener
     )
     rows = stream.load().selectExpr("cast(key as string) as key", "cast(value as string) as value", "offset")
     query = rows.writeStream.trigger(availableNow=True).option("checkpointLocation", f"{place}/checkpoint")
@@ -26,7 +26,7 @@ def follow() -> None:
 
 
 write(0, 1_000)
-batch = spark.read.format("kafka").options(subscribe=topic, startingOffsets="earliest", **door).load()
+batch = spark.read.format("kafka").options(subscribe=topic, startingOffsets="earliest", **listener).load()
 print(batch.count(), batch.selectExpr("cast(value as string)").distinct().count())
 for stop in (1_000, 1_500):
     if stop > 1_000:
