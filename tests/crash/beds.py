@@ -59,6 +59,8 @@ class Run:
         self.injected = 0
         self.stack = ExitStack()
         self.proxies: list[CuttingProxy] = []
+        self.kept: dict[str, Any] = {}
+        """What faults keep from one strike to the next."""
 
     def pid(self, role: str) -> int:
         """Any process of that role, or the nodes' of that number: ``zookeeper 2``."""

@@ -28,16 +28,22 @@ GONE_FLUSH_S: Final = 0.5
 
 
 class Churn:
-    """``live`` through as many incarnations as wanted, then ``settle``, before the load finishes."""
+    """``live`` through as many incarnations as wanted; the one that stays can be checked, until the next one begins."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._load = run, run.load
         self._incarnation = 0
+        self._stays: tuple[Log, ...] = ()
 
     def live(self, *, delete: bool = True) -> None:
         """One incarnation under load, which is deleted under load; or the last one, which stays to be checked."""
         logs = tuple(Log(TOPIC, self._incarnation, partition) for partition in range(PARTITIONS))
         with Admin(self._load.control) as admin:
+            if self._stays:
+                delete_topic(admin, TOPIC)
+                for log in self._stays:
+                    del self._load.readers_of[log]
+                self._stays = ()
             create_topic(admin, TOPIC, PARTITIONS)
             if self._load.groups and not self._incarnation:
                 self._start_groups()
@@ -58,6 +64,7 @@ class Churn:
         self._load.take(path)
         self._incarnation += 1
         if not delete:
+            self._stays = logs
             self._load.readers_of |= dict.fromkeys(logs, {NATIVE_GROUP} if self._load.groups else set())
 
     def _specs(self, logs: tuple[Log, ...]) -> list[Spec]:
@@ -82,7 +89,7 @@ class Churn:
 
 
 def churn(run: Run, lives: int) -> None:
-    story = Churn(run)
+    story: Churn = run.kept.setdefault("churn", Churn(run))
     for _ in range(lives):
         story.live()
     story.live(delete=False)

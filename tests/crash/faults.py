@@ -22,7 +22,7 @@ from appliance.client import Admin
 from appliance.errors import ApplianceError, TopicExists, Unavailable
 from appliance.zookeeper.ensemble import probe
 
-from ..hostile.box import attacker
+from ..hostile.box import STAYING, attacker
 from ..hostile.kafka_frames import NAMES
 from ..server import Server, wait_for
 from ..small_machine import fill
@@ -371,10 +371,11 @@ def attack_both(run: Run) -> None:
             hold(began_s + one.sent / HOSTILE_PER_SECOND - time.monotonic())
         run.load.wait_progress()
     run.injected += one.sent
-    assert _lasting(run) == before, "processes of the appliance have died of it"
+    gone = before - _lasting(run)
+    assert not gone, f"processes of the appliance have died of it: {gone}"
 
 
-def _lasting(run: Run) -> set[int]:
-    """The processes that never end by themselves, as writers do of topics that nobody uses."""
-    rows = run.server.state["processes"]
-    return {row["pid"] for row in rows if row["role"] != "writer" or row["topic"] in TOPICS}
+def _lasting(run: Run) -> set[tuple[str, int]]:
+    """The processes that do not end by themselves, as openers do, and writers of topics that nobody uses."""
+    rows = [row for row in run.server.state["processes"] if row["role"] in STAYING or row.get("topic") in TOPICS]
+    return {(row["role"], row["pid"]) for row in rows}
