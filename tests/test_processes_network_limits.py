@@ -29,6 +29,9 @@ SMALL = {
     "topics.max.message.bytes": 400_000,
 }
 
+WAKE_CPU_S_MAX = 2.0
+"""Of the worker, for five messages and 2,020 replies: about 0.3 s."""
+
 
 @contextmanager
 def many(server: Server, count: int) -> Iterator[list[Peer]]:
@@ -213,3 +216,33 @@ def test_a_long_question_about_offsets_lets_others_have_their_turn(make_applianc
         assert not select.select([asker.sock], [], [], 0)[0], "they did not wait for the whole of it"
         rows = asker.receive()[0][2]
     assert rows == [[0, base + number % 1_000, 5_000 + number % 1_000, number % 1_000] for number in range(8_000)]
+
+
+def test_one_message_wakes_all_who_wait_at_many_partitions_and_keeps_nobody_waiting(
+    make_appliance: Callable[..., Server],
+) -> None:
+    """Method: 20 consumers with 100 fetches each in their pipelines, and 20 at the ends of 100 partitions each."""
+    server = make_appliance(**{"network.workers": 1})
+    with many(server, 20) as deep, many(server, 20) as wide, Peer(server.native) as peer:
+        peer.create("t", partitions=100)
+        peer.create("other")
+        assert peer.produce("t", BATCH, acks=-1)[0] == peer.produce("other", BATCH, acks=-1)[0] == 0
+        end = peer.end("t")
+        one = native.encode_frame([native.FETCH, 3, 300_000, 1, 1_000, [["t", 0, end, 1_000]]])
+        parts = [["t", partition, end if partition == 0 else 0, 1_000] for partition in range(100)]
+        for consumer in deep:
+            consumer.sock.sendall(one * 100)
+        for consumer in wide:
+            consumer.send([native.FETCH, 3, 300_000, 1, 1_000, parts])
+        (worker,) = server.pids("network")
+        peer.end("other")
+        before_s = cpu_s(worker)
+        for _ in range(5):
+            assert peer.produce("t", BATCH, acks=-1)[0] == 0
+            peer.end("other")
+        assert cpu_s(worker) - before_s < WAKE_CPU_S_MAX
+        for consumer in wide:
+            rows = consumer.receive()[0][2]
+            assert rows[0][0] == 0 and rows[0][3] > 0 and not any(row[3] for row in rows[1:])
+        for consumer in deep:
+            assert consumer.receive()[0][2][0][3] > 0

@@ -191,3 +191,49 @@ def test_a_request_that_is_delayed_again_and_again_has_one_deadline() -> None:
     delay(lists, one, fetch(0), [wait_list])
     assert len(lists._deadlines) == 1 and lists.next_deadline_ms() == 300
     assert list(lists.expired(300)) == [one]
+
+
+class Counted(int):
+    """A high watermark that counts how often any is compared with another."""
+
+    comparisons = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) < int(other)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return isinstance(other, int) and int(self) == int(other)
+
+    __hash__ = int.__hash__
+
+
+def wake_and_delay_again(consumers: int, partitions: int) -> float:
+    """Comparisons per consumer and partition when all wait at all partitions, and a message comes to the first one."""
+    lists, places = WaitLists(WORKER), [partition(4) for _ in range(partitions)]
+    awaited = [(wait_list, Counted(5)) for wait_list, _, _ in places]
+    waiting = [delayed() for _ in range(consumers)]
+    Counted.comparisons = 0
+    for one in waiting:
+        assert lists.delay(one, awaited)
+    places[0][2].publish_end(5, 0)
+    awaited[0] = (places[0][0], Counted(6))
+    assert lists.reached() == waiting
+    for one in waiting:
+        lists.remove(one)
+        assert lists.delay(one, awaited)
+    for one in waiting[: consumers // 10]:
+        lists.forget(one.pending.connection)
+    return Counted.comparisons / (consumers * partitions)
+
+
+def test_a_message_costs_in_proportion_to_the_consumers_that_wait_for_it() -> None:
+    """Fan-out: it was their square.  The logarithm of a heap that is sixteen times as large is larger by four."""
+    few, many = wake_and_delay_again(250, 1), wake_and_delay_again(4_000, 1)
+    assert many < few + 60
+
+
+def test_consumers_at_many_partitions_cost_in_proportion_to_the_partitions() -> None:
+    few, many = wake_and_delay_again(100, 5), wake_and_delay_again(100, 200)
+    assert many < 1.5 * few
