@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -378,19 +379,22 @@ def compiled(name: str, source: str, path: str) -> str:
         command = ["javac", "-cp", path, "-d", str(place), str(PROGRAMS / source)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
-    return f"{_made(name, make, 'no Java compiler')}:{path}"
+    version = hashlib.sha256((PROGRAMS / source).read_bytes()).hexdigest()[:12]
+    return f"{_made(f'{name}-{version}', make, 'no Java compiler')}:{path}"
 
 
 @functools.cache
 def java_classpath() -> str:
-    return compiled("java-client", "Client.java", f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*")
+    """Of our two programs."""
+    kafka = f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*"
+    return compiled("java-client", "Client.java", compiled("java-static-member", "StaticMember.java", kafka))
 
 
 JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 
 
 def java(main: str, *arguments: str) -> str:
-    """Run a class of Kafka's jars, or our Client, and return what it printed."""
+    """Run a class of Kafka's jars, or one of ours, and return what it printed."""
     return run(["java", *JAVA_OPTIONS, "-cp", java_classpath(), main, *arguments])
 
 

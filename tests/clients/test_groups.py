@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from .adapters import DEADLINE_S, confluent_events, new_topic
+from .adapters import DEADLINE_S, confluent_events, java, new_topic
 from .conftest import Broker
 
 PARTITIONS = 6
@@ -199,6 +199,14 @@ def test_a_static_member_comes_back_without_a_rebalance(broker: Broker, topic: s
         member.close()
     assert len(rebalances) == before
     other.close()
+
+
+@pytest.mark.timeout(400)  # the first time its jars are fetched
+def test_a_static_member_of_the_java_client_comes_back_without_a_rebalance(broker: Broker, topic: str) -> None:
+    """Its metadata differs from what it had before, since it has a generation in it; its assignment does not."""
+    found = json.loads(java("StaticMember", broker.kafka, topic, f"group-{uuid.uuid4()}"))
+    assert found["after"] == found["before"] and len(found["before"]) == PARTITIONS // 2
+    assert found["rebalances"] == 0
 
 
 def test_the_coordinator_may_die(broker: Broker, topic: str) -> None:
