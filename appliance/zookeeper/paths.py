@@ -1,17 +1,17 @@
 """Names and values of everything that is kept in ZooKeeper.  Bytes in, values out; no I/O.
 
     path                                            kind        value
-    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners and partitions stored
-    there /brokers/topics/<topic>                         persistent  TopicInfo, JSON: partition -> brokers,
-    settings /consumers/<group>/ids/<consumer>               ephemeral   Subscription, the paper's text
-    (below) /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
-    /consumers/<group>/offsets/<topic>/<partition>  persistent  offset of the next message, decimal text
+    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners, partitions stored there
+    /brokers/topics/<topic>                         persistent  TopicInfo, JSON: partition -> brokers, settings
+    /consumers/<group>/ids/<consumer>               ephemeral   Subscription, the paper's text (below)
+    /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
+    /consumers/<group>/offsets/<topic>/<partition>  persistent  committed offset, JSON (below)
 
 A subscription is the paper's ``{"topic": streams, ...}``, ``*<streams>*<pattern>`` (every topic whose name
 matches the whole pattern, see ``patterns.py``) or ``!<streams>!<pattern>`` (every topic whose name does not).
 Members of groups that came through the Kafka listener are shown as
 ``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``.  An offset is
-``{"offset": n, "topic_id": "...", "metadata": "..."}``: the id of the topic that it is a position in, so that a topic
+``{"offset": n, "topic_id": "...", "metadata": "..."}``: the id of the topic that it belongs to, so that a topic
 made again under the name is read from its beginning, and Kafka's commit metadata where there is any.  The paper's
 plain number is read, too, as a position in whatever topic has the name.
 
