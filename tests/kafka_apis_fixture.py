@@ -21,7 +21,7 @@ from appliance.groups.group_coordinator import GroupCoordinator
 from appliance.groups.messages import Limits
 from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
 from appliance.kafka_apis.appliance import Extent
-from appliance.kafka_apis.dispatch import KafkaApis
+from appliance.kafka_apis.handlers import KafkaApis
 from appliance.names import TopicPartition, check_topic
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker

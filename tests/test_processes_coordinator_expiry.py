@@ -11,7 +11,7 @@ from appliance.zookeeper.operations import Operation, ask, create
 from appliance.zookeeper.paths import CommittedOffset, Subscription, group, offset
 from appliance.zookeeper.registry import GroupRegistry
 
-from .test_processes_coordinator_positions import OTHER, PART, Broker
+from .test_processes_coordinator_committed_offsets import OTHER, PART, Broker
 from .zookeeper_fixture import Tree
 
 RETENTION_MS = 800_000
@@ -23,9 +23,9 @@ class Bench(Broker):
     def __init__(self, tree: Tree, broker_id: int = 1) -> None:
         super().__init__(tree, broker_id)
         self.tree = tree
-        self.positions._clock_ms = lambda: tree.clock_ms
+        self.offsets._clock_ms = lambda: tree.clock_ms
         coordinates = lambda group: group not in self.elsewhere  # noqa: E731
-        self.expiry = Expiry(self.zookeeper, self.positions, coordinates, lambda: tree.clock_ms)
+        self.expiry = Expiry(self.zookeeper, self.offsets, coordinates, lambda: tree.clock_ms)
 
     async def look(self) -> None:
         await self.expiry.look(RETENTION_MS)
@@ -52,7 +52,7 @@ def test_a_groups_time_counts_from_when_it_became_empty() -> None:
         assert await bench.stored() == {PART: 1}, "it has members"
         bench.later(RETENTION_MS // 2)
         bench.members.clear()
-        await bench.positions.left("g")
+        await bench.offsets.left("g")
         bench.later(RETENTION_MS - 100)
         await bench.look()
         assert await bench.stored() == {PART: 1}
@@ -116,7 +116,7 @@ def test_what_crashes_and_hands_have_left_is_removed_and_anothers_group_is_not_t
             bench.tree.run(leave(name), 9)
         bench.tree.run(foreign("broken"), 9)
         bench.elsewhere.add("theirs")
-        await bench.positions.commit("old", {PART: CommittedOffset(1)})
+        await bench.offsets.commit("old", {PART: CommittedOffset(1)})
         bench.later(2 * RETENTION_MS)
         await bench.look()
         assert await bench.groups() == ["broken", "theirs"], "one that cannot be seen to does not keep the others"
@@ -128,15 +128,15 @@ def test_all_groups_are_counted_and_looked_at_from_time_to_time() -> None:
     async def scenario() -> None:
         tree = Tree()
         bench, other = Bench(tree, 1), Bench(tree, 2)
-        await other.positions.commit("theirs", {PART: CommittedOffset(1, "x" * 600), OTHER: CommittedOffset(1)})
+        await other.offsets.commit("theirs", {PART: CommittedOffset(1, "x" * 600), OTHER: CommittedOffset(1)})
         bench.elsewhere.add("theirs")
-        assert bench.positions.count.total == 0
+        assert bench.offsets.count.total == 0
         await bench.expiry.run(RETENTION_MS, 1)
-        assert bench.positions.count.total == 3, "a long note counts twice"
-        await other.positions.commit("theirs", {PART: None})
+        assert bench.offsets.count.total == 3, "a long note counts twice"
+        await other.offsets.commit("theirs", {PART: None})
         await bench.expiry.run(RETENTION_MS, CHECK_MS)
-        assert bench.positions.count.total == 3, "not due"
+        assert bench.offsets.count.total == 3, "not due"
         await bench.expiry.run(RETENTION_MS, CHECK_MS + 1)
-        assert bench.positions.count.total == 1
+        assert bench.offsets.count.total == 1
 
     run(scenario())

@@ -77,4 +77,4 @@ def test_a_table_that_is_gone_already_is_no_error() -> None:
     partitions.attach("logs", 0, "/appliance.nothing.table0")
     partitions.drop("logs", 0)
     with pytest.raises(UnknownPartition):
-        partitions.view("logs", 0)
+        partitions.extent("logs", 0)

@@ -5,7 +5,7 @@ Example::
     with Admin("127.0.0.1:9091") as admin:
         admin.create_topic("logs", partitions=4, settings={"retention.ms": "7d"})
 
-Results are what the appliance answers (JSON-like; described with the verbs in ``processes/coordinator/admin.py``); its
+Results are what the appliance answers (JSON-like; described with the verbs in ``wire/native_admin.py``); its
 refusals are raised as the classes of ``errors.py``.
 """
 

@@ -1,5 +1,5 @@
-"""The coordinator: the one process that speaks with ZooKeeper, and the one that answers cold requests."""
+"""The coordinator: the one process that speaks with ZooKeeper, and the one that answers forwarded requests."""
 
-from .process import run
+from .coordinator import run
 
 __all__ = ["run"]

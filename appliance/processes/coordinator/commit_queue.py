@@ -17,7 +17,7 @@ from ...zookeeper.claims import GroupInfo, Held
 from ...zookeeper.paths import CommittedOffset
 
 Changes = Mapping[TopicPartition, CommittedOffset | None]
-"""None: the position is deleted."""
+"""None: the offset is deleted."""
 Refusals = dict[TopicPartition, ApplianceError]
 
 
@@ -67,6 +67,13 @@ class GroupQueue:
             for part in commit.changes:
                 if part in self.queue and self.queue[part][0] is commit:
                     del self.queue[part]
+
+    def fail(self, error: ApplianceError, members_only: bool = False) -> None:
+        """Fail all commits that wait, or only those of members."""
+        for commit in list(self.commits):
+            if commit.info is not None or not members_only:
+                self.withdraw(commit)
+                commit.fail(error)
 
     def take(self) -> tuple[dict[TopicPartition, tuple[Commit, CommittedOffset | None]], list[Commit]]:
         taken = self.queue, list(self.commits)

@@ -1,13 +1,13 @@
-"""Positions end: those of groups that have been empty for ``offsets.retention.ms`` are deleted.
+"""Deletes the committed offsets of groups that have been empty for ``offsets.retention.ms``.
 
-Every CHECK_MS all groups in ZooKeeper are looked at, one after the other.  That counts their positions (see
+Every CHECK_MS all groups in ZooKeeper are looked at, one after the other.  That counts their offsets (see
 ``offsets.positions_max``), and for the groups that this broker coordinates:
 
 * A group with members, of either listener, is noted as active: its time counts from then.  A note is made again
   when it is older than an eighth of the retention, so a group whose last member vanished unseen loses at most that.
-* A position of a group without members goes when both the group was last active, and the position last committed,
+* An offset of a group without members goes when both the group was last active, and the offset last committed,
   longer ago than the retention.  So the time of a group counts from when it became empty, and that of a consumer that
-  commits without ever joining from each commit, as in Kafka.  A position that is committed meanwhile stays.
+  commits without ever joining from each commit, as in Kafka.  An offset that is committed meanwhile stays.
 * What nobody has anything in (left by a crash, or by hand) goes.
 
 The clock is the wall clock, as ZooKeeper stamps nodes with it.
@@ -23,7 +23,8 @@ from ...errors import ApplianceError, Unavailable, UnknownGroup
 from ...names import TopicPartition
 from ...zookeeper import claims
 from ...zookeeper.claims import Seen
-from .positions import Asker, Positions
+from .committed_offsets import CommittedOffsets
+from .group_claims import Asker
 
 CHECK_MS: Final = 600_000
 NOTES_PER_RETENTION: Final = 8
@@ -37,11 +38,11 @@ class Expiry:
     def __init__(
         self,
         registry: Asker,
-        positions: Positions,
+        offsets: CommittedOffsets,
         coordinates: Callable[[str], bool],
         clock_ms: Callable[[], int],
     ) -> None:
-        self._registry, self._positions = registry, positions
+        self._registry, self._offsets = registry, offsets
         self._coordinates, self._clock_ms = coordinates, clock_ms
         self._due_ms = 0
 
@@ -76,19 +77,19 @@ class Expiry:
                     raise
                 except ApplianceError as error:
                     log.error("group %r: %s", group, error)
-        self._positions.counted(sizes)
+        self._offsets.counted(sizes)
 
     async def _see_to(self, group: str, seen: Seen, retention_ms: int) -> None:
         now_ms = self._clock_ms()
-        if seen.members or self._positions.has_members(group):
+        if seen.members or self._offsets.claims.has_members(group):
             if seen.positions and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
-                await self._positions.note_active(group)
+                await self._offsets.note_active(group)
             return
         if not seen.positions:
-            await self._positions.left(group)
+            await self._offsets.left(group)
             return
         since_ms = {part: max(seen.info.active_ms, node.modified_ms) for part, node in seen.positions.items()}
         old = {part: seen.positions[part] for part, ms in since_ms.items() if now_ms - ms >= retention_ms}
         if old:
-            gone = await self._positions.expire(group, old)
-            log.info("group %r: %d positions were deleted: unused for %d ms", group, gone, retention_ms)
+            gone = await self._offsets.expire(group, old)
+            log.info("group %r: %d offsets were deleted: unused for %d ms", group, gone, retention_ms)

@@ -1,12 +1,10 @@
-"""The partitions stored on this broker, as the coordinator sees them: their tables, and orders to the
-supervisor.
+"""The partitions stored on this broker: their tables to read, and orders to the supervisor.
 
-The supervisor owns the tables and the writers.  It tells the coordinator the name of each table when the
-partition is there (``["table", …]``) and when it is gone (``["drop", …]``); the coordinator reads them like
-any network worker and never stores.  Orders (create, delete) carry a token and are answered by ``["done",
-token, rows]``; an order that is not answered within ORDER_MS_MAX fails with :class:`RequestTimedOut`, so
-nobody waits for ever on a supervisor that is stopping.  Long orders are cut into messages that fit the
-control channel.
+The supervisor owns the tables and the writers.  It sends the coordinator the name of each table when the partition is
+there (``["table", …]``), and a message when it is gone (``["drop", …]``); the coordinator reads the tables like any
+network worker and never stores.  Orders (create, delete) carry a token and are answered by ``["done", token, rows]``.
+An order that is not answered within ORDER_MS_MAX fails with :class:`RequestTimedOut`, so nobody waits for ever on a
+supervisor that is stopping.  Long orders are split into messages that fit the control channel.
 """
 
 from __future__ import annotations
@@ -18,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
+from ...kafka_apis.appliance import Extent
 from ...names import TopicPartition
 from ...shared import memory
-from ...shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
+from ...shared.table import OFFLINE, STATE_NAMES, SegmentTable
 
 ORDER_MS_MAX: Final = 15_000
 ORDER_ROWS_MAX: Final = 50
@@ -39,12 +38,10 @@ class Partitions:
         # Tokens differ between incarnations: an answer to an order of a killed coordinator is nobody's.
         self._tokens = itertools.count(os.getpid() << 32)
 
-    # ---- what the supervisor tells
+    # ---- messages of the supervisor
 
     def attach(self, topic: str, partition: int, name: str) -> None:
-        """A name that is gone already belongs to a partition that was dropped since: the next message says
-        so.
-        """
+        """A name that is gone already belongs to a partition that was dropped since: the next message says so."""
         try:
             mapped = memory.attach(name, writable=False)
         except FileNotFoundError:
@@ -62,7 +59,7 @@ class Partitions:
         if order is not None and not order.done():
             order.set_result(rows)
 
-    # ---- what the others ask
+    # ---- reading
 
     def __contains__(self, key: TopicPartition) -> bool:
         return key in self._tables
@@ -77,8 +74,8 @@ class Partitions:
         except KeyError:
             raise UnknownPartition(f"{topic}-{partition} is not stored on this broker") from None
 
-    def view(self, topic: str, partition: int) -> View:
-        """What can be read now.
+    def extent(self, topic: str, partition: int) -> Extent:
+        """Where the log starts and ends now.
 
         Raises:
             UnknownPartition: not stored here.
@@ -88,7 +85,8 @@ class Partitions:
         table = self.table(topic, partition)
         if table.state == OFFLINE:
             raise StorageFault(f"{topic}-{partition} is offline: see `appliance status`, then `appliance log verify`")
-        return table.view()
+        view = table.view()
+        return Extent(view.start, max(view.end, table.written))
 
     def state(self, topic: str, partition: int) -> str:
         table = self._tables.get(TopicPartition(topic, partition))
@@ -115,12 +113,12 @@ class Partitions:
         await self._order("delete", [[*key, topic_id] for key in keys])
 
     def set(self, keys: Iterable[TopicPartition], settings: Mapping[str, str]) -> None:
-        """Tell writers the settings that a topic has now."""
+        """Send writers the settings that a topic has now."""
         for some in _chunks([list(key) for key in keys]):
             self._send(["settings", some, dict(settings)])
 
-    def cut(self, topic: str, partition: int, offset: int) -> None:
-        """Have the segments that lie wholly before ``offset`` removed."""
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Have what lies before ``offset`` deleted: the log starts there, and segments wholly before it go."""
         self._send(["delete_before", topic, partition, offset])
 
     def roll(self, topic: str, partition: int) -> None:

@@ -1,15 +1,15 @@
-"""Shows the members of Kafka groups in the registries of the paper: behind the answers, bounded, and without promise.
+"""Registers the members of Kafka groups in the registries of the paper, after the answers, as far as there is room.
 
-A group that changed is noted with a function that describes its members (:meth:`ShownMembers.show`): that is an entry
-in a dictionary and cannot fail.  One background task takes the groups one by one, writes what differs as ephemeral
-nodes of the session, WINDOW at a time, and ends when nothing is left to do.  While ZooKeeper is away the groups wait,
-each once, for :meth:`ShownMembers.reconnected`.
+A group that changed is noted with a function that describes its members (:meth:`MemberRegistration.register`): that is
+an entry in a dictionary and cannot fail.  One background task takes the groups one by one, writes what differs as
+ephemeral nodes of the session, WINDOW at a time, and ends when nothing is left to do.  While ZooKeeper is away the
+groups wait, each once, for :meth:`MemberRegistration.reconnected`.
 
-Bounds: SHOWN_BYTES_MAX for all nodes together (the ensemble's heap allows for them), VALUE_BYTES_MAX for one value.
-Members come before what they own, so a group that is too large to be shown loses its owners first.  Only topics
-and partitions that exist are shown, whatever a member claims to read.
+Bounds: NODES_BYTES_MAX for all nodes together (the ensemble's heap allows for them), VALUE_BYTES_MAX for one value.
+Members come before what they own, so a group that is too large loses its owners first.  Only topics and partitions that
+exist are registered, whatever a member claims to read.
 
-What is shown is for people and tools.  The coordinator itself never reads it back for its own groups.
+What is registered is for people and tools.  The coordinator itself never reads it back for its own groups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...zookeeper.registry import GroupRegistry
 
 WINDOW: Final = 100
 """Nodes written by one operation: other requests come between two of them."""
-SHOWN_BYTES_MAX: Final = 8 << 20
+NODES_BYTES_MAX: Final = 8 << 20
 NODE_BYTES: Final = 300
 """What a node takes in ZooKeeper's heap besides path and value, rounded up."""
 VALUE_BYTES_MAX: Final = 16 << 10
@@ -50,8 +50,8 @@ class Asker(Protocol):
     async def ask(self, operation: Operation[T]) -> T: ...
 
 
-class ShownMembers:
-    """``topics``: those that exist.  ``emptied`` is told a group that has nobody left to show, once that is so."""
+class MemberRegistration:
+    """``topics``: those that exist.  ``emptied`` is called with a group whose last member is gone from the registry."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class ShownMembers:
         emptied: Callable[[str], Coroutine[Any, Any, None]],
     ) -> None:
         self._registry, self._topics, self._spawn, self._emptied = registry, topics, spawn, emptied
-        self._members: dict[str, Members] = {}  # groups that have, or may have, something to show
+        self._members: dict[str, Members] = {}  # groups that have, or may have, something registered
         self._changed: dict[str, None] = {}
-        self._shown: dict[str, dict[str, bytes]] = {}  # group -> path -> value of our nodes in this session
+        self._nodes_of: dict[str, dict[str, bytes]] = {}  # group -> path -> value of our nodes in this session
         self._bytes = 0
         self._session_id = 0
         self._busy = False
 
-    def show(self, group: str, members: Members) -> None:
-        """Show the group's members, as they are when its turn has come; none: take what is shown away."""
+    def register(self, group: str, members: Members) -> None:
+        """Register the group's members, as they are when its turn has come; none: take them away."""
         self._members[group] = members
         self._changed[group] = None
         self._start()
@@ -80,38 +80,38 @@ class ShownMembers:
         self._start()
 
     def _look_at_session(self) -> None:
-        """In a new session everything has to be shown again."""
+        """In a new session everything has to be registered again."""
         if self._registry.session_id != self._session_id:
             self._session_id = self._registry.session_id
-            self._shown.clear()
+            self._nodes_of.clear()
             self._bytes = 0
             self._changed.update(dict.fromkeys(self._members))
 
     def _start(self) -> None:
         if self._changed and not self._busy:
             self._busy = True
-            self._spawn(self._show_all())
+            self._spawn(self._register_all())
 
-    async def _show_all(self) -> None:
+    async def _register_all(self) -> None:
         try:
             while self._changed:
                 self._look_at_session()
                 group = next(iter(self._changed))
                 del self._changed[group]
                 try:
-                    await self._show_one(group)
+                    await self._register_one(group)
                 except Unavailable:  # again when ZooKeeper is back
                     self._changed[group] = None
                     return
                 except ApplianceError as error:
-                    log.warning("the members of group %r cannot be shown: %s", group, error)
+                    log.warning("the members of group %r cannot be registered: %s", group, error)
         finally:
             self._busy = False
 
-    async def _show_one(self, group: str) -> None:
+    async def _register_one(self, group: str) -> None:
         members = self._members[group]()
         session_id = self._registry.session_id
-        before = self._shown.setdefault(group, {})
+        before = self._nodes_of.setdefault(group, {})
         wanted = self._nodes(group, members, self._bytes - _size(before))
         gone = [path for path in before if path not in wanted]
         for some in _windows(gone):
@@ -124,15 +124,15 @@ class ShownMembers:
             before |= values
             self._bytes += _size(values)
         if not members:
-            self._shown.pop(group, None)
+            self._nodes_of.pop(group, None)
             if group not in self._changed:
                 del self._members[group]
             await self._emptied(group)
 
-    def _forget(self, shown: dict[str, bytes], some: Iterable[str]) -> None:
+    def _forget(self, nodes: dict[str, bytes], some: Iterable[str]) -> None:
         for path in some:
-            if path in shown:
-                self._bytes -= _size({path: shown.pop(path)})
+            if path in nodes:
+                self._bytes -= _size({path: nodes.pop(path)})
 
     def _nodes(self, group: str, members: Sequence[RegisteredMember], others_bytes: int) -> dict[str, bytes]:
         """The nodes of a group, in order of their importance, as far as there is room beside the others."""
@@ -142,8 +142,8 @@ class ShownMembers:
             subscribed = dict.fromkeys([topic for topic in member.topics if topic in topics], 1)
             value = b""
             for some in (subscribed, {}):
-                shown = Subscription(some, protocol="kafka", client=member.client_id, host=member.host)
-                value = paths.encode_subscription(shown)
+                subscription = Subscription(some, protocol="kafka", client=member.client_id, host=member.host)
+                value = paths.encode_subscription(subscription)
                 if len(value) <= VALUE_BYTES_MAX:
                     break
             nodes[paths.consumer(group, member.id)] = value
@@ -151,7 +151,7 @@ class ShownMembers:
             for topic, partition in member.partitions:
                 if topic in topics and partition in topics[topic].partitions:
                     nodes[paths.owner(group, TopicPartition(topic, partition))] = paths.encode_owner(member.id, 0)
-        room = SHOWN_BYTES_MAX - others_bytes
+        room = NODES_BYTES_MAX - others_bytes
         for path in list(nodes):
             room -= _size({path: nodes[path]})
             if room < 0:

@@ -1,4 +1,4 @@
-"""appliance.kafka_apis.dispatch: every advertised API answers, whatever valid values a request holds."""
+"""appliance.kafka_apis.handlers: every advertised API answers, whatever valid values a request holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from appliance.errors import DiskFull, ProtocolFault
 from appliance.kafka_apis.appliance import Extent
-from appliance.kafka_apis.dispatch import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX
+from appliance.kafka_apis.handlers import AT_ONCE_BYTES_MAX, AT_ONCE_ROWS_MAX
 from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS, METADATA, SERVED_BY_WORKERS
 from appliance.wire.kafka.codes import Code

@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.admin: native metadata and admin verbs, from a real coordinator."""
+"""appliance.processes.coordinator.native_api: native metadata and admin verbs, from a real coordinator."""
 
 from __future__ import annotations
 

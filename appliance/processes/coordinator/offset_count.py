@@ -1,4 +1,4 @@
-"""How many positions all groups have, so that they never become more than ZooKeeper's heap was made for."""
+"""Counts the committed offsets of all groups, so that they never become more than ZooKeeper's heap was made for."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...zookeeper.claims import Held
 from .commit_queue import Changes, Refusals
 
 UNIT_BYTES: Final = 512
-"""A position whose path and value are longer counts as several: both are kept in ZooKeeper's memory."""
+"""An offset whose path and value are longer counts as several: both are kept in ZooKeeper's memory."""
 PATH_REST_BYTES: Final = 16
-"""Of a position's path: what is neither the group's path nor the topic."""
+"""Of an offset's path: what is neither the group's path nor the topic."""
 
 
-class PositionCount:
-    """The last look at all groups, corrected with every write of ours since; others' are seen at the next look."""
+class OffsetCount:
+    """The last look at all groups, corrected with every write of ours since; those of others count at the next look."""
 
-    def __init__(self, positions_max: int) -> None:
-        self.positions_max = positions_max
+    def __init__(self, offsets_max: int) -> None:
+        self.offsets_max = offsets_max
         self.total = 0
         self._by_group: dict[str, int] = {}
 
@@ -29,7 +29,7 @@ class PositionCount:
         return group in self._by_group
 
     def replace(self, sizes: Mapping[str, Mapping[TopicPartition, int]], held: Iterable[tuple[str, Held]]) -> None:
-        """All groups were looked at; of those ``held`` we know better what they have."""
+        """All groups were looked at; for those in ``held`` our own claim is more recent."""
         self._by_group = {
             group: sum(_units(paths.group(group), part, size) for part, size in positions.items())
             for group, positions in sizes.items()
@@ -51,13 +51,13 @@ class PositionCount:
     def refuse(self, held: Held, changes: Changes) -> Refusals:
         """The changes for which there is no room.  Changing what there is, is possible unless it becomes larger."""
         errors: Refusals = {}
-        room = self.positions_max - self.total
+        room = self.offsets_max - self.total
         for part, to in changes.items():
             after = 0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))
             more = after - units(held, [part])
             if more > 0 and more > room:
                 errors[part] = PositionsFull(
-                    f"there is room for {self.positions_max} positions of all groups: delete groups that nobody uses,"
+                    f"there is room for {self.offsets_max} positions of all groups: delete groups that nobody uses,"
                     " or raise offsets.positions_max"
                 )
             else:
@@ -66,7 +66,7 @@ class PositionCount:
 
 
 def units(held: Held, parts: Iterable[TopicPartition]) -> int:
-    """What these positions count as, as far as the group has them."""
+    """What these offsets count as, as far as the group has them."""
     return sum(_units(held.group_path, part, held.positions[part]) for part in parts if part in held.positions)
 
 

@@ -1,8 +1,8 @@
-"""Retention at work: looks at what the logs take, has :mod:`appliance.retention` decide, and orders the cuts.
+"""Enforces retention: looks at what the logs take, has :mod:`appliance.retention` decide, and orders what is to go.
 
-Sizes come from the tables, times and disk blocks from ``stat`` of the segment files; a sealed segment never
-changes, so it is looked at once.  The partition's writer does the cutting.  One sweep orders at most CUTS_MAX
-cuts, those that make room first: each may fork a writer, and there is another sweep soon.
+Sizes come from the tables, times and disk blocks from ``stat`` of the segment files; a sealed segment never changes, so
+it is looked at once.  The partition's writer deletes.  One run orders at most ORDERS_MAX deletions, those that make
+room first: each may fork a writer, and there is another run soon.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from ...shared.table import OFFLINE, View
 from .partitions import Partitions
 from .topics import Topics
 
-CUTS_MAX: Final = 100
+ORDERS_MAX: Final = 100
 STATS_PER_TURN: Final = 500
 """Files looked at before the loop may do something else."""
 log = logging.getLogger(__name__)
 
 
-class Sweep:
+class RetentionEnforcer:
+    """Looks at all partitions stored here in one :meth:`run`."""
+
     def __init__(self, data_dir: Path, topics: Topics, partitions: Partitions, clock_ms: Callable[[], int]) -> None:
         self._data_dir = data_dir
         self._topics = topics
@@ -39,15 +41,15 @@ class Sweep:
         self._lacking = False
 
     async def run(self, config: Config) -> None:
-        """One sweep over everything stored here."""
+        """Look at everything stored here, and order what is to go."""
         uses = await self._uses()
         disk = config.disk
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
         cuts, lacking, rolls = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
-        for cut in sorted(cuts, key=lambda cut: cut.reason != "room")[:CUTS_MAX]:
+        for cut in sorted(cuts, key=lambda cut: cut.reason != "room")[:ORDERS_MAX]:
             log.info("%s-%d: removing what lies before %d (%s)", cut.topic, cut.partition, cut.offset, cut.reason)
-            self._partitions.cut(cut.topic, cut.partition, cut.offset)
-        for topic, partition in rolls[:CUTS_MAX]:
+            self._partitions.delete_before(cut.topic, cut.partition, cut.offset)
+        for topic, partition in rolls[:ORDERS_MAX]:
             self._partitions.roll(topic, partition)
         if lacking and not self._lacking:
             log.warning(

@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.sweep: orders what retention has decided, from real files and tables."""
+"""appliance.processes.coordinator.retention_enforcer: orders what retention has decided, from real files and tables."""
 
 from __future__ import annotations
 

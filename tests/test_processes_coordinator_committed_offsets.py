@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.positions: commits queue, the newest wins, and nothing is written without a claim."""
+"""appliance.processes.coordinator.committed_offsets: the newest commit wins, and nothing is written without a claim."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 from appliance.errors import ApplianceError, NotCoordinator, PositionsFull, RequestTimedOut, ZooKeeperAway
 from appliance.names import TopicPartition
-from appliance.processes.coordinator import positions
+from appliance.processes.coordinator import committed_offsets, group_claims
 from appliance.processes.coordinator.commit_queue import State
-from appliance.processes.coordinator.position_count import UNIT_BYTES
-from appliance.processes.coordinator.positions import Positions
+from appliance.processes.coordinator.committed_offsets import CommittedOffsets
+from appliance.processes.coordinator.offset_count import UNIT_BYTES
 from appliance.zookeeper import claims
 from appliance.zookeeper.claims import Claimant, GroupInfo
 from appliance.zookeeper.operations import Operation, ask, create, delete
@@ -62,26 +62,26 @@ class SlowZooKeeper:
 
 
 class Broker:
-    """One broker's positions.  ``elsewhere``: groups that another is to coordinate; ``lost``: what it dissolved."""
+    """One broker's offsets.  ``elsewhere``: groups that another is to coordinate; ``lost``: what it dissolved."""
 
-    def __init__(self, tree: Tree, broker_id: int = 1, positions_max: int = 1_000) -> None:
+    def __init__(self, tree: Tree, broker_id: int = 1, offsets_max: int = 1_000) -> None:
         self.zookeeper = SlowZooKeeper(tree, broker_id)
         self.elsewhere: set[str] = set()
         self.members: set[str] = set()
         self.lost: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         epochs = count(1)
-        self.positions = Positions(
+        self.offsets = CommittedOffsets(
             self.zookeeper,
             Claimant(broker_id, str(broker_id)),
             self.spawn,
-            positions_max=positions_max,
+            offsets_max=offsets_max,
             coordinates=lambda group: group not in self.elsewhere,
             new_epoch=lambda: f"{broker_id}-{next(epochs)}",
             clock_ms=lambda: 1_000,
         )
-        self.positions.has_members = self.members.__contains__
-        self.positions.on_lost = self.dissolve
+        self.offsets.claims.has_members = self.members.__contains__
+        self.offsets.claims.on_lost = self.dissolve
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
@@ -92,10 +92,10 @@ class Broker:
 
     async def commit(self, to: int | None, part: TopicPartition = PART, **more: Any) -> Mapping[Any, ApplianceError]:
         change = None if to is None else CommittedOffset(to)
-        return await self.positions.commit("g", {part: change}, **more)
+        return await self.offsets.commit("g", {part: change}, **more)
 
     async def stored(self) -> dict[TopicPartition, int]:
-        return {part: at.offset for part, at in (await self.positions.read("g", None)).items()}
+        return {part: at.offset for part, at in (await self.offsets.read("g", None)).items()}
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -108,12 +108,12 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "COMMIT_MS_MAX", 400)
-    monkeypatch.setattr(positions, "RETRY_S", 0.002)
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 400)
+    monkeypatch.setattr(committed_offsets, "RETRY_S", 0.002)
 
 
 def test_any_number_of_pipelined_commits_succeed_and_the_newest_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "COMMIT_MS_MAX", 8_000)
+    monkeypatch.setattr(committed_offsets, "COMMIT_MS_MAX", 8_000)
 
     async def scenario() -> None:
         broker = Broker(Tree())
@@ -184,69 +184,69 @@ def test_the_states_of_a_claim() -> None:
     async def scenario() -> None:
         tree = Tree()
         one, two = Broker(tree, 1), Broker(tree, 2)
-        assert one.positions.state("g") is State.UNCLAIMED
+        assert one.offsets.claims.state("g") is State.UNCLAIMED
         one.zookeeper.held_up = asyncio.Event()
-        claiming = asyncio.ensure_future(one.positions.claim("g"))
+        claiming = asyncio.ensure_future(one.offsets.claim("g"))
         await asyncio.sleep(0.01)
-        assert one.positions.state("g") is State.CLAIMING
+        assert one.offsets.claims.state("g") is State.CLAIMING
         one.zookeeper.held_up.set()
         await claiming
         one.members.add("g")
-        assert one.positions.state("g") is State.HELD
+        assert one.offsets.claims.state("g") is State.HELD
         # CLAIMING -> UNCLAIMED: another has it
         with pytest.raises(ZooKeeperAway, match="broker 1 still"):
-            await two.positions.claim("g")
-        assert two.positions.state("g") is State.UNCLAIMED
+            await two.offsets.claim("g")
+        assert two.offsets.claims.state("g") is State.UNCLAIMED
         # HELD -> HELD: the lease was over, but the session lives
         one.zookeeper.leased = False
-        assert not one.positions.leads
+        assert not one.offsets.claims.leads
         with pytest.raises(ZooKeeperAway):
-            await one.positions.claim("g")
+            await one.offsets.claim("g")
         with pytest.raises(RequestTimedOut):
             await one.commit(1, protocol_type="consumer")
         one.zookeeper.leased = True
-        await one.positions.claim("g")
+        await one.offsets.claim("g")
         assert await one.commit(2, protocol_type="consumer") == {} and not one.lost
         # HELD -> UNCLAIMED: cut off, deposed, and back with a new session
         one.zookeeper.leased = False
         tree.expire(1)
-        await two.positions.claim("g")
+        await two.offsets.claim("g")
         assert await two.commit(1_000) == {}
         one.zookeeper.session_id, one.zookeeper.leased = 3, True
-        one.positions.new_session()
-        assert one.lost == ["g"] and one.positions.state("g") is State.UNCLAIMED
+        one.offsets.claims.new_session()
+        assert one.lost == ["g"] and one.offsets.claims.state("g") is State.UNCLAIMED
         with pytest.raises(RequestTimedOut):
             await one.commit(3, protocol_type="consumer")
         assert await two.stored() == {PART: 1_000}
         # HELD -> UNCLAIMED: another broker is to coordinate it
         two.elsewhere.add("g")
-        await two.positions.review()
-        assert two.lost == ["g"] and two.positions.state("g") is State.UNCLAIMED
+        await two.offsets.claims.review()
+        assert two.lost == ["g"] and two.offsets.claims.state("g") is State.UNCLAIMED
         with pytest.raises(NotCoordinator):
             await two.commit(4)
-        await one.positions.claim("g")
+        await one.offsets.claim("g")
         # HELD -> UNCLAIMED: idle
         one.members.clear()
-        await one.positions.tidy()
-        assert one.positions.state("g") is State.HELD
-        one.positions._groups["g"].used -= positions.CLAIM_IDLE_S
-        await one.positions.tidy()
-        assert one.positions.state("g") is State.UNCLAIMED and not one.positions._groups
+        await one.offsets.claims.tidy()
+        assert one.offsets.claims.state("g") is State.HELD
+        one.offsets.claims._groups["g"].used -= group_claims.CLAIM_IDLE_S
+        await one.offsets.claims.tidy()
+        assert one.offsets.claims.state("g") is State.UNCLAIMED and not one.offsets.claims._groups
         # HELD -> UNCLAIMED: nobody in it, and no positions
         two.elsewhere.clear()
-        await two.positions.claim("g")
+        await two.offsets.claim("g")
         await two.commit(None)
-        await two.positions.left("g")
-        assert two.positions.state("g") is State.UNCLAIMED and group("g") not in tree.nodes
+        await two.offsets.left("g")
+        assert two.offsets.claims.state("g") is State.UNCLAIMED and group("g") not in tree.nodes
 
     run(scenario())
 
 
 async def taken(broker: Broker) -> None:
     """The group's next coordinator has it, after some attempts."""
-    while broker.positions.state("g") is not State.HELD:
+    while broker.offsets.claims.state("g") is not State.HELD:
         with contextlib.suppress(ZooKeeperAway):
-            await broker.positions.claim("g")
+            await broker.offsets.claim("g")
         await asyncio.sleep(0.001)
 
 
@@ -258,16 +258,16 @@ def test_a_claim_that_cannot_be_given_back_at_once_is_given_back_later(trouble: 
     async def scenario() -> None:
         tree = Tree()
         one, two = Broker(tree, 1), Broker(tree, 2)
-        await two.positions.claim("g")
+        await two.offsets.claim("g")
         if positions_stored:
             await two.commit(1)
         two.elsewhere.add("g")
         setattr(two.zookeeper, trouble, True)
-        await two.positions.review()
+        await two.offsets.claims.review()
         setattr(two.zookeeper, trouble, False)
         await taken(one)
         await asyncio.gather(*two.tasks)
-        assert not two.positions._groups and not two.positions._withdrawing
+        assert not two.offsets.claims._groups and not two.offsets.claims._withdrawing
 
     run(scenario())
 
@@ -278,11 +278,11 @@ def test_a_claim_that_nobody_knows_was_made_keeps_no_other_out() -> None:
         one, two = Broker(tree, 1), Broker(tree, 2)
         two.zookeeper.mute = True
         with pytest.raises(ZooKeeperAway):
-            await two.positions.claim("g")
+            await two.offsets.claim("g")
         two.zookeeper.mute = False
         await taken(one)
         await asyncio.gather(*two.tasks)
-        assert not two.positions._groups and one.positions.state("g") is State.HELD
+        assert not two.offsets.claims._groups and one.offsets.claims.state("g") is State.HELD
 
     run(scenario())
 
@@ -298,7 +298,7 @@ def test_a_claim_is_given_back_although_a_write_was_put_back_and_somebody_has_co
         writing = asyncio.create_task(two.commit(2))
         await asyncio.sleep(0.005)
         two.elsewhere.add("g")
-        review = asyncio.create_task(two.positions.review())
+        review = asyncio.create_task(two.offsets.claims.review())
         await asyncio.sleep(0.005)
         two.members.add("g")
         late = asyncio.create_task(two.commit(3))
@@ -322,12 +322,12 @@ def test_withdrawing_ends_with_the_session() -> None:
         two = Broker(Tree(), 2)
         two.zookeeper.away = True
         with pytest.raises(ZooKeeperAway):
-            await two.positions.claim("g")
+            await two.offsets.claim("g")
         await asyncio.sleep(0.005)
-        assert two.positions._withdrawing
+        assert two.offsets.claims._withdrawing
         two.zookeeper.session_id = 3
         await asyncio.gather(*two.tasks)
-        assert not two.positions._groups and not two.positions._withdrawing
+        assert not two.offsets.claims._groups and not two.offsets.claims._withdrawing
 
     run(scenario())
 
@@ -354,12 +354,12 @@ def test_nothing_stays_of_groups_that_were_only_asked_for_or_left_without_a_comm
         tree = Tree()
         broker = Broker(tree)
         for n in range(100):
-            assert not await broker.positions.read(f"typo-{n}", [PART])
-            assert not await broker.positions.remove(f"typo-{n}")
-            await broker.positions.note_active(f"typo-{n}")
-            await broker.positions.claim(f"joined-{n}")
-            await broker.positions.left(f"joined-{n}")
-        assert not broker.positions._groups and not broker.positions.count.total
+            assert not await broker.offsets.read(f"typo-{n}", [PART])
+            assert not await broker.offsets.remove(f"typo-{n}")
+            await broker.offsets.note_active(f"typo-{n}")
+            await broker.offsets.claim(f"joined-{n}")
+            await broker.offsets.left(f"joined-{n}")
+        assert not broker.offsets.claims._groups and not broker.offsets.count.total
         assert not any(path.startswith("/consumers/") for path in tree.nodes)
 
     run(scenario())
@@ -370,13 +370,13 @@ def test_a_group_that_somebody_joins_while_it_is_cleaned_up_stays() -> None:
         tree = Tree()
         broker = Broker(tree)
         for _ in range(20):
-            await broker.positions.claim("g")
+            await broker.offsets.claim("g")
 
             async def join() -> None:
-                await broker.positions.claim("g")
+                await broker.offsets.claim("g")
                 broker.members.add("g")  # as a join does: nothing is awaited in between
 
-            await asyncio.gather(broker.positions.left("g"), join(), broker.positions.left("g"))
+            await asyncio.gather(broker.offsets.left("g"), join(), broker.offsets.left("g"))
             assert await broker.commit(1, protocol_type="consumer") == {} and not broker.lost
             await broker.commit(None)
             broker.members.clear()
@@ -386,45 +386,45 @@ def test_a_group_that_somebody_joins_while_it_is_cleaned_up_stays() -> None:
 
 def test_positions_have_a_maximum_with_a_name() -> None:
     async def scenario() -> None:
-        broker = Broker(Tree(), positions_max=4)
+        broker = Broker(Tree(), offsets_max=4)
         parts = [TopicPartition("logs", n) for n in range(6)]
-        refused = await broker.positions.commit("g", {part: CommittedOffset(1) for part in parts})
+        refused = await broker.offsets.commit("g", {part: CommittedOffset(1) for part in parts})
         assert {part: type(error) for part, error in refused.items()} == dict.fromkeys(parts[4:], PositionsFull)
         assert await broker.commit(2, parts[0]) == {}, "those that exist may change"
         long = CommittedOffset(1, "x" * UNIT_BYTES)
-        assert PART in await broker.positions.commit("g", {PART: long}), "a long note counts as more"
+        assert PART in await broker.offsets.commit("g", {PART: long}), "a long note counts as more"
         assert await broker.commit(None, parts[3]) == {}
-        assert isinstance((await broker.positions.commit("h", {PART: long}))[PART], PositionsFull)
-        assert await broker.positions.commit("h", {PART: CommittedOffset(1)}) == {}
-        assert await broker.positions.remove("g") and await broker.positions.commit("h", {PART: long}) == {}
+        assert isinstance((await broker.offsets.commit("h", {PART: long}))[PART], PositionsFull)
+        assert await broker.offsets.commit("h", {PART: CommittedOffset(1)}) == {}
+        assert await broker.offsets.remove("g") and await broker.offsets.commit("h", {PART: long}) == {}
 
     run(scenario())
 
 
 def test_what_others_have_is_counted_too() -> None:
     async def scenario() -> None:
-        broker = Broker(Tree(), positions_max=3)
-        broker.positions.counted({"theirs": {PART: 10, OTHER: 10 + UNIT_BYTES}})
+        broker = Broker(Tree(), offsets_max=3)
+        broker.offsets.counted({"theirs": {PART: 10, OTHER: 10 + UNIT_BYTES}})
         assert isinstance((await broker.commit(1))[PART], PositionsFull)
-        broker.positions.counted({"theirs": {PART: 10}})
+        broker.offsets.counted({"theirs": {PART: 10}})
         assert await broker.commit(1) == {}
 
     run(scenario())
 
 
 def test_claims_are_bounded_and_idle_ones_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "CLAIMS_MAX", 3)
+    monkeypatch.setattr(group_claims, "CLAIMS_MAX", 3)
 
     async def scenario() -> None:
         broker = Broker(Tree())
         for n in range(10):
-            await broker.positions.claim(f"g{n}")
-        assert sum(entry.held is not None for entry in broker.positions._groups.values()) <= 3
+            await broker.offsets.claim(f"g{n}")
+        assert sum(entry.held is not None for entry in broker.offsets.claims._groups.values()) <= 3
         for n in range(3):
             broker.members.add(f"h{n}")
-            await broker.positions.claim(f"h{n}")
+            await broker.offsets.claim(f"h{n}")
         with pytest.raises(ZooKeeperAway, match="3 groups already"):
-            await broker.positions.claim("one more")
+            await broker.offsets.claim("one more")
 
     run(scenario())
 
@@ -439,7 +439,7 @@ def test_a_change_by_hand_in_zookeeper_is_overwritten_and_a_foreign_claim_is_nam
             yield from ask([delete(offset("g", PART)), create(offset("g", OTHER), b"9")])
 
         tree.run(meddle())
-        assert await broker.positions.commit("g", {PART: CommittedOffset(2), OTHER: CommittedOffset(3)}) == {}
+        assert await broker.offsets.commit("g", {PART: CommittedOffset(2), OTHER: CommittedOffset(3)}) == {}
         assert await broker.stored() == {PART: 2, OTHER: 3}
 
         def junk() -> Operation[None]:
@@ -447,7 +447,7 @@ def test_a_change_by_hand_in_zookeeper_is_overwritten_and_a_foreign_claim_is_nam
 
         tree.run(junk(), 9)
         with pytest.raises(ApplianceError, match="is no claim of a coordinator"):
-            await broker.positions.commit("h", {PART: CommittedOffset(1)})
+            await broker.offsets.commit("h", {PART: CommittedOffset(1)})
 
     run(scenario())
 
@@ -456,17 +456,17 @@ def test_positions_expire_unless_they_change_or_somebody_is_there() -> None:
     async def scenario() -> None:
         tree = Tree()
         broker = Broker(tree)
-        await broker.positions.commit("g", {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}, "consumer")
+        await broker.offsets.commit("g", {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}, "consumer")
         assert claims.decode_info(tree.nodes[group("g")].value) == GroupInfo("consumer", 1_000)
         seen = tree.run(claims.look("g"))
         await broker.commit(2)
         broker.members.add("g")
-        assert await broker.positions.expire("g", seen.positions) == 0
+        assert await broker.offsets.expire("g", seen.positions) == 0
         broker.members.clear()
-        assert await broker.positions.expire("g", seen.positions) == 1
+        assert await broker.offsets.expire("g", seen.positions) == 1
         assert await broker.stored() == {PART: 2}
         seen = tree.run(claims.look("g"))
-        assert await broker.positions.expire("g", seen.positions) == 1
+        assert await broker.offsets.expire("g", seen.positions) == 1
         assert not any(path.startswith("/consumers/") for path in tree.nodes)
 
     run(scenario())

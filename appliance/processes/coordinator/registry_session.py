@@ -32,7 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Registry:
+class RegistrySession:
     """``brokers``: the live brokers as last seen, also while ZooKeeper is away."""
 
     def __init__(

@@ -1,0 +1,205 @@
+"""The committed offsets of groups: stored in ZooKeeper under the group's claim (:mod:`.group_claims`).
+
+Commits of a group queue here.  One write is under way at a time; when it is done all that has come since becomes the
+next.  Of several commits of one partition the newest in order of arrival is stored and the others succeed with it, so
+there may be any number.  A commit waits COMMIT_MS_MAX for ZooKeeper.  Then it fails, and is taken out of the queue:
+what was refused is never stored over something newer.  (A write that was sent already may still land, before all later
+ones.)
+
+Bounds: ``offsets_max`` offsets, as counted by the last look at all groups and corrected with every write; a new one
+beyond it is :class:`PositionsFull`.  See :mod:`.offset_count`.  Commits waiting: as many as requests of workers may be
+unanswered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, Unavailable
+from ...names import TopicPartition
+from ...zookeeper import claims as zookeeper_claims
+from ...zookeeper.claims import Claimant, GroupInfo, Held
+from ...zookeeper.operations import Node
+from ...zookeeper.registry import StoredOffset
+from .commit_queue import Changes, Commit, GroupQueue, Refusals
+from .group_claims import RETRY_S, Asker, GroupClaims, dissolved
+from .offset_count import OffsetCount, units
+
+COMMIT_MS_MAX: Final = 10_000
+
+
+class CommittedOffsets:
+    """See the module's docstring.  ``claims``: on the groups that this broker coordinates."""
+
+    def __init__(
+        self,
+        registry: Asker,
+        claimant: Claimant,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        *,
+        offsets_max: int,
+        coordinates: Callable[[str], bool],
+        new_epoch: Callable[[], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.count = OffsetCount(offsets_max)
+        self.claims = GroupClaims(registry, claimant, self.count, spawn, coordinates, new_epoch)
+        self._registry, self._spawn, self._clock_ms = registry, spawn, clock_ms
+
+    # ---- what the listeners ask
+
+    async def claim(self, group: str) -> None:
+        """Claim the group, for somebody who joins it.
+
+        Raises:
+            NotCoordinator, ZooKeeperAway: not now.
+            InvalidRequest: this appliance runs without ZooKeeper.
+        """
+        entry = self.claims.get(group)
+        if entry is None or not self.claims.is_held(entry):
+            async with self.claims.locked(group) as entry:
+                await self.claims.hold(entry)
+        entry.used = asyncio.get_running_loop().time()
+
+    async def commit(self, group: str, changes: Changes, protocol_type: str = "") -> Refusals:
+        """Store offsets, or (None) delete them; the result names those that were refused.
+
+        ``protocol_type``: of the group that the commit's member belongs to; "" for others.
+
+        Raises:
+            RequestTimedOut: ZooKeeper did not take them within COMMIT_MS_MAX.
+            NotCoordinator: another broker has the group.
+        """
+        entry = self.claims.entry(group)
+        info = GroupInfo(protocol_type, self._clock_ms()) if protocol_type else None
+        commit = Commit(changes, info, asyncio.get_running_loop().create_future())
+        entry.add(commit)
+        if not entry.pumping:
+            entry.pumping = True
+            self._spawn(self._pump(entry))
+        try:
+            async with asyncio.timeout(COMMIT_MS_MAX / 1000):
+                return await commit.done
+        except TimeoutError:
+            raise RequestTimedOut(f"ZooKeeper did not store offsets within {COMMIT_MS_MAX} ms: try again") from None
+        finally:
+            entry.withdraw(commit)
+
+    async def read(self, group: str, parts: Sequence[TopicPartition] | None) -> Mapping[TopicPartition, StoredOffset]:
+        """Stored offsets; commits that came before count."""
+        entry = self.claims.get(group)
+        if entry is not None and entry.commits:
+            await asyncio.wait([commit.done for commit in entry.commits], timeout=COMMIT_MS_MAX / 1000)
+        return await self._registry.ask(zookeeper_claims.read(group, parts))
+
+    async def remove(self, group: str) -> bool:
+        """Delete a group with all its offsets; False when there is none.
+
+        Raises:
+            InvalidRequest: it has live members.
+        """
+        async with self.claims.locked(group) as entry:
+            held = await self.claims.hold(entry, make=False)
+            if held is None:
+                return False
+            await self.claims.carry_out(entry, zookeeper_claims.remove(group, held))
+            self.claims.unclaim(entry)
+            self.count.drop(group)
+            return True
+
+    # ---- what happens around them
+
+    async def left(self, group: str) -> None:
+        """Nobody is in the group any more: note when, or, if it has no offsets, remove what is there of it."""
+        async with self.claims.locked(group) as entry:
+            if self.claims.has_members(group) or entry.commits:
+                return
+            if entry.held is None or not self.claims.is_held(entry):
+                await self._registry.ask(self._registry.groups.prune(group))
+            elif entry.held.positions:
+                await self._note_active(entry, entry.held)
+            else:
+                await self.claims.vacate(entry, entry.held)
+
+    async def note_active(self, group: str) -> None:
+        """The group has members at this moment, of whichever listener."""
+        async with self.claims.locked(group) as entry:
+            held = await self.claims.hold(entry, make=False)
+            if held is not None:
+                await self._note_active(entry, held)
+
+    async def expire(self, group: str, old: Mapping[TopicPartition, Node]) -> int:
+        """Delete offsets that nobody has changed since they were seen; how many.  Of an empty group nothing stays."""
+        async with self.claims.locked(group) as entry:
+            held = await self.claims.hold(entry, make=False)
+            if held is None or self.claims.has_members(group):
+                return 0
+            gone = await self.claims.carry_out(entry, zookeeper_claims.expire(group, held, old))
+            self.count.set(group, held)
+            if not held.positions and not entry.commits:
+                await self.claims.vacate(entry, held)
+            return gone
+
+    def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
+        """All groups were looked at: so large are their offsets."""
+        self.count.replace(sizes, self.claims.held())
+
+    # ---- writing
+
+    async def _pump(self, entry: GroupQueue) -> None:
+        """Write what waits until nothing does."""
+        try:
+            while entry.commits:
+                try:
+                    async with self.claims.locked(entry.name):
+                        await self._write(entry)
+                except NotCoordinator as error:
+                    entry.fail(error)
+                except Unavailable:
+                    await asyncio.sleep(RETRY_S)
+                except ApplianceError as error:
+                    entry.fail(error)
+        finally:
+            entry.pumping = False
+            self.claims.drop_if_idle(entry)
+
+    async def _write(self, entry: GroupQueue) -> None:
+        """Write all that waits at this moment."""
+        held = await self.claims.hold(entry)
+        assert held is not None
+        queue, commits = entry.take()
+        errors = self.count.refuse(held, {part: to for part, (_, to) in queue.items()})
+        changes = {part: to for part, (_, to) in queue.items() if part not in errors}
+        info = next((commit.info for commit in reversed(commits) if commit.info is not None), None)
+        if info is not None and info.protocol_type == held.info.protocol_type:
+            info = None
+        before = units(held, changes)
+        try:
+            await self.claims.carry_out(entry, zookeeper_claims.write(entry.name, held, changes, info))
+        except NotCoordinator:  # the members are out; what others have committed goes with the next claim
+            entry.put_back(queue, [commit for commit in commits if commit.info is None])
+            for commit in commits:
+                if commit.info is not None:
+                    commit.fail(dissolved(entry.name))
+            return
+        except Unavailable:
+            entry.put_back(queue, commits)
+            raise
+        except ApplianceError as error:
+            for commit in commits:
+                commit.fail(error)
+            return
+        finally:
+            self.count.add(entry.name, units(held, changes) - before)
+        if info is not None and entry.held is held:
+            entry.held = held._replace(info=info)
+        entry.used = asyncio.get_running_loop().time()
+        for commit in commits:
+            commit.settle(errors)
+
+    async def _note_active(self, entry: GroupQueue, held: Held) -> None:
+        info = GroupInfo(held.info.protocol_type, self._clock_ms())
+        await self.claims.carry_out(entry, zookeeper_claims.write(entry.name, held, {}, info))
+        entry.held = held._replace(info=info)

@@ -1,0 +1,317 @@
+"""The coordinator: the one process that speaks with ZooKeeper, and the one that answers forwarded requests.
+
+It is one thread around asyncio's epoll loop.  asyncio and not a loop of our own, because nearly every request here
+waits for others (the supervisor, ZooKeeper, other members of a group) with a deadline, several times in a row:
+coroutines keep such a sequence in one readable function.  asyncio also brings the flow control of streams and the
+wake-up from other threads (kazoo's callbacks only call ``call_soon_threadsafe``, that is: enqueue and ring).
+
+Around the loop: the control channel to the supervisor (messages: see ``supervisor``), and one stream per network worker
+(:mod:`.worker_stream`).
+
+Killed, it is forked again: topics come back from the catalog and ZooKeeper, producer ids start a new generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from ...catalog import Catalog
+from ...config import Config
+from ...errors import ApplianceError, ProtocolFault
+from ...groups.group_coordinator import GroupCoordinator
+from ...groups.messages import Limits as GroupLimits
+from ...kafka_apis.handlers import KafkaApis
+from ...shared.heartbeats import Heart, alone
+from ...wire.bounds import Limits
+from ...wire.kafka import forwarded
+from ...zookeeper.session import State
+from ..child import give_back_memory
+from ..control import Channel
+from .expiry import Expiry
+from .live_brokers import LiveBrokers
+from .measuring import Measurements
+from .native_api import NativeApi
+from .partitions import Partitions
+from .producer_ids import ProducerIds
+from .registered_groups import RegisteredGroups
+from .registry_session import RegistrySession
+from .retention_enforcer import RetentionEnforcer
+from .this_broker import ThisBroker
+from .topic_steps import TopicSteps
+from .topic_sync import TopicSync
+from .topics import Topics
+from .worker_stream import WorkerStream
+
+log = logging.getLogger(__name__)
+
+
+def clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def run(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart | None = None) -> None:
+    """The coordinator process, until the supervisor says stop or is gone.
+
+    Raises:
+        StorageFault: the catalog cannot be read.
+    """
+    asyncio.run(_serve(config, data_dir, instance, channel, heart or alone()))
+
+
+async def _serve(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart) -> None:
+    beating = asyncio.create_task(_beat(heart))
+    try:
+        await Coordinator(config, data_dir, instance, channel).serve()
+    finally:
+        beating.cancel()
+
+
+async def _beat(heart: Heart) -> None:
+    """Beat while the loop turns."""
+    while True:
+        heart.beat()
+        await asyncio.sleep(heart.beat_ms / 1000)
+
+
+class Coordinator:
+    """Composes the parts of this process, and connects them with its sockets."""
+
+    def __init__(self, config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
+        self._config = config
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._bug: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers: dict[int, WorkerStream] = {}
+        self._partitions = Partitions(self._send)
+        self._registry = RegistrySession(
+            config,
+            f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
+            describe=lambda: self._brokers.registration(self._catalog.hosted(config.broker.id)),
+            on_state=self._on_zookeeper_state,
+            on_connected=self._on_connected,
+            on_brokers=self._on_brokers,
+            on_topic=lambda name, info: self._topic_sync.on_topic(name, info),
+        )
+        self._brokers = LiveBrokers(config, self._registry)
+        self._catalog = Catalog.load(data_dir)
+        self._publishing = False
+        self._compose_topics(config)
+        self._compose_apis(config, data_dir)
+
+    def _compose_topics(self, config: Config) -> None:
+        broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
+        steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
+        steps.on_change = self._publish_soon
+        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, clock_ms)
+        self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
+
+    def _compose_apis(self, config: Config, data_dir: Path) -> None:
+        topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
+        producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
+        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, producer_ids)
+        self._groups = RegisteredGroups(
+            registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.positions_max
+        )
+        self._kafka_groups = GroupCoordinator(self._groups, GroupLimits(), lambda: uuid4().hex)
+        claims = self._groups.offsets.claims
+        claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
+        elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
+        self._kafka = KafkaApis(self._broker, self._kafka_groups, self._groups, elements_max)
+        self._measurements = Measurements(data_dir, partitions, topics, brokers, clock_ms)
+        self._native = NativeApi(
+            self._broker, topics, partitions, self._measurements, self._groups, self._kafka_groups.groups
+        )
+        self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)
+        self._retention = RetentionEnforcer(data_dir, topics, partitions, clock_ms)
+
+    async def serve(self) -> None:
+        self._loop.add_reader(self._channel.fileno(), self._on_control)
+        if self._config.zookeeper.connect:
+            self._registry.connect(self._config.zookeeper.connect)
+        else:
+            self._topic_sync.found_cluster()
+        self._spawn(self._maintain())
+        try:
+            await self._stopped.wait()
+        finally:
+            self._loop.remove_reader(self._channel.fileno())
+            for worker in self._workers.values():
+                worker.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._kafka_groups.close()
+            self._kafka.close()
+            self._registry.close()
+        if self._bug is not None:
+            raise self._bug
+
+    # ---- the supervisor
+
+    def _send(self, message: Sequence[Any]) -> None:
+        self._channel.send(message)
+        if self._channel.pending:
+            self._loop.add_writer(self._channel.fileno(), self._flush_control)
+
+    def _flush_control(self) -> None:
+        self._channel.flush()
+        if not self._channel.pending:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _on_control(self) -> None:
+        for message, fds in self._channel.receive():
+            self._on_message(message, fds)
+        if self._channel.closed:  # the supervisor is gone, and with it all that we coordinate
+            self._stopped.set()
+
+    def _on_message(self, message: list[Any], fds: list[int]) -> None:
+        match message:
+            case ["table", topic, partition, name]:
+                self._partitions.attach(topic, partition, name)
+            case ["drop", topic, partition]:
+                self._partitions.drop(topic, partition)
+                self._measurements.forget_files(topic, partition)
+            case ["done", token, rows]:
+                self._partitions.done(token, rows)
+            case ["worker", index]:
+                self._spawn(self._attach_worker(index, fds.pop(0)))
+            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                self._send(message)
+            case ["doors", listening]:  # follows the tables: now we know what is missing
+                self._brokers.listening = listening
+                self._registry.announce()
+                self._spawn(self._topic_sync.reconcile())
+            case ["zookeeper", connect]:
+                self._registry.connect(connect)
+            case ["reload", given]:
+                self._reload(msgspec.convert(given, Config))
+            case ["stop"]:
+                self._stopped.set()
+            case _:
+                log.warning("unknown message from the supervisor: %.200r", message)
+        for fd in fds:
+            os.close(fd)
+
+    def _reload(self, config: Config) -> None:
+        """Take what can change while running: defaults of topics, limits of the disk, advertised addresses."""
+        self._config = config
+        self._broker.reload(config)
+        self._brokers.reload(config)
+        self._groups.offsets.count.offsets_max = config.positions_max
+        self._topics.reload(config)
+        self._registry.announce()
+        self._publish_soon()
+
+    async def _maintain(self) -> None:
+        """From time to time: do what was left undone, and remove what is too old."""
+        while True:
+            await asyncio.sleep(self._config.disk.check_ms / 1000)
+            self._measurements.forget_unlinked_files()
+            give_back_memory()
+            duties = (
+                self._topic_sync.reconcile,
+                lambda: self._retention.run(self._config),
+                self._groups.offsets.claims.tidy,
+                self._expire,
+            )
+            for duty in duties:
+                try:
+                    await duty()
+                except ApplianceError as error:
+                    log.error("%s", error)
+
+    async def _expire(self) -> None:
+        await self._expiry.run(self._config.offsets.retention_ms, int(self._loop.time() * 1000))
+
+    # ---- ZooKeeper
+
+    def _on_zookeeper_state(self, connect: str, state: str) -> None:
+        """Report to the supervisor, which waits with READY: connected only when we know which cluster this is."""
+        if state != State.CONNECTED.value or self._broker.cluster_id:
+            self._send(["zookeeper", {"connect": connect, "state": state}])
+        self._publish_soon()
+
+    def _on_connected(self) -> None:
+        self._groups.offsets.claims.new_session()  # at once: nobody is answered for a group that may be another's
+        self._spawn(self._connected())
+
+    def _on_brokers(self) -> None:
+        self._publish_soon()
+        self._spawn(self._groups.offsets.claims.review())
+
+    async def _connected(self) -> None:
+        known = self._broker.cluster_id
+        try:
+            await self._topic_sync.synchronise()
+        finally:
+            if not known:
+                self._send(["zookeeper", {"connect": self._registry.connect_string, "state": self._registry.state}])
+        await self._groups.reconnected()
+        await self._expire()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in the background; a fault that no request waits for is logged, a bug ends the process."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, ApplianceError):
+            log.error("%s", error)
+        elif error is not None:
+            self._bug = self._bug or error
+            self._stopped.set()
+
+    # ---- the network workers
+
+    async def _attach_worker(self, index: int, fd: int) -> None:
+        """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
+        stream = WorkerStream(self._answer, self._publish, Limits.of(self._config).forwarded_bytes_max)
+        await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
+        old = self._workers.pop(index, None)
+        if old is not None:
+            old.close()
+        self._workers[index] = stream
+        self._publish()
+
+    def _publish_soon(self) -> None:
+        """Something has changed that no request has asked for, or that has not been answered yet."""
+        if not self._publishing:
+            self._publishing = True
+            self._loop.call_soon(self._publish)
+
+    def _publish(self, due: WorkerStream | None = None) -> None:
+        """Bring the snapshots of the workers up to date; of those that do not take what they are sent, only ``due``."""
+        self._publishing = False
+        state, topics = self._broker.state, self._catalog.topics
+        behind = [one for one in self._workers.values() if one.published != state and (one is due or not one.congested)]
+        if behind:
+            facts = self._broker.facts
+            for stream in behind:
+                stream.publish(state, facts, topics)
+
+    async def _answer(self, protocol: str, listener: str, peer: str, frame: bytes) -> bytes | None:
+        try:
+            if protocol == "kafka":
+                return await self._kafka.answer(frame, listener, peer)
+            return await self._native.answer(frame, listener)
+        except ProtocolFault as error:
+            log.info("%s listener: closing the connection of %s: %s", protocol, peer, error)
+            return None

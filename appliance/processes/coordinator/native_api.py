@@ -1,0 +1,224 @@
+"""Answers the native requests that network workers forward: metadata and the admin verbs, frames in, frames out.
+
+``wire/native.py`` specifies the frames, ``wire/native_admin.py`` the verbs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ... import status
+from ...broker.metadata_answers import MetadataAnswers
+from ...catalog import Topic
+from ...errors import ApplianceError, InvalidRequest, UnknownGroup
+from ...groups.group_state import Group, State
+from ...groups.store import Commit, RegisteredGroup
+from ...names import TopicPartition
+from ...wire import native, native_admin
+from ...wire.native_admin import (
+    AlterTopic,
+    CommitOffsets,
+    CreateTopic,
+    DeleteOffsets,
+    ManyTopics,
+    Nothing,
+    OneGroup,
+    OneTopic,
+)
+from .measuring import Measured, Measurements
+from .partitions import Partitions
+from .registered_groups import RegisteredGroups
+from .this_broker import ThisBroker
+from .topics import Topics
+
+STATES = {
+    State.EMPTY: "empty",
+    State.PREPARING: "rebalancing",
+    State.COMPLETING: "rebalancing",
+    State.STABLE: "stable",
+    State.DEAD: "empty",
+}
+
+
+class NativeApi:
+    """One for all connections; requests run side by side.
+
+    ``kafka_groups``: the groups with members that this coordinator keeps for the Kafka listener.
+    """
+
+    def __init__(
+        self,
+        broker: ThisBroker,
+        topics: Topics,
+        partitions: Partitions,
+        measurements: Measurements,
+        groups: RegisteredGroups,
+        kafka_groups: Callable[[], Mapping[str, Group]],
+    ) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._partitions = partitions
+        self._measurements = measurements
+        self._groups = groups
+        self._metadata = MetadataAnswers(broker)
+        self._kafka_groups = kafka_groups
+        self._verbs: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "create_topic": self._create_topic,
+            "ensure_topic": self._ensure_topic,
+            "alter_topic": self._alter_topic,
+            "delete_topic": self._delete_topic,
+            "topics": self._list_topics,
+            "init_producer": self._init_producer,
+            "status": self._status,
+            "groups": self._list_groups,
+            "group": self._group,
+            "offsets": self._offsets,
+            "commit": self._commit,
+            "delete_offsets": self._delete_offsets,
+        }
+        assert self._verbs.keys() == native_admin.VERBS.keys()
+
+    async def answer(self, frame: bytes, listener: str) -> bytes:
+        """The reply to a forwarded frame; ``listener`` is the address that its client connected to.
+
+        Raises:
+            ProtocolFault: close the connection.
+        """
+        request = native.decode_forwarded(memoryview(frame))
+        if isinstance(request, native.MetadataRequest):
+            return native.encode_frame([request.correlation, 0, self._metadata.native(request.topics, listener)])
+        code, message, result = await self._admin(request.verb, request.arguments)
+        return native.encode_frame([request.correlation, code, message, result])
+
+    # ---- admin
+
+    async def _admin(self, verb: str, given: msgspec.Raw) -> tuple[int, str, Any]:
+        try:
+            arguments = native_admin.decode_arguments(verb, given)
+            return 0, "", await self._verbs[verb](arguments)
+        except ApplianceError as error:
+            return error.code, str(error), None
+
+    async def _create_topic(self, wanted: CreateTopic) -> dict[str, Any]:
+        return _brief(await self._topics.create(wanted.name, wanted.partitions, wanted.settings))
+
+    async def _ensure_topic(self, wanted: OneTopic) -> dict[str, Any]:
+        return _brief(await self._topics.ensure(wanted.name))
+
+    async def _alter_topic(self, wanted: AlterTopic) -> dict[str, Any]:
+        return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))
+
+    async def _delete_topic(self, wanted: OneTopic) -> None:
+        await self._topics.delete(wanted.name)
+
+    async def _list_topics(self, wanted: ManyTopics) -> list[dict[str, Any]]:
+        names = sorted(self._broker.topics()) if wanted.names is None else wanted.names
+        topics = [self._topics.get(name) for name in names]
+        measured = await self._measurements.measure(
+            {TopicPartition(topic.name, partition): None for topic in topics for partition in topic.partitions}
+        )
+        return [self._describe(topic, measured) for topic in topics]
+
+    def _describe(self, topic: Topic, measured: Mapping[TopicPartition, Measured]) -> dict[str, Any]:
+        rows = []
+        for partition in sorted(topic.partitions):
+            key = TopicPartition(topic.name, partition)
+            row = {
+                "partition": partition,
+                "leader": self._broker.leader(topic, partition),
+                **_extent(measured.get(key)),
+            }
+            here = self._broker.broker_id in topic.partitions[partition]
+            state = self._partitions.state(*key) if here else "elsewhere"
+            rows.append(row | {"state": state})
+        own = self._topics.settings(topic).as_kafka()
+        return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
+
+    async def _init_producer(self, wanted: Nothing) -> dict[str, int]:
+        return {"producer_id": self._broker.producer_id(), "epoch": 0}
+
+    async def _status(self, wanted: Nothing) -> dict[str, Any]:
+        return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
+
+    # ---- groups
+
+    async def _list_groups(self, wanted: Nothing) -> list[dict[str, Any]]:
+        return [
+            {"group": group.name, **self._standing(group), "members": len(group.members)}
+            for group in await self._groups.groups()
+        ]
+
+    async def _group(self, wanted: OneGroup) -> dict[str, Any]:
+        group = await self._groups.group(wanted.group)
+        if group is None:
+            raise UnknownGroup(f"there is no group {wanted.group!r}")
+        committed = await self._groups.committed(wanted.group, None)
+        owners = {part: member.id for member in group.members for part in member.partitions}
+        members = [
+            {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
+            for member in group.members
+        ]
+        keys = {*committed, *owners}
+        offsets = {key: committed[key].offset if key in committed else None for key in sorted(keys)}
+        measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
+        rows = [
+            {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
+            | _lag(measured.get(key))
+            for key, offset in offsets.items()
+        ]
+        return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
+
+    def _standing(self, group: RegisteredGroup) -> dict[str, str]:
+        kept = self._kafka_groups().get(group.name)
+        if kept is not None:
+            return {"protocol": "kafka", "state": STATES[kept.state]}
+        if not group.members:
+            return {"protocol": "", "state": STATES[State.EMPTY]}
+        return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE]}
+
+    async def _offsets(self, wanted: OneGroup) -> list[list[Any]]:
+        committed = await self._groups.committed(wanted.group, None)
+        return [[*key, commit.offset] for key, commit in sorted(committed.items())]
+
+    async def _commit(self, wanted: CommitOffsets) -> None:
+        offsets: dict[TopicPartition, Commit | None] = {}
+        for topic, partition, offset in wanted.offsets:
+            if offset < 0:
+                raise InvalidRequest(f"offset {offset} of {topic}-{partition}: must be 0 or more")
+            offsets[TopicPartition(topic, partition)] = Commit(offset)
+        arguments = {"group": wanted.group, "offsets": wanted.offsets}
+        if not await self._groups.carried_out_elsewhere(wanted.group, "commit", arguments, wanted.forwarded):
+            for error in (await self._groups.commit(wanted.group, offsets)).values():
+                raise error
+
+    async def _delete_offsets(self, wanted: DeleteOffsets) -> None:
+        arguments = {"group": wanted.group, "partitions": wanted.partitions}
+        if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
+            return
+        if wanted.partitions is None:
+            await self._groups.forget(wanted.group)
+        else:
+            dropped = [TopicPartition(*key) for key in wanted.partitions]
+            await self._groups.commit(wanted.group, dict.fromkeys(dropped))
+
+
+def _brief(topic: Topic) -> dict[str, Any]:
+    return {"name": topic.name, "partitions": len(topic.partitions)}
+
+
+def _extent(measured: Measured | None) -> dict[str, int | None]:
+    if measured is None:
+        return dict.fromkeys(("start", "end", "bytes", "messages"))
+    start, end, messages, _ = measured
+    return {"start": start, "end": end, "bytes": end - start, "messages": messages}
+
+
+def _lag(measured: Measured | None) -> dict[str, float | None]:
+    end: dict[str, float | None] = {"end": None if measured is None else measured.end}
+    lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
+    return end | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))

@@ -1,0 +1,169 @@
+"""What the forwarded requests of both listeners ask of this broker: its topics, partitions, settings and producer ids.
+
+:class:`ThisBroker` composes them; it is the coordinator's ``kafka_apis.appliance.Appliance``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ...catalog import Topic
+from ...config import Config, TopicSettings
+from ...errors import OffsetOutOfRange, RequestTimedOut
+from ...kafka_apis.appliance import Extent
+from ...wire.kafka.metadata_reply import Broker
+from .. import snapshot
+from .live_brokers import LiveBrokers
+from .partitions import Partitions
+from .producer_ids import ProducerIds
+from .registry_session import RegistrySession
+from .topics import Topics
+
+DELETE_RECORDS_MS_MAX: Final = 10_000
+DELETE_RECORDS_POLL_S: Final = 0.02
+
+
+class ThisBroker:
+    """Answers from memory, but for changes of topics and deletions of records, which wait for the supervisor."""
+
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        brokers: LiveBrokers,
+        topics: Topics,
+        partitions: Partitions,
+        registry: RegistrySession,
+        producer_ids: ProducerIds,
+    ) -> None:
+        self._config = config
+        self._data_dir = data_dir.absolute()
+        self._brokers = brokers
+        self._topics = topics
+        self._partitions = partitions
+        self._registry = registry
+        self._producer_ids = producer_ids
+
+    def reload(self, config: Config) -> None:
+        self._config = config
+
+    # ---- the broker and its peers
+
+    @property
+    def broker_id(self) -> int:
+        return self._brokers.broker_id
+
+    @property
+    def cluster_id(self) -> str:
+        return self._topics.catalog.cluster
+
+    @property
+    def config(self) -> Config:
+        return self._config
+
+    @property
+    def listening(self) -> str:
+        return self._brokers.listening.get("kafka", "")
+
+    @property
+    def data_dir(self) -> str:
+        return str(self._data_dir)
+
+    @property
+    def zookeeper(self) -> str:
+        return self._registry.connect_string
+
+    def brokers(self, listener: str, protocol: str = "kafka") -> list[Broker]:
+        return self._brokers.brokers(listener, protocol)
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Another value whenever the facts or the topics may have changed; cheap to compare."""
+        return self.revision, self.zookeeper, self.cluster_id, self._topics.catalog.topics
+
+    @property
+    def facts(self) -> snapshot.Facts:
+        """What network workers answer from, besides the topics."""
+        return snapshot.Facts(
+            self.cluster_id,
+            self.broker_id,
+            self.auto_create,
+            self.zookeeper,
+            self._brokers.advertised,
+            self._brokers.peers(),
+            self.default_settings(),
+        )
+
+    def disk_space(self) -> tuple[int, int]:
+        system = os.statvfs(self._data_dir)
+        return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
+
+    def producer_id(self) -> int:
+        return self._producer_ids.take()
+
+    # ---- topics
+
+    @property
+    def revision(self) -> int:
+        return self._topics.revision + self._brokers.revision
+
+    def topics(self) -> Mapping[str, Topic]:
+        return self._topics.catalog.topics
+
+    def leader(self, topic: Topic, partition: int) -> int:
+        return self._brokers.leader(topic, partition)
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        return self._topics.settings(topic)
+
+    def default_settings(self) -> TopicSettings:
+        return self._topics.defaults
+
+    def extent(self, topic: str, partition: int) -> Extent:
+        return self._partitions.extent(topic, partition)
+
+    @property
+    def auto_create(self) -> bool:
+        return self._topics.auto_create
+
+    def check_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        self._topics.check(name, partitions, settings)
+
+    async def create_topic(self, name: str, partitions: int | None, settings: Mapping[str, str]) -> None:
+        await self._topics.create(name, partitions, settings)
+
+    def check_settings(self, settings: Mapping[str, str]) -> None:
+        self._topics.check_settings(settings)
+
+    async def delete_topic(self, name: str) -> None:
+        await self._topics.delete(name)
+
+    async def alter_topic(self, name: str, settings: Mapping[str, str | None]) -> None:
+        await self._topics.alter(name, settings)
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        await self._topics.alter(name, {}, count)
+
+    async def delete_records(self, topic: str, partition: int, offset: int) -> int:
+        """Delete what lies before ``offset``; returns the new log start offset, once readers have it.
+
+        The writer flushes what is not flushed yet before it moves the start.  Files go by whole segments.
+        """
+        start, end = self.extent(topic, partition)
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(f"offset {offset} of {topic}-{partition} is not in {start} to {end}")
+        if offset > start:
+            self._partitions.delete_before(topic, partition, offset)
+            try:
+                async with asyncio.timeout(DELETE_RECORDS_MS_MAX / 1000):
+                    while self.extent(topic, partition).start < offset:
+                        await asyncio.sleep(DELETE_RECORDS_POLL_S)
+            except TimeoutError:
+                raise RequestTimedOut(
+                    f"{topic}-{partition} does not start at {offset} within {DELETE_RECORDS_MS_MAX} ms: look again"
+                ) from None
+        return self.extent(topic, partition).start

@@ -1,0 +1,207 @@
+"""The steps that every change of a topic is made of.
+
+Every topic has an id, made at its creation (``catalog``); whatever is kept of it somewhere carries the id.
+
+Whatever is made is first noted in the catalog as a removal (:meth:`TopicSteps.making`); the store that makes it known
+takes the note back.  Where a step is refused, or a process dies, the removal that is noted clears everything away: the
+topic is there as a whole, or there is nothing of it in the catalog, in ZooKeeper and on the disk.
+
+A deletion is decided by one store of the catalog, which drops the topic and notes its removal
+(:meth:`TopicSteps.decide_deletion`).  What is left to do then (``supervisor.removal`` has the table) is done by
+:meth:`TopicSteps.finish`, as often as it takes.  The name is free when the removal has left the catalog: old data, and
+old offsets of groups, never show up in a new topic.
+
+Changes of one topic happen one after another (:meth:`TopicSteps.changing`); every step has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+from weakref import WeakValueDictionary
+
+from ...catalog import Catalog, Change, Removal, Topic
+from ...config import TopicSettings
+from ...errors import ApplianceError, RequestTimedOut
+from ...names import TopicPartition
+from ...zookeeper.assignment import place_partitions
+from ...zookeeper.deletion import retire_topic
+from ...zookeeper.paths import TopicInfo
+from .partitions import Partitions
+from .registry_session import RegistrySession
+
+QUEUE_MS_MAX: Final = 10_000
+"""How long a change of a topic waits for others of the same topic."""
+log = logging.getLogger(__name__)
+
+
+class TopicSteps:
+    """``defaults``: what holds where a topic does not set it.
+
+    ``revision`` grows with every change of what :attr:`catalog` says; ``on_change`` is called then.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        catalog: Catalog,
+        partitions: Partitions,
+        registry: RegistrySession,
+        defaults: TopicSettings,
+    ) -> None:
+        self.catalog = catalog
+        self.defaults = defaults
+        self.revision = 0
+        self.on_change: Callable[[], None] = lambda: None
+        self._partitions = partitions
+        self._registry = registry
+        self._broker_id = broker_id
+        self._changes: list[tuple[Change, asyncio.Future[None]]] = []
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def changed(self) -> None:
+        self.revision += 1
+        self.on_change()
+
+    def settings(self, topic: Topic) -> TopicSettings:
+        """What holds for a topic: its own settings over the defaults."""
+        return TopicSettings.parse(topic.settings, self.defaults)
+
+    def hosted(self, topic: Topic) -> list[TopicPartition]:
+        """The partitions of a topic that are stored here."""
+        return [
+            TopicPartition(topic.name, p)
+            for p, brokers in sorted(topic.partitions.items())
+            if self._broker_id in brokers
+        ]
+
+    def removals(self, name: str) -> list[Removal]:
+        return [removal for removal in self.catalog.removals if removal.name == name]
+
+    @asynccontextmanager
+    async def changing(self, name: str) -> AsyncIterator[None]:
+        """One change of a topic at a time; who waits too long for the others gets an error."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        try:
+            async with asyncio.timeout(QUEUE_MS_MAX / 1000):
+                await lock.acquire()
+        except TimeoutError:
+            raise RequestTimedOut(f"others are changing the topic {name!r}: try again") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # ---- steps, each within ``changing``
+
+    async def place(self, partitions: range) -> dict[int, list[int]]:
+        """Which broker is to store each of some new partitions."""
+        live = {self._broker_id}
+        if self._registry.enabled:
+            live |= await self._registry.live_brokers()
+        hosted = Counter(
+            broker
+            for topic in self.catalog.topics.values()
+            for brokers in topic.partitions.values()
+            for broker in brokers
+        )
+        return place_partitions(partitions, live, hosted, prefer=[self._broker_id])
+
+    async def adopt(self, topic: Topic) -> None:
+        """Make the catalog, then the partitions here, agree with ``topic``."""
+        old = self.catalog.topics.get(topic.name)
+        if topic == old and all(key in self._partitions for key in self.hosted(topic)):
+            return
+        await self.commit(Change(put=topic))
+        self.changed()
+        if old is not None:
+            self.set_settings(old, topic)
+        await self.open(topic)
+
+    def set_settings(self, old: Topic, topic: Topic) -> None:
+        if old.settings != topic.settings:
+            self._partitions.set(self.hosted(topic), self.settings(topic).as_kafka())
+
+    async def open(self, topic: Topic) -> None:
+        missing = [key for key in self.hosted(topic) if key not in self._partitions]
+        await self._partitions.create(missing, topic.id, self.settings(topic).as_kafka())
+        self._registry.announce()
+
+    @asynccontextmanager
+    async def making(self, removal: Removal) -> AsyncIterator[Removal]:
+        """Note what is to be removed unless the block, which makes it, succeeds and takes the note back."""
+        await self.commit(Change(note=removal))
+        try:
+            yield removal
+        except ApplianceError as error:
+            log.warning("topic %s could not be made or grown: %s: taking it back", removal.name, error)
+            try:
+                await self.finish(removal)
+            except ApplianceError as left:
+                log.error("topic %s: what is left of it will be removed: %s", removal.name, left)
+            raise
+
+    async def decide_deletion(self, topic: Topic) -> Removal:
+        if self._registry.enabled:  # who cannot ask cannot unregister: nothing is begun then
+            await self._registry.ask(self._registry.topics.topics([topic.name]))
+        removal = Removal(topic.name, topic.id, [partition for _, partition in self.hosted(topic)])
+        await self.commit(Change(drop=topic.name, note=removal))
+        self.changed()
+        return removal
+
+    async def finish(self, removal: Removal) -> None:
+        """Do what a removal noted in the catalog asks for, and forget it; each step may be repeated.
+
+        Raises:
+            ApplianceError: it stays noted; try again.
+        """
+        if removal not in self.catalog.removals:
+            return
+        keys = [TopicPartition(removal.name, partition) for partition in removal.partitions]
+        await self._partitions.delete(keys, removal.id)
+        if removal.whole and self._registry.enabled:
+            await self._registry.ask(retire_topic(removal.name, removal.id))
+        await self.commit(Change(done=removal))
+        self._registry.announce()
+
+    # ---- the catalog
+
+    async def commit(self, change: Change) -> None:
+        """Change the catalog.  What comes together is stored together, so that many topics cost few stores.
+
+        Raises:
+            DiskFull, StorageFault: nothing is changed.
+        """
+        loop = asyncio.get_running_loop()
+        stored: asyncio.Future[None] = loop.create_future()
+        self._changes.append((change, stored))
+        if len(self._changes) == 1:
+            loop.call_soon(self._store_changes)
+        await stored
+
+    def _store_changes(self) -> None:
+        waiting, self._changes = self._changes, []
+        error: ApplianceError | None = None
+        try:
+            self.catalog.change(*[change for change, _ in waiting])
+        except ApplianceError as refused:
+            error = refused
+        for _, stored in waiting:
+            if stored.done():  # who waited has been cancelled
+                continue
+            if error is None:
+                stored.set_result(None)
+            else:
+                stored.set_exception(error)
+
+
+def info_of(topic: Topic) -> TopicInfo:
+    return TopicInfo(topic.partitions, topic.settings, topic.id)
+
+
+def topic_of(name: str, info: TopicInfo) -> Topic:
+    return Topic(name, dict(info.partitions), dict(info.settings), info.id)

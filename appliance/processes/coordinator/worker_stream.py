@@ -1,0 +1,124 @@
+"""The stream between the coordinator and one network worker.
+
+The worker sends ``[token, protocol, listener, peer, frame]``.  The answer is ``[token, reply frame]`` or
+``[token, nil]`` (close that connection); ``[token]`` alone says that the connection is gone.  A worker that does not
+take its answers, or has REQUESTS_MAX unanswered, is not read any more.  Between the answers it gets what it answers
+Metadata from (``processes.snapshot``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import msgpack
+
+from ...catalog import Topic
+from ..snapshot import SNAPSHOT, Facts, Publisher
+
+REQUESTS_MAX: Final = 8192
+"""Unanswered requests of one worker."""
+STREAM_OVERHEAD_BYTES: Final = 4096
+"""What a message on a worker's stream may have around its frame."""
+
+Answer = Callable[[str, str, str, bytes], Coroutine[Any, Any, bytes | None]]
+"""(protocol, listener, peer, frame) → reply frame, or None to close the connection."""
+
+log = logging.getLogger(__name__)
+
+
+class WorkerStream(asyncio.Protocol):
+    """The stream of one network worker: requests in, answers out, bounded both ways."""
+
+    def __init__(self, answer: Answer, publish: Callable[[WorkerStream], None], frame_bytes_max: int) -> None:
+        """``publish``: called before each answer, so that the worker's snapshot has what the answer is about."""
+        self.published: tuple[Any, ...] = ()  # the state that the worker's snapshot is of
+        self.congested = False
+        self._answer = answer
+        self._publish = publish
+        self._publisher = Publisher()
+        self._tasks: set[asyncio.Task[bytes | None]] = set()
+        self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._unanswered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+
+    def close(self) -> None:
+        """Nobody is there for the answers; what was asked is done all the same."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def publish(self, state: tuple[Any, ...], facts: Facts, topics: Mapping[str, Topic]) -> None:
+        """Send the worker what has changed since the last time."""
+        self.published = state
+        if self._transport is not None:
+            for message in self._publisher.changes(facts, topics):
+                self._transport.write(msgpack.packb([SNAPSHOT, message]))
+
+    def data_received(self, data: bytes) -> None:
+        self._unpacker.feed(data)
+        self._take()
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        self._publish(self)
+        self._take()
+
+    def _take(self) -> None:
+        """Start what has arrived, as far as there is room."""
+        while not self._full:
+            try:
+                message = next(self._unpacker)
+            except StopIteration:
+                break
+            if len(message) == 1:
+                continue
+            self._unanswered += 1
+            self._serve(*message)
+        self._throttle()
+
+    @property
+    def _full(self) -> bool:
+        return self.congested or self._unanswered >= REQUESTS_MAX
+
+    def _throttle(self) -> None:
+        if self._transport is None:
+            return
+        if self._full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _serve(self, token: int, protocol: str, listener: str, peer: str, frame: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(protocol, listener, peer, frame))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._answered(token, protocol, peer, task))
+
+    def _answered(self, token: int, protocol: str, peer: str, task: asyncio.Task[bytes | None]) -> None:
+        """Send the reply.  A bug in answering closes that connection: the same frame, sent again, would find
+        it again, so it must not end the process that all others need.
+        """
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("%s listener: a request of %s cannot be answered", protocol, peer, exc_info=error)
+        reply = None if task.cancelled() or error is not None else task.result()
+        self._publish(self)
+        if self._transport is not None:
+            self._transport.write(msgpack.packb([token, reply]))
+        was_full = self._full
+        self._unanswered -= 1
+        if was_full and not self._full:
+            self._take()

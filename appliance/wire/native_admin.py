@@ -1,0 +1,128 @@
+"""The verbs of the native protocol's admin requests: this page is their specification.
+
+``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like):
+
+    create_topic    {name, partitions?, settings?}        {name, partitions}
+    ensure_topic    {name}                                {name, partitions}; made where auto_create is on
+    alter_topic     {name, settings?, partitions?}        {name, partitions}; a setting of nil is taken back
+    delete_topic    {name}                                nil
+    topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
+    init_producer   {}                                    {producer_id, epoch}
+    status          {}                                    see :mod:`appliance.status`
+    groups          {}                                    [{group, protocol, state, members: how many}]
+    group           {group}                               {group, protocol, state, members: [MEMBER],
+                                                           partitions: [POSITION]}
+    offsets         {group}                               [[topic, partition, offset]]
+    commit          {group, offsets: [[t, p, offset]]}    nil; what is not refused is stored
+    delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions the whole group goes
+
+    PARTITION       {partition, leader, start, end, bytes, messages, state}
+    MEMBER          {id, client, host, partitions: [[topic, partition]]}
+    POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
+
+Whoever is asked, a group's coordinator carries ``commit`` and ``delete_offsets`` out; ``forwarded`` marks what one
+broker has passed on to another.
+
+A topic's ``settings`` are those in force, ``own`` those that were set for it.  A group's ``protocol`` is that
+of its members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  What cannot
+be learned now (a partition is not readable, its broker does not answer) is nil.  A partition that is owned,
+but has no offset yet, has the lag of its whole log.
+
+Errors: any :class:`~appliance.errors.ApplianceError` is answered with its code and message; wrong arguments are an
+``InvalidRequest``; a frame of the wrong shape closes the connection.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import InvalidRequest
+from ..names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN
+from .bounds import PARTS_MAX_MAX
+
+Name = Annotated[str, Meta(max_length=32_767)]
+"""As Kafka's protocol has them: whether it is a legal name, and says why not, is for those to answer who use it."""
+Names = Annotated[list[Name], Meta(max_length=PARTS_MAX_MAX)]
+Offset = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+Count = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Setting = Annotated[str, Meta(max_length=32_767)] | Offset
+GroupName = Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
+TopicName = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
+ManySettings = Meta(max_length=1_000)
+ManyPartitions = Meta(max_length=PARTS_MAX_MAX)
+
+
+class CreateTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    partitions: Count | None = None
+    settings: Annotated[dict[Name, Setting], ManySettings] = {}
+
+
+class AlterTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    settings: Annotated[dict[Name, Setting | None], ManySettings] = {}
+    partitions: Count | None = None
+
+
+class OneTopic(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+
+
+class ManyTopics(msgspec.Struct, forbid_unknown_fields=True):
+    names: Names | None = None
+
+
+class OneGroup(msgspec.Struct, forbid_unknown_fields=True):
+    group: GroupName
+
+
+class CommitOffsets(msgspec.Struct, forbid_unknown_fields=True):
+    group: GroupName
+    offsets: Annotated[list[tuple[Name, Partition, Offset]], ManyPartitions]
+    forwarded: bool = False
+
+
+class DeleteOffsets(msgspec.Struct, forbid_unknown_fields=True):
+    group: GroupName
+    partitions: Annotated[list[tuple[TopicName, Partition]], ManyPartitions] | None = None
+    forwarded: bool = False
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+VERBS: Final[dict[str, type[msgspec.Struct]]] = {
+    "create_topic": CreateTopic,
+    "ensure_topic": OneTopic,
+    "alter_topic": AlterTopic,
+    "delete_topic": OneTopic,
+    "topics": ManyTopics,
+    "init_producer": Nothing,
+    "status": Nothing,
+    "groups": Nothing,
+    "group": OneGroup,
+    "offsets": OneGroup,
+    "commit": CommitOffsets,
+    "delete_offsets": DeleteOffsets,
+}
+"""What the arguments of each verb are decoded as."""
+
+
+def decode_arguments(verb: str, given: msgspec.Raw) -> msgspec.Struct:
+    """The arguments of a verb.
+
+    Raises:
+        InvalidRequest: there is no such verb, or it takes other arguments.
+    """
+    arguments = VERBS.get(verb)
+    if arguments is None:
+        raise InvalidRequest(f"unknown admin verb {verb!r:.100}: use one of {', '.join(sorted(VERBS))}")
+    try:
+        return msgspec.msgpack.decode(given, type=arguments)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{verb}: {error}") from None

@@ -1,0 +1,65 @@
+"""appliance.processes.coordinator.this_broker: leaders and listeners of brokers, records before an offset deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import OffsetOutOfRange, UnknownPartition
+from appliance.zookeeper.paths import BrokerInfo
+
+from .coordinator_bench import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_leaders_and_brokers_are_those_that_live(bench: Bench) -> None:
+    topic = bench.broker.topics()["logs"]
+    assert [bench.broker.leader(topic, partition) for partition in range(3)] == [0, 0, -1]
+    bench.registry.brokers[8] = BrokerInfo("i", "h", native="h:9091", kafka="[::1]:9092")
+    bench.registry.brokers[9] = BrokerInfo("i", "h", native="h:9091", kafka="")
+    assert bench.broker.leader(topic, 2) == 8
+    assert [tuple(row) for row in bench.broker.brokers("a:1")] == [(0, "a", 1), (8, "::1", 9092)]
+    assert [row.id for row in bench.broker.brokers("a:1", "native")] == [0, 8, 9]
+
+
+def test_deleting_records_waits_for_the_writer_and_says_where_the_log_starts_now(bench: Bench) -> None:
+    async def deleted_by_writer() -> int:
+        asking = asyncio.ensure_future(bench.broker.delete_records("logs", 0, 150))
+        while not bench.sent:
+            await asyncio.sleep(0)
+        assert bench.sent == [["delete_before", "logs", 0, 150]]
+        bench.table.retire_before(150)
+        return await asking
+
+    assert bench.run(deleted_by_writer()) == 150
+    assert bench.run(bench.broker.delete_records("logs", 0, 150)) == 150  # nothing more to remove
+    assert len(bench.sent) == 1
+    for offset in (50, 251):
+        with pytest.raises(OffsetOutOfRange):
+            bench.run(bench.broker.delete_records("logs", 0, offset))
+    with pytest.raises(UnknownPartition):
+        bench.run(bench.broker.delete_records("logs", 1, 0))
+
+
+def test_what_acks_1_has_acknowledged_is_in_the_log_for_whoever_asks(bench: Bench) -> None:
+    bench.table.set_written(300)  # and readers see 250
+    assert bench.broker.extent("logs", 0) == (0, 300)
+
+    async def deleted_by_writer() -> int:
+        asking = asyncio.ensure_future(bench.broker.delete_records("logs", 0, 300))
+        while not bench.sent:
+            await asyncio.sleep(0)
+        assert bench.sent == [["delete_before", "logs", 0, 300]]
+        bench.table.publish_end(300, 30)
+        await asyncio.sleep(0)
+        assert not asking.done(), "the start has not moved"
+        bench.table.retire_before(300)
+        return await asking
+
+    assert bench.run(deleted_by_writer()) == 300
