@@ -14,18 +14,20 @@ from appliance.processes.coordinator.producer_ids import COUNTERS, FILE_NAME, GE
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lives=st.lists(st.integers(1, 2 * COUNTERS), min_size=1, max_size=5),
+    lives=st.lists(st.lists(st.integers(1, COUNTERS), min_size=1, max_size=8), min_size=1, max_size=5),
     broker_id=st.integers(0, 2**31 - 1),
     first=st.integers(0, GENERATIONS - 1),
 )
 def test_no_id_twice_over_any_number_of_lives(
-    tmp_path_factory: pytest.TempPathFactory, lives: list[int], broker_id: int, first: int
+    tmp_path_factory: pytest.TempPathFactory, lives: list[list[int]], broker_id: int, first: int
 ) -> None:
     directory = tmp_path_factory.mktemp("ids")
     taken: list[int] = []
-    for count in lives:
+    for counts in lives:
         life = ProducerIds(directory, broker_id, lambda below: first)
-        taken += [life.take() for _ in range(count)]
+        for count in counts:
+            begin = life.take(count)
+            taken += range(begin, begin + count)
     assert len(set(taken)) == len(taken)
     assert all(0 <= producer_id < 2**63 and producer_id >> 32 == broker_id for producer_id in taken)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from appliance.wire.kafka import metadata
-from appliance.wire.kafka.apis import APIS, FIND_COORDINATOR, METADATA
+from appliance.wire.kafka.apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
 
-from .kafka_messages import decode_response
+from .kafka_messages import decode_response, request_frame
 
 TOPICS_MAX = 50
 names = st.from_regex(r"[a-zA-Z0-9_-]{1,30}", fullmatch=True)
@@ -104,3 +104,25 @@ def test_whoever_asks_for_a_transaction_is_answered_by_the_coordinator() -> None
         request = FindCoordinatorRequest(version=version, key_type=1, **fields)
         request.with_header(correlation_id=9, client_id="c")
         assert metadata.decode(frame_of(request), TOPICS_MAX) is None
+
+
+@given(st.integers(0, APIS[INIT_PRODUCER_ID].version_max), st.integers(-1, 2**63 - 1), st.integers(-1, 2**15 - 1))
+def test_a_request_for_a_producer_id_is_read_and_answered(version: int, producer_id: int, epoch: int) -> None:
+    """An id that the producer has had before, which it may send from version 3 on, changes nothing."""
+    values = {"transactional_id": None, "transaction_timeout_ms": 2**31 - 1}
+    values |= {"producer_id": producer_id, "producer_epoch": epoch}
+    frame = memoryview(request_frame(INIT_PRODUCER_ID, version, values, correlation_id=7))
+    asked = metadata.decode(frame, TOPICS_MAX)
+    assert asked == metadata.ProducerQuestion(version, 7)
+    reply = decode_response(INIT_PRODUCER_ID, version, metadata.encode_producer(asked, 2**62 + 5))
+    assert (reply.error_code, reply.producer_id, reply.producer_epoch) == (0, 2**62 + 5, 0)
+
+
+@given(st.integers(0, APIS[INIT_PRODUCER_ID].version_max), st.data())
+def test_a_transactional_id_and_half_a_request_are_left_to_the_coordinator(version: int, data: st.DataObject) -> None:
+    values = {"transactional_id": data.draw(st.text("ab", max_size=5)), "transaction_timeout_ms": 1}
+    values |= {"producer_id": -1, "producer_epoch": -1}
+    assert metadata.decode(memoryview(request_frame(INIT_PRODUCER_ID, version, values)), TOPICS_MAX) is None
+    whole = request_frame(INIT_PRODUCER_ID, version, {**values, "transactional_id": None})
+    size = data.draw(st.integers(0, len(whole) - 1))
+    assert metadata.decode(memoryview(whole[:size]), TOPICS_MAX) is None

@@ -7,6 +7,7 @@ The coordinator tells each worker what has changed, on the stream that also brin
     [0, ["topics", [[name, id, [[partition, [broker ...]] ...], {setting: value}] ...]]]     new, or changed
     [0, ["gone", [name ...]]]                   deleted
     [0, ["end"]]
+    [0, ["producer ids", first, count]]     for the worker to give to clients; the worker asks for them with [0]
 
 (Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
 
@@ -24,6 +25,7 @@ is replaced, twice per worker; the coordinator keeps references only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -38,6 +40,8 @@ from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 SNAPSHOT: Final = 0
 """In place of an answer's token."""
 TOPICS_PER_MESSAGE: Final = 500
+PRODUCER_IDS_LOW: Final = 128
+"""A worker that has fewer producer ids asks for more."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -94,12 +98,54 @@ def _row(topic: Topic) -> list[Any]:
     return [topic.name, topic.id, list(topic.partitions.items()), topic.settings]
 
 
+class ProducerIdStock:
+    """Producer ids that a worker may give to clients.
+
+    No id is given twice: the coordinator gives each to one worker once (``coordinator.producer_ids``), and here it is
+    taken once.  A killed worker's are lost.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: deque[range] = deque()
+        self._count = 0
+        self._asked = False
+
+    def add(self, first: int, count: int) -> None:
+        """Take a block that the coordinator has sent; an empty one when it has none to give."""
+        self._asked = False
+        if count:
+            self._blocks.append(range(first, first + count))
+            self._count += count
+
+    def take(self) -> int | None:
+        """An id; None when there is none left."""
+        if not self._blocks:
+            return None
+        block = self._blocks.popleft()
+        if len(block) > 1:
+            self._blocks.appendleft(block[1:])
+        self._count -= 1
+        return block[0]
+
+    def ask(self) -> bool:
+        """Whether the coordinator is to be asked for more now; then it is not asked again before it has answered."""
+        if self._asked or self._count >= PRODUCER_IDS_LOW:
+            return False
+        self._asked = True
+        return True
+
+    def new_coordinator(self) -> None:
+        """The one that was asked is gone."""
+        self._asked = False
+
+
 class Snapshot:
     """A worker's; implements :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
 
     def __init__(self) -> None:
         self.complete = False
         self.revision = 0
+        self.producer_ids = ProducerIdStock()
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
@@ -108,6 +154,9 @@ class Snapshot:
     def take(self, message: list[Any]) -> None:
         """One message of the coordinator."""
         match message:
+            case ["producer ids", first, count]:
+                self.producer_ids.add(first, count)
+                return
             case ["begin"]:
                 self._next = {}
             case ["facts", facts]:

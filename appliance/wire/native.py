@@ -21,7 +21,8 @@ trusted.
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
 after the last.  ``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; a non-negative ``offset`` asks about that offset
 instead.  ``records`` counts the records before ``offset`` since the log began: differences are lag in messages.
-Errors are the numbers of :mod:`appliance.errors`; 0 is none.  Metadata and admin are answered by the coordinator.
+Errors are the numbers of :mod:`appliance.errors`; 0 is none.  Metadata and admin are answered by the coordinator, or
+by a worker from what the coordinator has sent it.
 
 Bounds, checked while a header is decoded, so that nothing larger is ever built.  Correlation ids are u32.
 Partitions, times in ms and counts of bytes are 0 to 2^31 - 1, offsets and timestamps i64, a topic has at most

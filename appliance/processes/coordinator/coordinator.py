@@ -120,8 +120,8 @@ class Coordinator:
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
-        producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
-        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, producer_ids)
+        self._producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
+        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._producer_ids)
         self._groups = RegisteredGroups(
             registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.positions_max
         )
@@ -283,7 +283,8 @@ class Coordinator:
 
     async def _attach_worker(self, index: int, fd: int) -> None:
         """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
-        stream = WorkerStream(self._answer, self._publish, Limits.of(self._config).forwarded_bytes_max)
+        frame_bytes_max = Limits.of(self._config).forwarded_bytes_max
+        stream = WorkerStream(self._answer, self._publish, self._producer_ids.take_block, frame_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:

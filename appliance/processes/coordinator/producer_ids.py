@@ -5,8 +5,11 @@
 The file holds the generation in decimal text.  It is raised, and synced, before the first id of a generation
 is given out, so a killed coordinator's successor starts a new one and nothing has to be remembered.  A data
 directory without the file starts at a random generation: partitions on other brokers may remember the
-producers of the one that was lost.  Generations wrap after 2**22, that is after 4 thousand million producers
-of one broker.
+producers of the one that was lost.  Generations wrap after 2**22, that is after 4 thousand million ids of one
+broker.
+
+Ids are given to producers one by one, and to network workers in blocks, so that these can give them to producers
+while the coordinator hangs or is replaced.  What is left of a block when its worker ends is lost.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ FILE_NAME: Final = "producer-id"
 GENERATION_SHIFT: Final = 10
 GENERATIONS: Final = 1 << 32 - GENERATION_SHIFT
 COUNTERS: Final = 1 << GENERATION_SHIFT
+PRODUCER_IDS_PER_BLOCK: Final = 256
+"""More than producers start at one worker while a coordinator that hangs is found and replaced."""
 
 
 class ProducerIds:
@@ -34,18 +39,26 @@ class ProducerIds:
         self._generation = 0
         self._counter = COUNTERS
 
-    def take(self) -> int:
-        """The next id.
+    def take(self, count: int = 1) -> int:
+        """The first of ``count`` ids that follow each other, at most COUNTERS.
 
         Raises:
             DiskFull: no new generation can be stored: try again.
             StorageFault: the file cannot be read or stored.
         """
-        if self._counter == COUNTERS:
+        if self._counter + count > COUNTERS:
             self._begin()
         taken = self._broker_id << 32 | self._generation << GENERATION_SHIFT | self._counter
-        self._counter += 1
+        self._counter += count
         return taken
+
+    def take_block(self) -> tuple[int, int]:
+        """The first and the number of ids for a worker.
+
+        Raises:
+            DiskFull, StorageFault: as :meth:`take`.
+        """
+        return self.take(PRODUCER_IDS_PER_BLOCK), PRODUCER_IDS_PER_BLOCK
 
     def _begin(self) -> None:
         try:

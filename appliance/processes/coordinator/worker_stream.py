@@ -1,9 +1,9 @@
 """The stream between the coordinator and one network worker.
 
 The worker sends ``[token, protocol, listener, peer, frame]``.  The answer is ``[token, reply frame]`` or
-``[token, nil]`` (close that connection); ``[token]`` alone says that the connection is gone.  A worker that does not
-take its answers, or has REQUESTS_MAX unanswered, is not read any more.  Between the answers it gets what it answers
-Metadata from (``processes.snapshot``).
+``[token, nil]`` (close that connection); ``[token]`` alone says that the connection is gone, ``[0]`` asks for producer
+ids.  A worker that does not take its answers, or has REQUESTS_MAX unanswered, is not read any more.  Between the
+answers it gets what it answers Metadata and InitProducerId from (``processes.snapshot``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgpack
 
 from ...catalog import Topic
+from ...errors import ApplianceError
 from ..snapshot import SNAPSHOT, Facts, Publisher
 
 REQUESTS_MAX: Final = 8192
@@ -32,12 +33,26 @@ log = logging.getLogger(__name__)
 class WorkerStream(asyncio.Protocol):
     """The stream of one network worker: requests in, answers out, bounded both ways."""
 
-    def __init__(self, answer: Answer, publish: Callable[[WorkerStream], None], frame_bytes_max: int) -> None:
-        """``publish``: called before each answer, so that the worker's snapshot has what the answer is about."""
+    def __init__(
+        self,
+        answer: Answer,
+        publish: Callable[[WorkerStream], None],
+        take_producer_ids: Callable[[], tuple[int, int]],
+        frame_bytes_max: int,
+    ) -> None:
+        """Take the parts of the coordinator that serve a worker.
+
+        Args:
+            answer: answers one request.
+            publish: called before each answer, so that the worker's snapshot has what the answer is about.
+            take_producer_ids: the first and the number of a block of ids; it raises ApplianceError when there is none.
+            frame_bytes_max: of a request.
+        """
         self.published: tuple[Any, ...] = ()  # the state that the worker's snapshot is of
         self.congested = False
         self._answer = answer
         self._publish = publish
+        self._take_producer_ids = take_producer_ids
         self._publisher = Publisher()
         self._tasks: set[asyncio.Task[bytes | None]] = set()
         self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
@@ -84,10 +99,21 @@ class WorkerStream(asyncio.Protocol):
             except StopIteration:
                 break
             if len(message) == 1:
+                if message[0] == SNAPSHOT:
+                    self._send_producer_ids()
                 continue
             self._unanswered += 1
             self._serve(*message)
         self._throttle()
+
+    def _send_producer_ids(self) -> None:
+        """Send a block of ids, or an empty one: then requests for ids are forwarded, and their replies say why."""
+        try:
+            first, count = self._take_producer_ids()
+        except ApplianceError:
+            first, count = 0, 0
+        if self._transport is not None:
+            self._transport.write(msgpack.packb([SNAPSHOT, ["producer ids", first, count]]))
 
     @property
     def _full(self) -> bool:

@@ -113,6 +113,12 @@ class CoordinatorLink:
             self._enqueue(forwarded)
             self.flush()
 
+    def ask_for_producer_ids(self) -> None:
+        """The answer comes as a message of the snapshot."""
+        if self.sock is not None:
+            self._out += msgpack.packb([SNAPSHOT])
+            self.flush()
+
     def forget(self, connection: Connection) -> None:
         """The connection is closed: nobody wants its replies."""
         unwanted = [token for token, frame in self._frames.items() if frame.pending.connection is connection]
@@ -198,6 +204,8 @@ class Forwarding:
         given_up = self._link.connect(socket.socket(fileno=fd))
         self.fd, self._waits = fd, False
         self._epoll.register(fd, select.EPOLLIN)
+        self._answers.snapshot.producer_ids.new_coordinator()
+        self._ask_for_producer_ids()
         self._watch()
         for pending in given_up:
             if not pending.connection.closed:
@@ -223,7 +231,15 @@ class Forwarding:
             return None
         if self._link.sock is not None:
             self.on_event(0)
-        return self._answers.answer(question, connection.listener)
+        reply = self._answers.answer(question, connection.listener)
+        self._ask_for_producer_ids()
+        return reply
+
+    def _ask_for_producer_ids(self) -> None:
+        """Ask for more while some are left."""
+        if self._link.sock is not None and self._answers.snapshot.producer_ids.ask():
+            self._link.ask_for_producer_ids()
+            self._watch()
 
     def on_event(self, event: int) -> None:
         """Take replies; with EPOLLOUT send what was left over first."""

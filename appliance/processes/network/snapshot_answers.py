@@ -1,12 +1,15 @@
 """What a network worker answers from its snapshot of brokers and topics (:mod:`appliance.processes.snapshot`).
 
-Metadata of both listeners, and FindCoordinator where this broker is the only one.  So neither a producer nor a consumer
-that has its partitions assigned needs the coordinator, which may hang or be replaced meanwhile.  Everything else is
-None, and goes to the coordinator: topics that are to be made, groups of several brokers, whatever is malformed, and all
-before the first snapshot has come.
+Metadata and requests for a producer id of both listeners, and FindCoordinator where this broker is the only one.  So
+neither a producer, idempotent or not, nor a consumer that has its partitions assigned needs the coordinator, which may
+hang or be replaced meanwhile.  Everything else is None, and goes to the coordinator: topics that are to be made,
+transactional ids, groups of several brokers, whatever is malformed, and all before the first snapshot has come or when
+the worker has run out of producer ids.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from ...broker.metadata_answers import MetadataAnswers
 from ...errors import ProtocolFault
@@ -15,7 +18,10 @@ from ...wire import native
 from ...wire.kafka import metadata as kafka
 from ..snapshot import Snapshot
 
-Question = native.MetadataRequest | kafka.MetadataQuestion | kafka.CoordinatorQuestion
+Question = native.MetadataRequest | native.AdminRequest | kafka.Question
+INIT_PRODUCER: Final = "init_producer"
+NO_ARGUMENTS: Final = b"\x80"
+"""An empty map of msgpack."""
 
 
 class SnapshotAnswers:
@@ -36,7 +42,11 @@ class SnapshotAnswers:
             request = native.decode_forwarded(frame)
         except ProtocolFault:
             return None
-        return request if isinstance(request, native.MetadataRequest) else None
+        if isinstance(request, native.MetadataRequest) or (
+            request.verb == INIT_PRODUCER and bytes(request.arguments) == NO_ARGUMENTS
+        ):
+            return request
+        return None
 
     def answer(self, question: Question, listener: str) -> bytes | None:
         """The reply frame; None: the coordinator has to answer."""
@@ -44,6 +54,14 @@ class SnapshotAnswers:
             case native.MetadataRequest():
                 reply = self._answers.native(question.topics, listener)
                 return native.encode_frame([question.correlation, 0, reply])
+            case native.AdminRequest():
+                producer_id = self.snapshot.producer_ids.take()
+                if producer_id is None:
+                    return None
+                return native.encode_frame([question.correlation, 0, "", {"producer_id": producer_id, "epoch": 0}])
+            case kafka.ProducerQuestion():
+                producer_id = self.snapshot.producer_ids.take()
+                return kafka.encode_producer(question, producer_id) if producer_id is not None else None
             case kafka.MetadataQuestion():
                 return self._metadata(question, listener)
             case kafka.CoordinatorQuestion():

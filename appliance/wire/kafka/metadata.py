@@ -1,4 +1,4 @@
-"""Decodes the requests that a network worker answers from its snapshot: Metadata and FindCoordinator.
+"""Decodes the requests that a network worker answers itself: Metadata, FindCoordinator and InitProducerId.
 
 Metadata (API 3), versions 0 to 12 (``n+`` from version n on; from 9 on compact lengths, and tagged fields T)::
 
@@ -12,6 +12,11 @@ FindCoordinator (API 10), versions 0 to 4 (from 3 on compact, and T)::
                up to 3: i16 error   nullable string message (1+)   i32 broker   string host   i32 port   T
                4+: [string key   i32 broker   string host   i32 port   i16 error   nullable string message   T]   T
 
+InitProducerId (API 22), versions 0 to 4 (from 2 on compact, and T)::
+
+    request    nullable string transactional id   i32 timeout ms   [i64 producer id   i16 epoch] (3+)   T
+    reply      i32 throttle ms = 0   i16 error   i64 producer id   i16 epoch   T
+
 Only what can be answered here is decoded: whatever is unusual is None and goes to the coordinator, which answers it.
 """
 
@@ -23,7 +28,7 @@ from uuid import UUID
 
 from ...errors import ProtocolFault
 from ...names import GROUP_CHARACTERS_MAX
-from .apis import APIS, FIND_COORDINATOR, METADATA
+from .apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
 from .primitives import I16, I32, SIZE, read_count, read_varint, skip_tags, varint
 
 GROUP_KEY: Final = 0
@@ -31,6 +36,10 @@ KEYS_MAX: Final = 100
 _HEADER = struct.Struct(">hhih")
 _PLACE_BYTES_MIN: Final = 2
 _ID_BYTES: Final = 16
+_TIMEOUT_BYTES: Final = 4
+_PRODUCER_BYTES: Final = 10
+_PRODUCER = struct.Struct(">ihqh")
+"""Of a reply to InitProducerId: throttle, error, id, epoch."""
 
 
 class MetadataQuestion(NamedTuple):
@@ -50,11 +59,21 @@ class CoordinatorQuestion(NamedTuple):
     groups: list[str]
 
 
-def decode(frame: memoryview, topics_max: int) -> MetadataQuestion | CoordinatorQuestion | None:
-    """One of the two questions, None when it is another, or one that is not answered here."""
+class ProducerQuestion(NamedTuple):
+    """A producer without transactional id asks for a producer id."""
+
+    version: int
+    correlation_id: int
+
+
+Question = MetadataQuestion | CoordinatorQuestion | ProducerQuestion
+
+
+def decode(frame: memoryview, topics_max: int) -> Question | None:
+    """One of these questions, None when it is another, or one that is not answered here."""
     try:
         key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
-        if key not in (METADATA, FIND_COORDINATOR):
+        if key not in (METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID):
             return None
         api = APIS[key]
         if not api.version_min <= version <= api.version_max:
@@ -65,7 +84,9 @@ def decode(frame: memoryview, topics_max: int) -> MetadataQuestion | Coordinator
             position = skip_tags(frame, position)
         if key == METADATA:
             return _metadata(frame, position, version, correlation_id, flexible, topics_max)
-        return _find_coordinator(frame, position, version, correlation_id, flexible)
+        if key == FIND_COORDINATOR:
+            return _find_coordinator(frame, position, version, correlation_id, flexible)
+        return _init_producer(frame, position, version, correlation_id, flexible)
     except (struct.error, IndexError, UnicodeDecodeError, ProtocolFault):
         return None
 
@@ -124,6 +145,25 @@ def _find_coordinator(
     _end(frame, position, flexible)
     known = key_type == GROUP_KEY and all(0 < len(group) <= GROUP_CHARACTERS_MAX for group in groups)
     return CoordinatorQuestion(version, correlation_id, groups) if known else None
+
+
+def _init_producer(
+    frame: memoryview, position: int, version: int, correlation_id: int, flexible: bool
+) -> ProducerQuestion | None:
+    is_null = frame[position] == 0 if flexible else I16.unpack_from(frame, position)[0] == -1
+    if not is_null:
+        return None
+    fields_bytes = _TIMEOUT_BYTES + (_PRODUCER_BYTES if version >= 3 else 0)
+    _end(frame, position + (1 if flexible else 2) + fields_bytes, flexible)
+    return ProducerQuestion(version, correlation_id)
+
+
+def encode_producer(question: ProducerQuestion, producer_id: int) -> bytes:
+    """The reply frame, size included: an id that no producer has had."""
+    flexible = question.version >= APIS[INIT_PRODUCER_ID].flexible_from
+    tags = b"\0" if flexible else b""
+    reply = I32.pack(question.correlation_id) + tags + _PRODUCER.pack(0, 0, producer_id, 0) + tags
+    return SIZE.pack(len(reply)) + reply
 
 
 def encode_coordinator(question: CoordinatorQuestion, broker: int, host: str, port: int) -> bytes:
