@@ -16,7 +16,7 @@ from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.paths import Subscription, TopicInfo
 from appliance.zookeeper.rebalance import Claim, GroupMember
 from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
-from appliance.zookeeper.session import Session, State
+from appliance.zookeeper.session import Session, SessionState
 
 from .zookeeper_fixture import (
     Sessions,
@@ -160,10 +160,10 @@ def test_a_lost_session_stops_the_streams_and_gets_them_back(group: Group) -> No
     part = TopicPartition("logs", 0)
     assert first.commit({part: 7}) == []
     before = first.session.session_id
-    states: list[State] = []
+    states: list[SessionState] = []
     first.session.on_state(states.append)
     end_on_server(first.session)
-    group.until(lambda: State.LOST in states, "lost")
+    group.until(lambda: SessionState.LOST in states, "lost")
     assert not reader.positions
     group.until(lambda: group.settled({"logs": 4}), "back")
     assert first.session.session_id != before and reader.positions[part] == 7
@@ -216,7 +216,7 @@ def test_streams_go_on_while_zookeeper_changes_its_leader(tmp_path: Path) -> Non
         for i in range(3):
             own.start_node(i)
         wait_serving(own)
-        group.until(lambda: all(member.session.state is State.CONNECTED for member, _ in members), "back")
+        group.until(lambda: all(member.session.state is SessionState.CONNECTED for member, _ in members), "back")
         group.until(lambda: group.settled({"logs": 4}), "settled again")
         assert group.control.call(OffsetRegistry().read(GROUP), timeout_ms=20_000)[part].offset == 3
         group.close()

@@ -31,7 +31,7 @@ from appliance.zookeeper.operations import (
 )
 from appliance.zookeeper.paths import CommittedOffset
 from appliance.zookeeper.registry import OffsetRegistry
-from appliance.zookeeper.session import Session, State
+from appliance.zookeeper.session import Session, SessionState
 
 from .zookeeper_fixture import Sessions, end_on_server, fresh_connect, now_ms, sessions, wait_serving
 
@@ -98,7 +98,7 @@ def test_what_zookeeper_cannot_take_is_one_operations_error(opened: Sessions) ->
     opened.until(lambda: len(answers) == len(good) == len(HOSTILE), "all are answered")
     assert all(isinstance(answer, InvalidRequest) for answer in answers)
     assert all(isinstance(answer, list) for answer in good)
-    assert not session._tasks and session.session_id == before and session.state is State.CONNECTED
+    assert not session._tasks and session.session_id == before and session.state is SessionState.CONNECTED
 
 
 def test_a_bug_in_one_operation_is_raised_and_ends_that_one_alone(opened: Sessions) -> None:
@@ -166,13 +166,13 @@ def test_without_zookeeper_every_wait_ends() -> None:
         opened.until(lambda: len(answers) == 3, "all have ended", ms_max=2_000)
         assert all(isinstance(answer, ZooKeeperAway) for answer in answers)
         assert now_ms() - started < 2_000
-        assert not session._client._queue, "nothing may pile up inside kazoo"
+        assert not session._kazoo._client._queue, "nothing may pile up inside kazoo"
         session.submit(asked(get("/a")), answers.append, timeout_ms=50).cancel()
         session.watch_value("/a", answers.append).cancel()
         session.poll()
-        assert not session._tasks and not session._held_back and session.wait_ms() == 60_000
+        assert not session._tasks and not session._tasks._held_back and session.wait_ms() == 60_000
         assert len(answers) == 3
-        assert session.state is State.CONNECTING and session.lease_left_ms == 0
+        assert session.state is SessionState.CONNECTING and session.lease_left_ms == 0
 
 
 def test_a_session_is_bound_to_its_operation_on_request(opened: Sessions) -> None:
@@ -199,7 +199,7 @@ def test_a_cancelled_operation_is_not_told(opened: Sessions) -> None:
 
 def test_after_a_lost_session_ephemeral_nodes_and_watches_are_back(opened: Sessions) -> None:
     session, other = opened.open(), opened.open()
-    states: list[State] = []
+    states: list[SessionState] = []
     session.on_state(states.append)
     session.keep("/ids/1", b"me")
     seen: list[Any] = []
@@ -209,8 +209,8 @@ def test_after_a_lost_session_ephemeral_nodes_and_watches_are_back(opened: Sessi
     end_on_server(session)
     other.call(asked(create("/value", b"1")))
     opened.until(lambda: session.session_id != before and session.holds("/ids/1"), "registered again")
-    opened.until(lambda: State.CONNECTED in states, "connected")
-    assert State.LOST in states and states.index(State.LOST) < states.index(State.CONNECTED)
+    opened.until(lambda: SessionState.CONNECTED in states, "connected")
+    assert SessionState.LOST in states and states.index(SessionState.LOST) < states.index(SessionState.CONNECTED)
     (node,) = other.call(asked(get("/ids/1")))
     assert node.owner == session.session_id and node.value == b"me"
     opened.until(lambda: seen == [None, b"1"], "told what changed in between")
@@ -225,7 +225,7 @@ def test_a_kept_node_changes_and_waits_for_a_stranger(opened: Sessions) -> None:
     first.keep("/ids/1", b"b")
     opened.until(lambda: reader.call(asked(get("/ids/1")))[0].value == b"b", "changed")
     second.keep("/ids/1", b"c")
-    opened.until(lambda: second._kept["/ids/1"].complained, "refused")
+    opened.until(lambda: second._kept._kept["/ids/1"].complained, "refused")
     first.unkeep("/ids/1")
     first.call(asked(delete("/ids/1")))
     opened.until(lambda: second.holds("/ids/1"), "the stranger is gone")
@@ -276,14 +276,14 @@ def test_what_changed_and_changed_back_is_told(opened: Sessions) -> None:
 def test_the_lease_runs_out_before_zookeeper_can_expire_the_session(standalone: Ensemble, opened: Sessions) -> None:
     """Goal: LOST is told in time although kazoo still believes in its connection.  Method: freeze ZooKeeper."""
     session = opened.open(timeout_ms=1_500)
-    states: list[State] = []
+    states: list[SessionState] = []
     session.on_state(states.append)
     with Frozen(standalone):
-        took_ms = opened.until(lambda: State.LOST in states, "the lease is over")
+        took_ms = opened.until(lambda: SessionState.LOST in states, "the lease is over")
         assert took_ms < 1_700 and session.lease_left_ms == 0
         with pytest.raises(ZooKeeperAway):
             session.call(asked(get("/a")), timeout_ms=100)
-    opened.until(lambda: session.state is State.CONNECTED, "back")
+    opened.until(lambda: session.state is SessionState.CONNECTED, "back")
 
 
 def test_a_slow_owner_finds_its_lease_over(opened: Sessions) -> None:
@@ -292,15 +292,15 @@ def test_a_slow_owner_finds_its_lease_over(opened: Sessions) -> None:
     session = Session(opened.connect, 6_000, clock_ms=lambda: clock[0])
     session.start()
     opened.opened.append(session)
-    opened.until(lambda: session.state is State.CONNECTED, "connected")
+    opened.until(lambda: session.state is SessionState.CONNECTED, "connected")
     assert 0 < session.lease_left_ms <= 6_000
     clock[0] += 6_001
     assert session.lease_left_ms == 0
-    states: list[State] = []
+    states: list[SessionState] = []
     session.on_state(states.append)
     session.poll()
-    assert states[:1] == [State.LOST]
-    opened.until(lambda: states[-1] is State.CONNECTED, "and back, as ZooKeeper kept the session")
+    assert states[:1] == [SessionState.LOST]
+    opened.until(lambda: states[-1] is SessionState.CONNECTED, "and back, as ZooKeeper kept the session")
 
 
 def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: Ensemble, opened: Sessions) -> None:
@@ -310,7 +310,7 @@ def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: 
     before = session.session_id
     standalone.processes[0].kill()
     standalone.processes[0].wait()
-    opened.until(lambda: session.state is State.SUSPENDED, "the connection is gone")
+    opened.until(lambda: session.state is SessionState.SUSPENDED, "the connection is gone")
     answers: list[Any] = []
     session.submit(asked(get("/ids/1")), answers.append, timeout_ms=20_000)
     standalone.start_node(0)
@@ -335,7 +335,7 @@ def test_an_ensemble_that_moved_is_followed(standalone: Ensemble) -> None:
     with sessions("127.0.0.1:1") as opened:
         session = opened.open(connected=False)
         session.set_connect(standalone.connect)
-        opened.until(lambda: session.state is State.CONNECTED, "connected at the new address")
+        opened.until(lambda: session.state is SessionState.CONNECTED, "connected at the new address")
 
 
 def test_a_session_that_never_connected_closes_within_its_time() -> None:
@@ -353,11 +353,11 @@ def test_a_client_whose_thread_ends_by_itself_is_replaced(opened: Sessions) -> N
     session.keep("/kept", b"ours")
     opened.until(lambda: session.holds("/kept"), "the kept node")
     first = session.session_id
-    client = session._client
+    client = session._kazoo._client
     answers: list[Any] = []
     client._pending.appendleft((None, client.handler.async_result(), 999_999))
     session.submit(asked(get("/kept")), answers.append)
     opened.until(lambda: answers, "an answer")
-    opened.until(lambda: session.session_id != first and session.state is State.CONNECTED, "another session")
+    opened.until(lambda: session.session_id != first and session.state is SessionState.CONNECTED, "another session")
     opened.until(lambda: session.holds("/kept"), "the kept node again")
     assert session.call(asked(get("/kept")))[0][0] == b"ours"

@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from appliance.config import ZooKeeper
 from appliance.zookeeper.ensemble import Ensemble, probe
 from appliance.zookeeper.operations import Failed, Node, Operation, Refused, Request
-from appliance.zookeeper.session import Session, State
+from appliance.zookeeper.session import Session, SessionState
 
 WAIT_MS_MAX = 30_000
 _chroots = itertools.count(1)
@@ -96,7 +96,7 @@ class Sessions:
         session.start()
         self.opened.append(session)
         if connected:
-            self.until(lambda: session.state is State.CONNECTED, "the session is connected")
+            self.until(lambda: session.state is SessionState.CONNECTED, "the session is connected")
         return session
 
     def poll(self) -> None:
@@ -122,7 +122,7 @@ def sessions(connect: str) -> Iterator[Sessions]:
 
 def end_on_server(session: Session) -> None:
     """Close a session behind its owner's back: ZooKeeper lets anybody do that who knows its password."""
-    twin = KazooClient(hosts=session._connect, client_id=session._client.client_id)
+    twin = KazooClient(hosts=session._kazoo.connect, client_id=session._kazoo._client.client_id)
     twin.start()
     twin.stop()
     twin.close()

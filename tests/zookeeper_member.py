@@ -9,9 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from appliance.names import TopicPartition
+from appliance.zookeeper.lease import boot_clock_ms
 from appliance.zookeeper.paths import Subscription
 from appliance.zookeeper.rebalance import Claim, GroupMember
-from appliance.zookeeper.session import Session, boot_clock_ms
+from appliance.zookeeper.session import Session
 
 
 class Printing:

@@ -37,7 +37,8 @@ from .assignment import Stream, group_assignment
 from .operations import Node, Operation, ask, get
 from .paths import CommittedOffset, Subscription
 from .registry import BrokerRegistry, CancellableWatch, GroupRegistry, OffsetRegistry, StoredOffset, WatchSet
-from .session import Session, State, Task
+from .session import Session, SessionState
+from .tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -361,18 +362,18 @@ class GroupMember:
         if self.subscription.streams_of(name):
             self.rebalancer.trigger()
 
-    def _state_changed(self, state: State) -> None:
-        if state is State.LOST:
+    def _state_changed(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
             if self._attempt is not None:
                 self._attempt.cancel()
                 self._attempt = None
             self.rebalancer.lost()
-        elif state is State.CONNECTED:
+        elif state is SessionState.CONNECTED:
             self.rebalancer.trigger()
 
     def _may_begin(self) -> bool:
         registered = self.session.holds(paths.consumer(self.group, self.consumer))
-        return registered and self.session.state is State.CONNECTED
+        return registered and self.session.state is SessionState.CONNECTED
 
     def _begin_if_due(self) -> None:
         if self.rebalancer.due_ms(self._clock_ms()) != 0 or not self._may_begin():

@@ -35,7 +35,7 @@ from ...kafka_apis.handlers import KafkaApis
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
-from ...zookeeper.session import State
+from ...zookeeper.session import SessionState
 from ..child import give_back_memory
 from ..control import Channel
 from .expiry import Expiry
@@ -240,7 +240,7 @@ class Coordinator:
 
     def _on_zookeeper_state(self, connect: str, state: str) -> None:
         """Report to the supervisor, which waits with READY: connected only when we know which cluster this is."""
-        if state != State.CONNECTED.value or self._broker.cluster_id:
+        if state != SessionState.CONNECTED.value or self._broker.cluster_id:
             self._send(["zookeeper", {"connect": connect, "state": state}])
         self._publish_soon()
 

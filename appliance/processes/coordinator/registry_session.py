@@ -22,7 +22,7 @@ from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
 from ...zookeeper.operations import Operation
 from ...zookeeper.paths import BrokerInfo, TopicInfo
 from ...zookeeper.registry import BrokerRegistry, GroupRegistry
-from ...zookeeper.session import Session, State
+from ...zookeeper.session import Session, SessionState
 
 QUESTION_MS_MAX: Final = 5_000
 REGISTER_DELAY_S: Final = 0.05
@@ -77,7 +77,7 @@ class RegistrySession:
     def state(self) -> str:
         if not self.enabled:
             return "off"
-        return State.CONNECTING.value if self._session is None else self._session.state.value
+        return SessionState.CONNECTING.value if self._session is None else self._session.state.value
 
     @property
     def session_id(self) -> int:
@@ -189,9 +189,9 @@ class RegistrySession:
                 self._timer.cancel()
             self._timer = self._loop.call_later(max(1, self._session.wait_ms()) / 1000, self._poll)
 
-    def _state_changed(self, state: State) -> None:
+    def _state_changed(self, state: SessionState) -> None:
         self._on_state(self.connect_string, state.value)
-        if state is State.CONNECTED:
+        if state is SessionState.CONNECTED:
             self._on_connected()
 
     def _broker_changed(self, broker_id: int, info: BrokerInfo | None) -> None:

@@ -18,7 +18,7 @@ from uuid import uuid4
 from ...errors import ApplianceError, TopicExists, Unavailable, ZooKeeperAway
 from ...zookeeper import cluster_identity
 from ...zookeeper.paths import TopicInfo
-from ...zookeeper.session import State
+from ...zookeeper.session import SessionState
 from .partitions import Partitions
 from .registry_session import RegistrySession
 from .topic_steps import TopicSteps, info_of, topic_of
@@ -73,7 +73,7 @@ class TopicSync:
         for topic in list(self._catalog.topics.values()):
             if any(key not in self._partitions for key in self._steps.hosted(topic)):
                 await self._attempt(topic.name, lambda name=topic.name: self._open_known(name))  # type: ignore[misc]
-        if self._stale and self._registry.state == State.CONNECTED.value:
+        if self._stale and self._registry.state == SessionState.CONNECTED.value:
             await self.synchronise()
 
     async def _attempt(self, name: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,0 +1,211 @@
+"""The border to kazoo: its client, the requests that it sends, the replies and states that it brings.
+
+Nothing is handed to kazoo while it is not connected, because it would keep that in a queue without bounds.
+
+kazoo tells that a session is lost only after it has reconnected, and its thread may end by itself; :class:`KazooLink`
+starts another client then.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from kazoo import exceptions as refusals
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+
+from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
+from .operations import Failed, Node, Refused, Request
+
+log = logging.getLogger(__name__)
+
+RENEW_MS: Final = 2_000
+"""How long kazoo's thread must have ended before another client is started: it was not about to start."""
+
+_REFUSED = {
+    refusals.NoNodeError: Refused.NO_NODE,
+    refusals.NodeExistsError: Refused.NODE_EXISTS,
+    refusals.BadVersionError: Refused.BAD_VERSION,
+    refusals.NotEmptyError: Refused.NOT_EMPTY,
+}
+_REPEAT = (refusals.ConnectionLoss, refusals.OperationTimeoutError)
+
+
+class KazooLink:
+    """One kazoo client at a time.
+
+    ``changed(state, session id)`` is called in kazoo's thread with each of its states: CONNECTED, SUSPENDED, LOST.
+    """
+
+    def __init__(self, connect: str, timeout_ms: int, name: str, changed: Callable[[str, int], None]) -> None:
+        self.connect = connect
+        self.live = threading.Event()
+        """Set while kazoo is connected."""
+        self.live_id = 0
+        """The session that kazoo is or was connected with last."""
+        self._timeout_ms = timeout_ms
+        self._name = name
+        self._changed = changed
+        self._client: Any = None
+        self._ended_ms = 0  # since when kazoo's thread is gone
+
+    @property
+    def started(self) -> bool:
+        return self._client is not None
+
+    def start(self) -> None:
+        """Begin to connect, and go on trying for ever.  Returns at once."""
+        kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+        kazoo_log.setLevel(logging.ERROR)  # one line per attempt to connect would fill a disk; we log the states
+        retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
+        self._client = KazooClient(
+            hosts=self.connect,
+            timeout=self._timeout_ms / 1000,
+            connection_retry=retry,
+            logger=kazoo_log,
+        )
+        self._client.add_listener(self._state_changed)
+        self._client.start_async()
+
+    def set_connect(self, connect: str) -> None:
+        """Other addresses, from the next attempt to connect on."""
+        self.connect = connect
+        if self._client is not None:
+            self._client.set_hosts(connect)
+
+    def stop(self, timeout_ms: int) -> None:
+        """End kazoo's session and threads; give up waiting for that after ``timeout_ms``."""
+        if self._client is not None:
+            # kazoo's stop() joins its threads, which takes long while an attempt to connect hangs: not in our thread.
+            stopper = threading.Thread(target=_stop_kazoo, args=[self._client], daemon=True)
+            stopper.start()
+            stopper.join(timeout_ms / 1000)
+            self._client = None
+
+    def renew_due_ms(self, now_ms: int) -> int | None:
+        """When :meth:`renew_if_ended` has something to do; None while kazoo's thread runs."""
+        if self._client is None or self._client.client_state != KeeperState.CLOSED:
+            return None
+        return (self._ended_ms or now_ms) + RENEW_MS
+
+    def renew_if_ended(self, now_ms: int) -> None:
+        """Start another client where kazoo's thread has ended by itself.
+
+        That happens after an error of its own ("xids do not match" after a lost quorum is one), or a refused
+        authentication, and the session ends with it.
+        """
+        if self._client is None or self._client.client_state != KeeperState.CLOSED:
+            self._ended_ms = 0
+        elif not self._ended_ms:
+            self._ended_ms = now_ms
+        elif now_ms - self._ended_ms >= RENEW_MS:
+            log.warning("ZooKeeper session %s: its client has ended; starting another", self._name)
+            self._ended_ms = 0
+            threading.Thread(target=_stop_kazoo, args=[self._client], daemon=True).start()
+            self.start()
+
+    def _state_changed(self, kazoo_state: str) -> None:  # in kazoo's thread
+        if kazoo_state == "CONNECTED":
+            self.live_id = int(self._client.client_id[0])
+            self.live.set()
+            self._changed(kazoo_state, self.live_id)
+        else:
+            self.live.clear()
+            self._changed(kazoo_state, 0)
+
+    def issue(self, request: Request) -> Any:
+        """Hand one request to kazoo; returns an IAsyncResult, which :func:`reply_of` reads."""
+        client, path = self._client, request.path
+        if request.verb == "get":
+            return client.get_async(path, watch=request.watch)
+        if request.verb == "exists":
+            return client.exists_async(path, watch=request.watch)
+        if request.verb == "children":
+            return client.get_children_async(path, watch=request.watch)
+        if request.verb == "create":
+            return client.create_async(path, request.value, ephemeral=request.ephemeral)
+        if request.verb == "set":
+            return client.set_async(path, request.value, version=request.version)
+        if request.verb == "sync":
+            return client.sync_async(path)
+        if request.verb == "multi":
+            return _transaction(client, request.parts).commit_async()
+        assert request.verb == "delete", request.verb
+        return client.delete_async(path, version=request.version)
+
+
+def _stop_kazoo(client: Any) -> None:
+    try:
+        client.stop()
+        client.close()
+    except (refusals.KazooException, OSError) as error:
+        log.debug("closing the ZooKeeper session: %s", error)
+
+
+def _transaction(client: Any, parts: Iterable[Request]) -> Any:
+    transaction = client.transaction()
+    for part in parts:
+        if part.verb == "create":
+            transaction.create(part.path, part.value, ephemeral=part.ephemeral)
+        elif part.verb == "set":
+            transaction.set_data(part.path, part.value, part.version)
+        elif part.verb == "check":
+            transaction.check(part.path, part.version)
+        else:
+            assert part.verb == "delete", part.verb
+            transaction.delete(part.path, part.version)
+    return transaction
+
+
+def reply_of(verb: str, result: Any) -> Any:
+    """What kazoo's result means to an operation; None when the request must be sent again.
+
+    Raises:
+        ZooKeeperAway: no answer (yet), or the session is over.
+        ConfigFault: ZooKeeper refuses us; a person must change its permissions.
+    """
+    try:
+        value = result.get(block=False)
+    except tuple(_REFUSED) as refusal:
+        return _REFUSED[type(refusal)]
+    except _REPEAT:
+        return None
+    except KazooTimeoutError:
+        raise ZooKeeperAway("ZooKeeper did not answer in time; try again") from None
+    except refusals.BadArgumentsError as refusal:
+        raise InvalidRequest(f"ZooKeeper does not take this: {refusal!r}") from None
+    except (refusals.NoAuthError, refusals.AuthFailedError) as refusal:
+        raise ConfigFault(f"ZooKeeper refuses access ({refusal!r}); correct its ACLs") from None
+    except (refusals.KazooException, RuntimeError, OSError) as error:  # also what ends kazoo's own thread
+        raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {error!r}") from None
+    if verb == "get":
+        return _node(value[0], value[1])
+    if verb == "exists":
+        return Refused.NO_NODE if value is None else _node(b"", value)
+    if verb == "children":
+        return value
+    if verb == "multi":
+        return _reply_of_multi(value)
+    return value.version if verb == "set" else 0
+
+
+def _node(value: bytes, stat: Any) -> Node:
+    return Node(value, stat.version, stat.ephemeralOwner, stat.mtime, stat.dataLength)
+
+
+def _reply_of_multi(results: list[Any]) -> list[Any] | Failed:
+    """``results``: of each part a path, a stat or True; or an error each, of which one is the reason."""
+    for index, result in enumerate(results):
+        if type(result) in _REFUSED:
+            return Failed(index, _REFUSED[type(result)])
+        if isinstance(result, (refusals.NoAuthError, refusals.AuthFailedError)):
+            raise ConfigFault(f"ZooKeeper refuses access ({result!r}); correct its ACLs")
+    failed = [result for result in results if isinstance(result, Exception)]
+    if failed:
+        raise ZooKeeperAway(f"ZooKeeper cannot serve this now: {failed[0]!r}")
+    return [getattr(result, "version", 0) for result in results]
