@@ -20,9 +20,10 @@ from appliance.processes.coordinator.topic_steps import TopicSteps
 from appliance.processes.coordinator.topic_sync import TopicSync
 from appliance.processes.coordinator.topics import Topics
 from appliance.shared.table import ONLINE, ROWS, SegmentTable
+from appliance.zookeeper.broker_registry import BrokerRegistry
+from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation
 from appliance.zookeeper.paths import BrokerInfo
-from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry
 
 from .zookeeper_fixture import Tree
 

@@ -18,9 +18,9 @@ from appliance.processes.coordinator.committed_offsets import CommittedOffsets
 from appliance.processes.coordinator.offset_count import UNIT_BYTES
 from appliance.zookeeper import claims
 from appliance.zookeeper.claims import Claimant, GroupInfo
+from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, ask, create, delete
 from appliance.zookeeper.paths import CommittedOffset, group, offset
-from appliance.zookeeper.registry import GroupRegistry
 
 from .zookeeper_fixture import Tree
 

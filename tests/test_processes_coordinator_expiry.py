@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from appliance.processes.coordinator.expiry import CHECK_MS, Expiry
+from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, ask, create
 from appliance.zookeeper.paths import CommittedOffset, Subscription, group, offset
-from appliance.zookeeper.registry import GroupRegistry
 
 from .test_processes_coordinator_committed_offsets import OTHER, PART, Broker
 from .zookeeper_fixture import Tree

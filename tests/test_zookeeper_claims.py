@@ -14,9 +14,9 @@ from appliance.errors import ApplianceError, InvalidRequest, NotCoordinator, Unk
 from appliance.names import TopicPartition
 from appliance.zookeeper import claims, paths
 from appliance.zookeeper.claims import Claimant, GroupInfo, Held
+from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, Request, ask, create, delete
 from appliance.zookeeper.paths import CommittedOffset, Subscription
-from appliance.zookeeper.registry import GroupRegistry
 
 from .zookeeper_fixture import Tree
 

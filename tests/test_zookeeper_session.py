@@ -12,6 +12,7 @@ import pytest
 from appliance.errors import InvalidRequest, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.zookeeper.ensemble import Ensemble
+from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.operations import (
     REQUEST_BYTES_MAX,
     Failed,
@@ -30,7 +31,6 @@ from appliance.zookeeper.operations import (
     sync,
 )
 from appliance.zookeeper.paths import CommittedOffset
-from appliance.zookeeper.registry import OffsetRegistry
 from appliance.zookeeper.session import Session, SessionState
 
 from .zookeeper_fixture import Sessions, end_on_server, fresh_connect, now_ms, sessions, wait_serving

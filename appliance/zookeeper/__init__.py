@@ -1,7 +1,13 @@
 """ZooKeeper: where brokers, topics, group members, owners and offsets are registered.
 
-Reading order: ``paths`` (names and values), ``assignment`` (pure), ``registry`` (session and registries over
-kazoo), ``rebalance`` (the paper's loop), ``ensemble`` (the local nodes; used by the supervisor, without
-kazoo). This package imports nothing by itself, so that the supervisor can take ``ensemble`` without loading
-kazoo.
+Reading order:
+
+1. ``paths`` (names and values), ``patterns`` and ``assignment`` (pure), ``operations`` (requests as values);
+2. the registries as operations: ``broker_registry``, ``group_registry``, ``offset_registry``, ``claims`` (who
+   coordinates a group), ``cluster_identity``, ``deletion``;
+3. who carries operations out: ``kazoo_link``, ``lease``, ``tasks``, ``watches``, ``kept_nodes``, ``session``;
+4. ``rebalance`` (the paper's loop);
+5. the local nodes, which the supervisor runs without kazoo: ``java``, ``node_files``, ``ports``, ``ensemble``.
+
+This package imports nothing by itself, so that the supervisor can take ``ensemble`` without loading kazoo.
 """

@@ -25,6 +25,8 @@ import msgspec
 from ..errors import BadValue, InvalidRequest, NotCoordinator, UnknownGroup, ZooKeeperAway
 from ..names import TopicPartition, is_topic
 from . import paths
+from .group_registry import GroupRegistry
+from .offset_registry import StoredOffset, read_offsets
 from .operations import (
     ATTEMPTS_MAX,
     REQUEST_BYTES_MAX,
@@ -46,7 +48,6 @@ from .operations import (
     sync,
 )
 from .paths import CommittedOffset
-from .registry import GroupRegistry, StoredOffset, read_offsets
 
 CLAIM: Final = "claim-"
 PARTS_MAX: Final = 400
@@ -188,7 +189,7 @@ def write(
             (reply,) = yield [multi([check(held.path, -1), *_requests(group, held, some)])]
             if not isinstance(reply, Failed):
                 break
-            if reply.place == 0:
+            if reply.part_index == 0:
                 raise _lost(group)
             yield from _look_again(group, held, some)
         else:
@@ -247,7 +248,7 @@ def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operat
     gone = 0
     for part, node in sorted(old.items()):
         (reply,) = yield [multi([check(held.path, -1), delete(paths.offset(group, part), node.version)])]
-        if isinstance(reply, Failed) and reply.place == 0:
+        if isinstance(reply, Failed) and reply.part_index == 0:
             raise _lost(group)
         if not isinstance(reply, Failed):
             held.positions.pop(part, None)

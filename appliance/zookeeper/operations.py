@@ -1,8 +1,8 @@
-"""Work on ZooKeeper as values: requests, replies and *operations*, with no idea who carries them out.
+"""Work on ZooKeeper as values: requests, replies and *operations*, whoever carries them out.
 
-An operation is a generator: it yields a list of :class:`Request`, is sent the list of their replies in the
-same order, and returns its result.  :class:`~.session.Session` runs operations, either from an event loop or
-blocking a thread; the tests run the same operations against a dictionary, one request at a time in any order.
+An operation is a generator: it yields a list of :class:`Request`, receives the list of their replies in the same order,
+and returns its result.  :class:`~.session.Session` runs operations, either from an event loop or blocking a thread; the
+tests run the same operations against a dictionary, one request at a time in any order.
 
 A reply is, by verb: ``get`` and ``exists`` a :class:`Node`, ``children`` a list of names, ``create`` and
 ``set`` the node's version, ``delete``, ``check`` and ``sync`` 0; or a :class:`Refused`.  ``multi`` carries out
@@ -11,11 +11,10 @@ all of its parts or none: its reply is the list of theirs, or :class:`Failed`, w
 Paths and sizes are checked by :func:`check_request` before anything is sent: kazoo's threads, and ZooKeeper's
 connection, end at what they cannot take.
 
-Whoever runs an operation repeats requests
-whose reply was lost, so every operation must take its own earlier success for an answer (NODE_EXISTS with its
-own value, NO_NODE after its own delete, BAD_VERSION after its own set).  When ZooKeeper does not answer in
-time, ``ZooKeeperAway`` is thrown in, or the generator is closed; state kept between operations must be right
-at every ``yield``.
+Whoever runs an operation repeats requests whose reply was lost.  So every operation must accept its own earlier success
+as an answer: NODE_EXISTS with its own value, NO_NODE after its own delete, BAD_VERSION after its own set.  When
+ZooKeeper does not answer in time, the generator is closed; state kept between operations must be right at every
+``yield``.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ class Refused(enum.Enum):
 
 
 class Failed(NamedTuple):
-    """A multi that was not carried out: the place, from 0, of the part that was refused, and how."""
+    """A multi that was not carried out: the index, from 0, of the part that was refused, and how."""
 
-    place: int
+    part_index: int
     refused: Refused
 
 

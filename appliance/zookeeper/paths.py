@@ -1,24 +1,27 @@
 """Names and values of everything that is kept in ZooKeeper.  Bytes in, values out; no I/O.
 
     path                                            kind        value
-    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners, partitions stored there
-    /brokers/topics/<topic>                         persistent  TopicInfo, JSON: partition -> brokers, settings
+    /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners, and partitions stored there
+    /brokers/topics/<topic>                         persistent  TopicInfo, JSON: partition -> brokers, settings, id
     /consumers/<group>/ids/<consumer>               ephemeral   Subscription, the paper's text (below)
     /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
-    /consumers/<group>/offsets/<topic>/<partition>  persistent  committed offset, JSON (below)
+    /consumers/<group>/offsets/<topic>/<partition>  persistent  offset of the next message (below)
 
-A subscription is the paper's ``{"topic": streams, ...}``, ``*<streams>*<pattern>`` (every topic whose name
-matches the whole pattern, see ``patterns.py``) or ``!<streams>!<pattern>`` (every topic whose name does not).
-Members of groups that came through the Kafka listener are shown as
-``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``.  An offset is
-``{"offset": n, "topic_id": "...", "metadata": "..."}``: the id of the topic that it belongs to, so that a topic
-made again under the name is read from its beginning, and Kafka's commit metadata where there is any.  The paper's
-plain number is read, too, as a position in whatever topic has the name.
+A subscription is one of these:
 
-Paths are made of checked names only: a topic's name is one that :mod:`appliance.names` allows, or
-:class:`InvalidTopic`; group and consumer names may hold anything, so they are percent-encoded where they are
-part of a path (the empty name of a group, which Kafka allows for positions, is a single "%").  A value that cannot
-be read raises :class:`BadValue` with its path: somebody else wrote it, and only a person can say why.
+- ``{"topic": streams, ...}``, the paper's;
+- ``*<streams>*<pattern>``: every topic whose whole name matches the pattern (``patterns.py``);
+- ``!<streams>!<pattern>``: every topic whose name does not match;
+- ``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``: a member that came through the Kafka listener.
+
+An offset is ``{"offset": n, "topic_id": "...", "metadata": "..."}``.  The id is that of the topic which the offset
+belongs to, so that a topic made again under the name is read from its beginning; ``metadata`` is Kafka's commit
+metadata where there is any.  The paper's plain number is read, too, as an offset in whatever topic has the name.
+
+Paths are made of checked names only.  A topic's name is one that :mod:`appliance.names` allows, or
+:class:`InvalidTopic`.  Group and consumer names may hold anything, so they are percent-encoded where they are part of a
+path; the empty name of a group, which Kafka allows for committed offsets, is a single "%".  A value that cannot be read
+raises :class:`BadValue` with its path: somebody else wrote it, and only a person can say why.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ STREAMS_MAX = 1_000
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
-    """A live broker.  ``native`` and ``kafka`` are advertised ``host:port`` addresses, "" where that listener is
-    closed.
+    """A live broker.  ``native`` and ``kafka`` are the advertised ``host:port`` of its listeners, "" for one that is
+    off.
 
-    ``instance`` names the data directory's owner: a restarted broker recognises the registration of its
-    former life by it, and two brokers with one id are told apart.
+    ``instance`` names the data directory.  By it a restarted broker recognises its own earlier registration, and two
+    brokers with one id are distinguished.
     """
 
     instance: str
@@ -220,8 +223,8 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
 class CommittedOffset(NamedTuple):
     """The offset of the next message to read, with what Kafka's clients may store with it.
 
-    ``topic_id``: the topic that it is a position in; "" where an operator has stored a plain number, which is a
-    position in whatever topic has the name.  ``leader_epoch``: of the last message read; -1 when it is not known.
+    ``topic_id``: the topic that the offset belongs to; "" where an operator has stored a plain number, which belongs to
+    whatever topic has the name.  ``leader_epoch``: of the last message read; -1 when it is not known.
     """
 
     offset: int

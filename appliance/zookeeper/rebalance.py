@@ -34,9 +34,11 @@ from ..errors import ApplianceError, InvalidRequest, ZooKeeperAway
 from ..names import TopicPartition
 from . import paths
 from .assignment import Stream, group_assignment
+from .broker_registry import BrokerRegistry, CancellableWatch, WatchSet
+from .group_registry import GroupRegistry
+from .offset_registry import OffsetRegistry, StoredOffset
 from .operations import Node, Operation, ask, get
 from .paths import CommittedOffset, Subscription
-from .registry import BrokerRegistry, CancellableWatch, GroupRegistry, OffsetRegistry, StoredOffset, WatchSet
 from .session import Session, SessionState
 from .tasks import Task
 

@@ -15,9 +15,9 @@ import pytest
 
 from appliance.client import Admin, Consumer
 from appliance.errors import BrokerAway, Unavailable, ZooKeeperAway
+from appliance.zookeeper.broker_registry import BrokerRegistry
 from appliance.zookeeper.ensemble import probe
 from appliance.zookeeper.operations import Operation
-from appliance.zookeeper.registry import BrokerRegistry
 from appliance.zookeeper.session import Session
 
 from ..group_readers import SESSION_MS

@@ -21,8 +21,8 @@ from ...errors import ApplianceError, NotCoordinator, RequestTimedOut, Unavailab
 from ...names import TopicPartition
 from ...zookeeper import claims as zookeeper_claims
 from ...zookeeper.claims import Claimant, GroupInfo, Held
+from ...zookeeper.offset_registry import StoredOffset
 from ...zookeeper.operations import Node
-from ...zookeeper.registry import StoredOffset
 from .commit_queue import Changes, Commit, GroupQueue, Refusals
 from .group_claims import RETRY_S, Asker, GroupClaims, dissolved
 from .offset_count import OffsetCount, units

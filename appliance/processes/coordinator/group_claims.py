@@ -33,8 +33,8 @@ from typing import Any, Final, Protocol, TypeVar
 from ...errors import NotCoordinator, Unavailable, ZooKeeperAway
 from ...zookeeper import claims
 from ...zookeeper.claims import Claimant, Held
+from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.operations import Operation
-from ...zookeeper.registry import GroupRegistry
 from .commit_queue import GroupQueue, State
 from .offset_count import OffsetCount
 

@@ -23,9 +23,9 @@ from ...errors import ApplianceError, Unavailable
 from ...groups.store import RegisteredMember
 from ...names import TopicPartition
 from ...zookeeper import paths
+from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral
 from ...zookeeper.paths import Subscription
-from ...zookeeper.registry import GroupRegistry
 
 WINDOW: Final = 100
 """Nodes written by one operation: other requests come between two of them."""

@@ -19,9 +19,10 @@ from typing import Final, TypeVar
 
 from ...config import Config
 from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
+from ...zookeeper.broker_registry import BrokerRegistry
+from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.operations import Operation
 from ...zookeeper.paths import BrokerInfo, TopicInfo
-from ...zookeeper.registry import BrokerRegistry, GroupRegistry
 from ...zookeeper.session import Session, SessionState
 
 QUESTION_MS_MAX: Final = 5_000

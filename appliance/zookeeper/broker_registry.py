@@ -1,0 +1,216 @@
+"""Brokers and topics in ZooKeeper: ``/brokers``, as operations.
+
+The classes of the three registries build :mod:`operations`; a :class:`~.session.Session` carries them out, from an
+event loop (``submit``) or blocking a thread (``call``), each within a bounded time.  Nothing here waits, and nothing
+imports kazoo::
+
+    topics = session.call(BrokerRegistry().topics())
+
+Values are those of :mod:`paths`.  A value that cannot be read was written by somebody else: it is logged and left out
+of lists; asked for by name, it raises ``BadValue``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from ..errors import BadValue, TopicExists, UnknownPartition, ZooKeeperAway
+from ..names import is_topic
+from . import paths
+from .operations import (
+    ATTEMPTS_MAX,
+    REQUEST_BYTES_MAX,
+    Node,
+    Operation,
+    Refused,
+    ask,
+    create,
+    delete,
+    get,
+    list_children,
+    read_children,
+    set_value,
+)
+from .paths import BrokerInfo, TopicInfo
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+BROKER_BYTES_MAX = REQUEST_BYTES_MAX // 2
+
+
+class CancellableWatch(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """The part of a session that watches."""
+
+    def watch_children(self, path: str, callback: Callable[[list[str] | None], None]) -> CancellableWatch: ...
+    def watch_value(self, path: str, callback: Callable[[bytes | None], None]) -> CancellableWatch: ...
+
+
+class Keeper(Protocol):
+    """The part of a session that keeps ephemeral nodes."""
+
+    def keep(self, path: str, value: bytes, ours: Callable[[bytes], bool] = ...) -> None: ...
+
+
+def readable(decode: Callable[[str, bytes], T], path: str, value: bytes) -> T | None:
+    """What a node holds; None, and a line in the log, where it cannot be read."""
+    try:
+        return decode(path, value)
+    except BadValue as error:
+        log.error("%s", error)
+        return None
+
+
+class BrokerRegistry:
+    """``/brokers``: which brokers live, which topics there are and where their partitions are stored."""
+
+    def register(self, keeper: Keeper, broker_id: int, info: BrokerInfo) -> None:
+        """Show this broker to the others, in every session from now on; again with another ``info`` changes
+        it.
+
+        A registration left by this data directory's former life (same ``instance``) is taken over.  While
+        another instance holds the id, its registration stays and one line is logged; ours follows when it is
+        gone.  Where the list of its partitions is more than ZooKeeper takes, the broker is registered without it:
+        who leads what is in the topics' registrations.
+        """
+
+        def ours(value: bytes) -> bool:
+            found = readable(paths.decode_broker, paths.broker(broker_id), value)
+            return found is None or found.instance == info.instance
+
+        value = paths.encode_broker(info)
+        if len(value) > BROKER_BYTES_MAX:
+            log.warning("broker %d is registered without its partitions: they take %d bytes", broker_id, len(value))
+            value = paths.encode_broker(msgspec.structs.replace(info, partitions={}))
+        keeper.keep(paths.broker(broker_id), value, ours)
+
+    def deregister(self, broker_id: int) -> Operation[None]:
+        """Take the registration back (after ``Session.unkeep``)."""
+        yield [delete(paths.broker(broker_id))]
+
+    def brokers(self) -> Operation[dict[int, BrokerInfo]]:
+        nodes = yield from read_children(paths.BROKER_IDS)
+        found = {}
+        for name, node in nodes.items():
+            info = readable(paths.decode_broker, f"{paths.BROKER_IDS}/{name}", node.value)
+            if info is not None and name.isdecimal():
+                found[int(name)] = info
+        return found
+
+    def topic_names(self) -> Operation[list[str]]:
+        """The registered topics; names that no topic may have are somebody else's nodes and left out."""
+        return [name for name in (yield from list_children(paths.TOPICS)) if is_topic(name)]
+
+    def topics(self, names: Collection[str] | None = None) -> Operation[dict[str, TopicInfo]]:
+        """The topics with these names (those that exist), or all."""
+        wanted = (yield from self.topic_names()) if names is None else sorted(names)
+        nodes = yield from ask([get(paths.topic(name)) for name in wanted])
+        found = {}
+        for name, node in zip(wanted, nodes, strict=True):
+            info = readable(paths.decode_topic, paths.topic(name), node.value) if isinstance(node, Node) else None
+            if info is not None:
+                found[name] = info
+        return found
+
+    def create_topic(self, name: str, info: TopicInfo) -> Operation[None]:
+        """Register a new topic.  ``info.id`` must be unique to this call: it tells our success from
+        another's.
+
+        Raises:
+            TopicExists: somebody else registered it, now or before.
+        """
+        assert info.id, "without an id our own creation, repeated, would look like somebody else's"
+        (reply,) = yield from ask([create(paths.topic(name), paths.encode_topic(info))])
+        if reply is not Refused.NODE_EXISTS:
+            return
+        existing = (yield from self.topics([name])).get(name)
+        if existing is None or existing.id != info.id:
+            raise TopicExists(f"topic {name!r} exists already")
+
+    def alter_topic(self, name: str, change: Callable[[TopicInfo], TopicInfo]) -> Operation[TopicInfo]:
+        """Replace a topic's description by ``change`` of it; the new one.  ``change`` may be applied
+        repeatedly.
+
+        Raises:
+            UnknownPartition: there is no such topic.
+            BadValue: what is registered cannot be read.
+            Whatever ``change`` raises.
+        """
+        path = paths.topic(name)
+        for _ in range(ATTEMPTS_MAX):
+            (node,) = yield [get(path)]
+            if node is Refused.NO_NODE:
+                break
+            before = paths.decode_topic(path, node.value)
+            after = change(before)
+            if after == before:
+                return before
+            (reply,) = yield [set_value(path, paths.encode_topic(after), node.version)]
+            if not isinstance(reply, Refused):
+                return after
+        else:
+            raise ZooKeeperAway(f"topic {name!r} keeps changing; try again")
+        raise UnknownPartition(f"there is no topic {name!r}")
+
+    def watch_brokers(self, watcher: Watcher, changed: Callable[[int, BrokerInfo | None], None]) -> WatchSet:
+        """Tell each broker now and whenever its registration changes; None when it is gone."""
+
+        def decoded(name: str, value: bytes | None) -> None:
+            if not name.isdecimal():
+                return
+            if value is None:
+                changed(int(name), None)
+            elif (info := readable(paths.decode_broker, f"{paths.BROKER_IDS}/{name}", value)) is not None:
+                changed(int(name), info)
+
+        return WatchSet(watcher, paths.BROKER_IDS, decoded)
+
+    def watch_topics(self, watcher: Watcher, changed: Callable[[str, TopicInfo | None], None]) -> WatchSet:
+        """Tell each topic now and whenever its registration changes; None when it is deleted."""
+
+        def decoded(name: str, value: bytes | None) -> None:
+            if not is_topic(name):
+                log.error("%s/%s is no topic: no topic may have this name", paths.TOPICS, name)
+            elif value is None:
+                changed(name, None)
+            elif (info := readable(paths.decode_topic, paths.topic(name), value)) is not None:
+                changed(name, info)
+
+        return WatchSet(watcher, paths.TOPICS, decoded)
+
+
+class WatchSet:
+    """Watches the children of a path and the value of each child."""
+
+    def __init__(self, watcher: Watcher, path: str, changed: Callable[[str, bytes | None], None]) -> None:
+        self._watcher, self._path, self._changed = watcher, path, changed
+        self._values: dict[str, CancellableWatch] = {}
+        self._names = watcher.watch_children(path, self._listed)
+
+    def cancel(self) -> None:
+        self._names.cancel()
+        for watch in self._values.values():
+            watch.cancel()
+        self._values.clear()
+
+    def _listed(self, names: list[str] | None) -> None:
+        present = set(names or ())
+        for name in sorted(self._values.keys() - present):
+            self._values.pop(name).cancel()
+            self._changed(name, None)
+        for name in sorted(present - self._values.keys()):
+            self._values[name] = self._watcher.watch_value(f"{self._path}/{name}", functools.partial(self._told, name))
+
+    def _told(self, name: str, value: bytes | None) -> None:
+        # A value that is gone is told when the name leaves the list, once.
+        if value is not None and name in self._values:
+            self._changed(name, value)

@@ -1,0 +1,91 @@
+"""Members and owners of groups in ZooKeeper: ``/consumers``, as operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..names import TopicPartition, is_topic
+from . import paths
+from .broker_registry import readable
+from .operations import Node, Operation, Refused, ask, create, delete, get, hold_ephemeral, list_children, read_children
+from .paths import Subscription
+
+
+class GroupRegistry:
+    """``/consumers``: members and owners of groups.  No state of its own."""
+
+    def groups(self) -> Operation[list[str]]:
+        names = yield from list_children(paths.CONSUMERS)
+        return sorted(paths.decode_name(name) for name in names)
+
+    def members(self, group: str) -> Operation[dict[str, Subscription]]:
+        """Consumer id -> subscription of every live member."""
+        nodes = yield from read_children(paths.consumers(group))
+        found = {}
+        for name, node in nodes.items():
+            consumer = paths.decode_name(name)
+            path = paths.consumer(group, consumer)
+            subscription = readable(paths.decode_subscription, path, node.value)
+            if subscription is not None:
+                found[consumer] = subscription
+        return found
+
+    def owners(self, group: str) -> Operation[dict[TopicPartition, tuple[str, int]]]:
+        """Partition -> (consumer id, stream number) of everything that is owned."""
+        topics = yield from list_children(paths.owners(group))
+        found: dict[TopicPartition, tuple[str, int]] = {}
+        for topic in filter(is_topic, topics):
+            nodes = yield from read_children(paths.owners(group, topic))
+            for name, node in nodes.items():
+                path = f"{paths.owners(group, topic)}/{name}"
+                owner = readable(paths.decode_owner, path, node.value)
+                if owner is not None and name.isdecimal():
+                    found[TopicPartition(topic, int(name))] = owner
+        return found
+
+    def join(self, group: str, consumer: str, subscription: Subscription, session_id: int) -> Operation[None]:
+        """Register as a member for this session.  Consumer ids are unique, so a node under it is ours."""
+        path, value = paths.consumer(group, consumer), paths.encode_subscription(subscription)
+        yield from hold_ephemeral(path, value, session_id, lambda _: True)
+
+    def leave(self, group: str, consumer: str) -> Operation[None]:
+        yield [delete(paths.consumer(group, consumer))]
+
+    def claim(
+        self, group: str, wanted: Mapping[TopicPartition, tuple[str, int]], session_id: int
+    ) -> Operation[list[TopicPartition]]:
+        """Own partitions; those that somebody else owns already are returned.
+
+        An owner node with our own text that is not of this session is left over from an earlier one of ours.
+        """
+        parts = sorted(wanted)
+        texts = {part: paths.encode_owner(*wanted[part]) for part in parts}
+        replies = yield from ask([create(paths.owner(group, part), texts[part], ephemeral=True) for part in parts])
+        refused = []
+        for part, reply in zip(parts, replies, strict=True):
+            if reply is Refused.NODE_EXISTS:
+                text = texts[part]
+                held = yield from hold_ephemeral(paths.owner(group, part), text, session_id, text.__eq__)
+                if not held:
+                    refused.append(part)
+        return refused
+
+    def release(self, group: str, owned: Mapping[TopicPartition, tuple[str, int]]) -> Operation[None]:
+        """Give partitions up.  Only nodes that still carry our text are deleted."""
+        parts = sorted(owned)
+        nodes = yield from ask([get(paths.owner(group, part)) for part in parts])
+        yield from ask(
+            [
+                delete(paths.owner(group, part), node.version)
+                for part, node in zip(parts, nodes, strict=True)
+                if isinstance(node, Node) and node.value == paths.encode_owner(*owned[part])
+            ]
+        )
+
+    def prune(self, group: str) -> Operation[None]:
+        """Remove what is empty of a group's nodes: one without members and positions leaves nothing behind."""
+        for above in (paths.owners(group), paths.offsets(group)):
+            below = yield from list_children(above)
+            yield from ask([delete(f"{above}/{name}") for name in below])  # what is not empty stays
+        yield from ask([delete(paths.owners(group)), delete(paths.offsets(group)), delete(paths.consumers(group))])
+        yield [delete(paths.group(group))]

@@ -1,0 +1,114 @@
+"""The texts of a local node's files: ``zoo.cfg``, and a logging set-up for whichever backend the jars bring."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+LOOPBACK: Final = "127.0.0.1"
+INIT_MS_MAX: Final = 20_000  # for a follower to take over the leader's state
+SYNC_MS_MAX: Final = 10_000  # for one to keep up
+TICK_MS_MAX: Final = 1000  # with half of it idle nodes use twice the CPU
+LOG_BYTES_MAX: Final = 2 << 20
+LOG_FILES_MAX: Final = 2
+
+
+class Ports(NamedTuple):
+    client: int
+    quorum: int
+    election: int
+
+
+def zoo_cfg(number: int, data: Path, ports: Sequence[Ports], session_timeout_ms: int) -> str:
+    """The ``zoo.cfg`` of node ``number``, counted from 0, whose data are in the directory ``data``."""
+    tick_ms = min(TICK_MS_MAX, session_timeout_ms // 4)
+    lines = [
+        "# written by the appliance; changes are overwritten at its next start",
+        f"tickTime={tick_ms}",
+        f"initLimit={INIT_MS_MAX // tick_ms}",
+        f"syncLimit={SYNC_MS_MAX // tick_ms}",
+        f"dataDir={data}",
+        f"clientPort={ports[number].client}",
+        f"clientPortAddress={LOOPBACK}",
+        f"minSessionTimeout={2 * tick_ms}",
+        f"maxSessionTimeout={max(60_000, session_timeout_ms)}",
+        "maxClientCnxns=2000",  # per address, and all clients share the loopback address
+        "admin.enableServer=false",
+        "4lw.commands.whitelist=srvr",
+        "autopurge.snapRetainCount=3",
+        "autopurge.purgeInterval=1",
+    ]
+    if len(ports) > 1:
+        lines.append("standaloneEnabled=false")
+        for n, own in enumerate(ports, 1):
+            lines.append(f"server.{n}={LOOPBACK}:{own.quorum}:{own.election}")
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Have this text in the file, whole or not at all; untouched when it is there already."""
+    try:
+        if path.read_text() == text:
+            return
+    except (OSError, UnicodeDecodeError):
+        pass  # missing or unreadable: written below
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+LOGGING_FILES: Final = {
+    "log4j2.properties": """\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.filePattern = {file}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{ISO8601}} %-5p %c{{1}} %m%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = {bytes}
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = {files}
+logger.commands.name = org.apache.zookeeper.server.command
+logger.commands.level = warn
+logger.connections.name = org.apache.zookeeper.server.NIOServerCnxn
+logger.connections.level = warn
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+""",
+    "log4j.properties": """\
+log4j.rootLogger = INFO, file
+log4j.appender.file = org.apache.log4j.RollingFileAppender
+log4j.appender.file.File = {file}
+log4j.appender.file.MaxFileSize = {bytes}
+log4j.appender.file.MaxBackupIndex = {files}
+log4j.appender.file.layout = org.apache.log4j.PatternLayout
+log4j.appender.file.layout.ConversionPattern = %d{{ISO8601}} %-5p %c{{1}} %m%n
+log4j.logger.org.apache.zookeeper.server.command = WARN
+log4j.logger.org.apache.zookeeper.server.NIOServerCnxn = WARN
+""",
+    "logback.xml": """\
+<configuration>
+  <appender name="file" class="ch.qos.logback.core.rolling.RollingFileAppender">
+    <file>{file}</file>
+    <rollingPolicy class="ch.qos.logback.core.rolling.FixedWindowRollingPolicy">
+      <fileNamePattern>{file}.%i</fileNamePattern><minIndex>1</minIndex><maxIndex>{files}</maxIndex>
+    </rollingPolicy>
+    <triggeringPolicy class="ch.qos.logback.core.rolling.SizeBasedTriggeringPolicy">
+      <maxFileSize>{bytes}</maxFileSize>
+    </triggeringPolicy>
+    <encoder><pattern>%d %-5level %logger{{0}} %msg%n</pattern></encoder>
+  </appender>
+  <logger name="org.apache.zookeeper.server.command" level="warn"/>
+  <root level="info"><appender-ref ref="file"/></root>
+</configuration>
+""",
+}
+"""Logging set-ups by file name; the jars bring log4j 2 (pyspark), log4j 1.2 (Debian) or logback (upstream)."""

@@ -1,0 +1,189 @@
+"""Committed offsets in ZooKeeper: ``/consumers/<group>/offsets``, as operations of whoever reads or commits them.
+
+Members of native groups commit with :class:`OffsetRegistry`; a coordinator writes with :mod:`.claims`::
+
+    offsets = OffsetRegistry()
+    session.submit(offsets.commit("group", {TopicPartition("logs", 0): CommittedOffset(42)}), done)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import ZooKeeperAway
+from ..names import TopicPartition, is_topic
+from . import paths
+from .broker_registry import BrokerRegistry, readable
+from .operations import ATTEMPTS_MAX, Node, Operation, Refused, Request, ask, create, get, list_children, set_value
+from .paths import CommittedOffset, TopicInfo
+
+UNKNOWN_COMMITS_MAX = 64
+"""Commits of one partition, sent and never answered, that are remembered; an older one counts as somebody else's."""
+
+
+class StoredOffset(NamedTuple):
+    offset: int
+    metadata: str
+    committed_ms: int  # since 1970
+    leader_epoch: int = -1
+
+
+def read_offsets(
+    group: str, parts: Collection[TopicPartition] | None = None
+) -> Operation[dict[TopicPartition, StoredOffset]]:
+    """The stored offsets of these partitions, or of all that the group has.
+
+    One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
+    """
+    wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
+    return _current(group, (yield from _read_nodes(group, wanted)))
+
+
+class _Found(NamedTuple):
+    """Nodes of offsets (or why there is none), and the topics of that name as they are registered now."""
+
+    nodes: dict[TopicPartition, Node | Refused]
+    topics: dict[str, TopicInfo]
+
+
+def _read_nodes(group: str, wanted: Sequence[TopicPartition]) -> Operation[_Found]:
+    nodes = yield from ask([get(paths.offset(group, part)) for part in wanted])
+    registered = yield from BrokerRegistry().topics({part.topic for part in wanted})
+    return _Found(dict(zip(wanted, nodes, strict=True)), registered)
+
+
+def _current(group: str, found: _Found) -> dict[TopicPartition, StoredOffset]:
+    current = {}
+    for part, node in found.nodes.items():
+        if isinstance(node, Node):
+            stored = readable(paths.decode_offset, paths.offset(group, part), node.value)
+            now = found.topics[part.topic].id if part.topic in found.topics else ""
+            if stored is not None and (not stored.topic_id or not now or stored.topic_id == now):
+                current[part] = StoredOffset(stored.offset, stored.metadata, node.modified_ms, stored.leader_epoch)
+    return current
+
+
+def _partitions(group: str) -> Operation[list[TopicPartition]]:
+    found = []
+    for topic in filter(is_topic, (yield from list_children(paths.offsets(group)))):
+        for name in (yield from list_children(paths.offsets(group, topic))):
+            if name.isdecimal():
+                found.append(TopicPartition(topic, int(name)))
+    return sorted(found)
+
+
+class _Progress:
+    """What this process knows of one partition's offset node."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None  # None: unknown; -1: there was no node
+        self.stored = 0  # ticket of the newest commit that we know to be stored
+        self.sent: list[tuple[int, bytes]] = []  # that one, and all later ones: on their way, or never heard of again
+
+    def ticket_of(self, value: bytes) -> int:
+        """Our newest commit of this value; 0: it is not one of ours."""
+        return max((ticket for ticket, sent in self.sent if sent == value), default=0)
+
+
+class OffsetRegistry:
+    """``/consumers/<group>/offsets`` as a member of a native group writes it (a coordinator: see :mod:`.claims`).
+
+    A commit is a compare-and-set on the node's version, so that a write that was given up, and lands when a
+    newer one is already there, is refused by ZooKeeper.  One object per process; its commits are ordered by
+    the call: when two are under way for one partition, the later call wins, and the earlier is quietly
+    superseded.
+
+    Memory: one small entry per partition that this member has committed or read.
+    """
+
+    def __init__(self) -> None:
+        self._progress: dict[str, dict[TopicPartition, _Progress]] = {}
+        self._tickets = itertools.count(1)
+
+    def read(
+        self, group: str, parts: Collection[TopicPartition] | None = None
+    ) -> Operation[dict[TopicPartition, StoredOffset]]:
+        """The stored offsets of these partitions, or of all that the group has.
+
+        One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
+        """
+        wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
+        found = yield from _read_nodes(group, wanted)
+        for part, node in found.nodes.items():
+            self._known(group, part).version = node.version if isinstance(node, Node) else -1
+        return _current(group, found)
+
+    def commit(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, overwrite: bool = False
+    ) -> Operation[list[TopicPartition]]:
+        """Store offsets; the partitions that were *not* stored are returned.
+
+        Args:
+            overwrite: False is for a group member: where somebody else has stored an offset since we last
+                read or wrote it, theirs stays and the partition is returned (we no longer own it).  True is
+                for the one who has seen to it that it is the owner: only our own older writes are kept from
+                winning.
+        """
+        ticket = next(self._tickets)
+        left: dict[TopicPartition, bytes] = {}
+        for part, committed in sorted(offsets.items()):
+            left[part] = paths.encode_offset(committed)
+            known = self._known(group, part)
+            known.sent = [*known.sent[1 - UNKNOWN_COMMITS_MAX :], (ticket, left[part])]
+        conflicts: list[TopicPartition] = []
+        for _ in range(ATTEMPTS_MAX):
+            unread = [part for part in left if self._known(group, part).version is None]
+            yield from self._look(group, unread, {}, 0, True, [])
+            left = {part: value for part, value in left.items() if self._known(group, part).stored < ticket}
+            replies = yield from ask([self._write(group, part, value) for part, value in left.items()])
+            refused = {}
+            for (part, value), reply in zip(left.items(), replies, strict=True):
+                if isinstance(reply, Refused):
+                    refused[part] = value
+                else:
+                    self._stored(group, part, ticket, reply)
+            left = yield from self._look(group, list(refused), refused, ticket, overwrite, conflicts)
+            if not left:
+                return conflicts
+        raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
+
+    def _known(self, group: str, part: TopicPartition) -> _Progress:
+        return self._progress.setdefault(group, {}).setdefault(part, _Progress())
+
+    def _write(self, group: str, part: TopicPartition, value: bytes) -> Request:
+        path, version = paths.offset(group, part), self._known(group, part).version
+        return create(path, value) if version is None or version < 0 else set_value(path, value, version)
+
+    def _stored(self, group: str, part: TopicPartition, ticket: int, version: int) -> None:
+        known = self._known(group, part)
+        known.version = version
+        known.stored = max(known.stored, ticket)
+        known.sent = [(other, value) for other, value in known.sent if other >= known.stored]
+
+    def _look(
+        self,
+        group: str,
+        parts: list[TopicPartition],
+        refused: dict[TopicPartition, bytes],
+        ticket: int,
+        overwrite: bool,
+        conflicts: list[TopicPartition],
+    ) -> Operation[dict[TopicPartition, bytes]]:
+        """Read the nodes anew; of the ``refused`` writes those that are to be tried again."""
+        nodes = yield from ask([get(paths.offset(group, part)) for part in parts])
+        again: dict[TopicPartition, bytes] = {}
+        for part, node in zip(parts, nodes, strict=True):
+            known, value = self._known(group, part), refused.get(part)
+            known.version = node.version if isinstance(node, Node) else -1
+            if value is None:
+                continue
+            there = known.ticket_of(node.value) if isinstance(node, Node) else 0
+            if isinstance(node, Node) and there >= ticket:
+                self._stored(group, part, there, node.version)  # its reply was lost, or has not come yet
+            elif overwrite or there or not isinstance(node, Node):
+                again[part] = value
+            else:
+                conflicts.append(part)
+        return again
