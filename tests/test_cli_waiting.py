@@ -53,7 +53,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(waiting, "REPORT_AFTER_S", 0.1)
 
 
 def test_consume_reads_what_it_can_and_names_what_it_cannot(damaged: Server) -> None:

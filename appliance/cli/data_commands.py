@@ -1,11 +1,11 @@
 """``appliance produce`` and ``appliance consume``: lines in, lines out.
 
-``produce`` sends what is there at once (it reads pipes as they fill, so ``tail -F`` works) and waits at the end
-until everything is delivered; it ends at the first line that is not, and says how many were not.  ``consume`` flushes
-its output before it commits, so that a group never skips what nobody has seen.
+``produce`` sends lines at once (it reads pipes as they fill, so ``tail -F`` works) and waits at the end until all are
+delivered.  It ends at the first line that is not delivered, and reports how many were not.  ``consume`` flushes its
+output before it commits, so that a group never skips a message that was not printed.
 
-Both go on with what can be written and read while a partition, a disk or an appliance is away, and say so
-(``waiting.py``); both end in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.py``).
+While a partition, a disk or an appliance is away, both go on with the others and report it (``waiting.py``).  Both end
+in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.py``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 64 << 20
 BATCH_MAX = 1000
 JOIN_S_MAX = 10.0
-"""How long --timeout waits for a group to hand out partitions at all."""
+"""How long --timeout waits until the group has assigned partitions to this member."""
 CLOSE_S = 5.0
-"""So long ``produce`` goes on delivering when it is ended, or has failed."""
+"""How long ``produce`` goes on delivering after it was ended or has failed."""
 
 
 def produce(
@@ -95,7 +95,7 @@ def produce(
 
 
 class _Sending:
-    """Lines on their way to one topic.  Use as a context; leaving it says how many were not delivered.
+    """Sends lines to one topic.  Use as a context; leaving it reports how many were not delivered.
 
     Raises:
         ApplianceError: the first line that was not delivered, with the cause and how many there were.
@@ -161,7 +161,7 @@ class _Sending:
 
 
 def _root(error: ApplianceError) -> ApplianceError:
-    """What the appliance said, where a time-out only says that it said so until the end."""
+    """The appliance's own error, where the client has only timed out."""
     return error.__cause__ if isinstance(error.__cause__, ApplianceError) else error
 
 
@@ -365,7 +365,7 @@ def _read_as_group(
 
 
 def _end(watch: Watch) -> None:
-    """The end of --timeout: nothing has come, and that is a fault where something could not be read."""
+    """Ends after --timeout without a message; raises when that is because something could not be read."""
     error = watch.error()
     if error is not None:
         raise error

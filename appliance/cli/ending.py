@@ -1,8 +1,8 @@
-"""How a command that reads or writes messages is ended from outside: in order, whatever the signal.
+"""Ends a command that reads or writes messages in order when a signal or a closed pipe ends it.
 
-SIGTERM and SIGHUP (a closed terminal) become an exception in the main thread, as Ctrl-C does, so every ``with`` block
+SIGTERM and SIGHUP (a closed terminal) become an exception in the main thread, as Ctrl-C does.  So every ``with`` block
 closes what it opened: a group's member commits what was printed and leaves, a producer delivers what it can.  A pipe
-that is closed at its other end (``| head``) ends the command the same way, without a word.
+that is closed at its other end (``| head``) ends the command the same way, without a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Ended(BaseException):
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the block by :class:`Ended`."""
+    """Lets SIGTERM and SIGHUP end the block by raising :class:`Ended`."""
     ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}  # nohup
     before = {number: signal.signal(number, _end) for number in SIGNALS if number not in ignored}
     try:

@@ -1,4 +1,4 @@
-"""The appliance's log of itself: one line per event on standard error, for people, journald or a collector.
+"""Formats the appliance's own log: one line per event on standard error, for people, journald or a collector.
 
 ``log.format = "text"``: time, level, pid, module, message; under systemd, which knows time and pid, journald's
 ``<priority>`` instead.  ``"json"``: an object per line.  Further lines of an event (a traceback) are indented, or

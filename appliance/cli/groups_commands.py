@@ -107,7 +107,7 @@ def reset_offsets(
 
 
 def _inside(asked: Cluster, offsets: dict[Place, int]) -> dict[Place, int]:
-    """The offsets, each moved into its partition, which is said."""
+    """Moves each offset into its partition, and prints which ones it has moved."""
     starts = asked.offsets(dict.fromkeys(offsets, EARLIEST))
     ends = asked.offsets(dict.fromkeys(offsets, LATEST))
     found = {}

@@ -40,7 +40,7 @@ Partitions = Annotated[
 
 
 def directories(names: list[str] | None, data: Path | None) -> list[Path]:
-    """The partition directories that are meant.
+    """The directories of the partitions that the command line names.
 
     Raises:
         FileNotFoundError: one of them is not there.

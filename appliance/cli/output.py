@@ -1,4 +1,4 @@
-"""How the command line prints: rich tables on a terminal, tab-separated lines in a pipe, JSON when asked.
+"""Prints for the command line: tables on a terminal, tab-separated lines in a pipe, JSON with ``--json``.
 
 Results go to standard output and everything else (progress, remarks, faults) to standard error, so that a
 pipe sees results only.  rich is imported only when something is drawn on a terminal: a pipe, a script and
@@ -23,7 +23,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 MARKS_MAX = 4
-"""So many accents may stand on one letter; more would reach into the lines above."""
+"""Most accents on one letter; more would reach into the lines above."""
 
 
 def safe(text: object, *, kept: str = "") -> str:
@@ -149,12 +149,12 @@ def size(count: int) -> str:
 
 
 def remark(text: str) -> None:
-    """Say something that is not a result."""
+    """Print something that is not a result."""
     print(safe(text, kept="\n"), file=sys.stderr, flush=True)
 
 
 class Remarks(logging.Handler):
-    """Says what the client logs, as remarks."""
+    """Prints what the client logs, as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
         remark(f"appliance: {record.getMessage()}")

@@ -1,7 +1,6 @@
 """``appliance start`` and ``appliance status``: run an appliance, look at one.
 
-``start`` imports the supervisor and the configuration only; everything else waits for the commands that use
-it.
+``start`` imports the supervisor and the configuration only, so that it serves soon.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a command waits for, said on standard error while it waits, with the cause that the appliance knows.
+"""Reports on standard error what a command waits for, with the cause that the appliance knows.
 
-A client goes on by itself when a partition, a disk or an appliance is back, so it has nothing to raise.
-:class:`Watch` looks at its troubles meanwhile: one line for each that lasts for :data:`TELL_AFTER_S`, another one
-every :data:`REPEAT_S`, and one when it is over.
+A client goes on by itself when a partition, a disk or an appliance is back, so it raises nothing.  :class:`Watch`
+looks at its troubles meanwhile.  It prints one line for each that lasts for :data:`REPORT_AFTER_S`, another one every
+:data:`REPEAT_S`, and one when it is over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .target import cluster
 if TYPE_CHECKING:
     from ..client.troubles import Subject, Trouble
 
-TELL_AFTER_S: Final = 2.0
+REPORT_AFTER_S: Final = 2.0
 REPEAT_S: Final = 30.0
 LOOK_S: Final = 0.2
 _TROUBLES: Final = logging.getLogger("appliance.client.troubles")
@@ -33,7 +33,7 @@ CODE_STORAGE: Final = StorageFault.code
 class Watch:
     """Use as a context around the waiting.
 
-    ``troubles`` is the client's; ``progress`` says how far the command has come, "" for nothing to say.
+    ``troubles`` returns the client's troubles.  ``progress`` returns how far the command has come, "" for nothing.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Watch:
         self._address = address
         self._troubles = troubles
         self._progress = progress
-        self._told: dict[Subject, float] = {}  # by subject: when last
+        self._reported_s: dict[Subject, float] = {}  # by subject: when last
         self._causes: dict[Subject, ApplianceError] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="appliance-watch", daemon=True)
@@ -59,12 +59,12 @@ class Watch:
         _TROUBLES.disabled = False
 
     def error(self) -> ApplianceError | None:
-        """The oldest trouble there is, with its cause."""
+        """The oldest trouble that is not over, with its cause."""
         troubles = self._troubles()
         return self.cause(troubles[0].subject, troubles[0].error) if troubles else None
 
     def cause(self, subject: Subject, error: ApplianceError) -> ApplianceError:
-        """The error; where a partition cannot be used, with the reason that its appliance gives."""
+        """The error.  Where a partition cannot be used, it has the reason that the appliance gives."""
         name, text = _name(subject), str(error)
         plain = type(error)(text if name in text else f"{name}: {text}")
         if not isinstance(subject, tuple) or error.code != CODE_STORAGE:
@@ -81,16 +81,16 @@ class Watch:
     def _look(self, now_s: float) -> None:
         troubles = self._troubles()
         for trouble in troubles:
-            last_s = self._told.get(trouble.subject)
-            due_s = trouble.since_s + TELL_AFTER_S if last_s is None else last_s + REPEAT_S
+            last_s = self._reported_s.get(trouble.subject)
+            due_s = trouble.since_s + REPORT_AFTER_S if last_s is None else last_s + REPEAT_S
             if now_s >= due_s:
-                self._told[trouble.subject] = now_s
+                self._reported_s[trouble.subject] = now_s
                 progress = self._progress()
                 output.remark(
                     f"waiting: {self.cause(trouble.subject, trouble.error)}" + (f" ({progress})" if progress else "")
                 )
-        for subject in self._told.keys() - {trouble.subject for trouble in troubles}:
-            del self._told[subject]
+        for subject in self._reported_s.keys() - {trouble.subject for trouble in troubles}:
+            del self._reported_s[subject]
             self._causes.pop(subject, None)
             output.remark(f"going on: {_name(subject)}")
 
@@ -100,7 +100,7 @@ def _name(subject: Subject) -> str:
 
 
 def explain(address: str, place: tuple[str, int]) -> ApplianceError | None:
-    """Why a partition cannot be written or read, from the appliance that leads it; None when that says nothing."""
+    """Asks the appliance that leads a partition why it cannot be used; None when there is no reason."""
     topic, partition = place
     try:
         with cluster(None, address) as asked:
@@ -119,7 +119,7 @@ def explain(address: str, place: tuple[str, int]) -> ApplianceError | None:
 
 
 def _free(address: str, data: str) -> str:
-    """How much is free, where that can be seen from here."""
+    """How much is free, when the disk is on this host."""
     host, _ = parse_addresses(address)[0]
     if not (host.startswith("127.") or host in ("localhost", "::1")) or not Path(data).is_dir():
         return ""
