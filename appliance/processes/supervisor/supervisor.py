@@ -7,7 +7,7 @@ and shown in ``status``, and the loop goes on.
 This module is the program: start, loop, reload, stop.  The rooms::
 
     children           forks, watches, sends to, reaps all children
-    dispatch           what their messages, and their ends, lead to
+    child_events       what their messages, and their ends, lead to
     workers            network workers, their arenas and doorbells
     coordinator_child  the coordinator and the state of ZooKeeper
     writers            a writer per partition that is in use
@@ -46,9 +46,9 @@ from ...names import TopicPartition
 from ...shared import memory
 from ..clock import now_ms
 from .actions import REFUSALS, Actions, reason_of, surviving
+from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
-from .dispatch import Dispatcher
 from .hosted import Hosted, HostedPartition
 from .listeners import first_addresses, listen
 from .nodes import Nodes
@@ -160,17 +160,17 @@ class Supervisor:
             self._epoll,
             config.liveness.timeout_ms,
             actions,
-            on_message=lambda child, message: self._dispatcher.on_message(child, message),
-            on_end=lambda child, status: self._dispatcher.on_end(child, status),
+            on_message=lambda child, message: self._child_events.on_message(child, message),
+            on_end=lambda child, status: self._child_events.on_end(child, status),
             on_change=self._on_change,
         )
         common = (config, data_dir, self._instance, hosted, children, actions)
-        self._workers = Workers(*common, on_started=lambda index: self._dispatcher.on_worker_started(index))
+        self._workers = Workers(*common, on_started=lambda index: self._child_events.on_worker_started(index))
         self._coordinator = CoordinatorChild(*common, self._workers)
         self._opening = Opening(*common, self._workers, self._coordinator)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
-        self._dispatcher = Dispatcher(
+        self._child_events = ChildEvents(
             hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals, self._on_change
         )
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)

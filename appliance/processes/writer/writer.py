@@ -13,7 +13,7 @@ This module is the program: open, the loop, close.  The rooms::
     producers       idempotent producers
     delete_before   retention and DeleteRecords
 
-Messages on the control channel: see :mod:`appliance.processes.supervisor.dispatch`.
+Messages on the control channel: see :mod:`appliance.processes.supervisor.child_events`.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ RECONNECT_MS: Final = 1_000
 """How soon a child that had no descriptor left is sent the same one again."""
 
 
-class Dispatcher:
-    """``on_change`` is called when what ``status`` shows may have changed."""
+class ChildEvents:
+    """Handles them, with the rooms of the supervisor.  ``on_change`` is called when what ``status`` shows may have changed."""
 
     def __init__(
         self,
