@@ -58,6 +58,37 @@ def test_a_topic_that_has_no_room_is_refused_and_nothing_else_is(tmp_path: Path)
         assert list(machine.shm.iterdir()) == []
 
 
+def alter(peer: Peer, name: str, partitions: int) -> list[Any]:
+    return peer.call([native.ADMIN, 1, "alter_topic", {"name": name, "settings": {}, "partitions": partitions}])[0]
+
+
+def test_partitions_that_have_no_room_are_refused_together_and_nothing_is_left_of_them(tmp_path: Path) -> None:
+    with (
+        small_machine(tmp_path, shm=f"{ARENA_MIB + 2}m") as machine,
+        machine.server(tmp_path / "log") as server,
+        Peer(server.native) as peer,
+    ):
+        peer.create("t", partitions=2)
+        assert peer.produce("t", BATCH, partition=1, acks=-1)[0] == 0
+        before = names_in(machine.shm)
+        answer = alter(peer, "t", 400)
+        assert answer[1] == OutOfResources.code and "/dev/shm" in str(answer) and "enlarge" in str(answer), answer
+        assert [row["partition"] for row in peer.admin("topics")[0]["partitions"]] == [0, 1]
+        wait_for(lambda: names_in(machine.shm) == before, "the tables to be given back")
+        wait_for(lambda: names_in(server.data_dir, "t-*") == {"t-0", "t-1"}, "the directories to be removed")
+        assert peer.produce("t", BATCH, partition=1, acks=-1)[0] == 0
+        assert alter(peer, "t", 20)[1] == 0, "what it took is free again"
+        assert peer.produce("t", BATCH, partition=19, acks=-1)[0] == 0
+        machine.resize_shm("64m")
+        assert alter(peer, "t", 400)[1] == 0
+        assert peer.produce("t", BATCH, partition=399, acks=-1)[0] == 0
+        assert server.stop() == 0
+
+
+def names_in(directory: Path, pattern: str = "*") -> set[str]:
+    return {path.name for path in directory.glob(pattern)}
+
+
 def test_a_start_with_less_room_serves_what_it_can_and_the_rest_once_there_is_more(tmp_path: Path) -> None:
     count = 200
     with small_machine(tmp_path) as machine:

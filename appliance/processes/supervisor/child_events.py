@@ -48,7 +48,7 @@ RECONNECT_MS: Final = 1_000
 
 
 class ChildEvents:
-    """Handles them, with the rooms of the supervisor.  ``on_change`` is called when what ``status`` shows may have changed."""
+    """Handles them.  ``on_change`` is called when what ``status`` shows may have changed."""
 
     def __init__(
         self,
