@@ -11,10 +11,14 @@ returns is a contract::
      "zookeeper": {"connect": "…", "state": "connected"},
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses at the moment
+     "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         those that are reached now
+     "removals": [{"topic", "partitions", "whole"}],     deletions that are not complete; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?}]}
 
 ``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null where counting them
-would mean reading the log (a partition that was not stopped cleanly and is not served).
+would mean reading the log (a partition that was not stopped cleanly and is not served).  ``limits``: names and
+units are in :mod:`appliance.machine_limits`; ``process`` is empty where it is not one process that has reached it;
+``value``, ``in_use`` and ``since`` are null where they are not known.
 """
 
 from __future__ import annotations
@@ -27,11 +31,14 @@ from typing import Any
 from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
+from .machine_limits import ADVICE, DISK, measure
 from .shared import memory
-from .shared.table import OFFLINE, STATE_NAMES, SegmentTable, View
+from .shared.table import DISK_FULL, OFFLINE, STATE_NAMES, SegmentTable, View
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"
+NOTHING: dict[str, Any] = {"listeners": {}, "zookeeper": {}, "processes": [], "refused": [], "limits": []}
+"""The parts of a state that nothing serves."""
 
 
 def read_state(data_dir: Path) -> dict[str, Any] | None:
@@ -51,7 +58,7 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
         state = {}
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not come so far yet
         state = {"pid": pid, "state": "starting"}
-    return {"listeners": {}, "zookeeper": {}, "processes": [], "refused": [], "tables": {}, "offline": {}} | state
+    return NOTHING | {"tables": {}, "offline": {}} | state
 
 
 def holder(data_dir: Path) -> int:
@@ -81,10 +88,11 @@ def collect(data_dir: Path) -> dict[str, Any]:
     """
     state = read_state(data_dir)
     served = state is not None
-    state = state or {"state": "stopped", "pid": None, "listeners": {}, "zookeeper": {}, "processes": [], "refused": []}
+    state = state or {"state": "stopped", "pid": None} | NOTHING
     tables, offline = state.pop("tables", {}), state.pop("offline", {})
     partitions = []
-    for name, topic, partition in hosted(data_dir):
+    catalog = Catalog.load(data_dir)
+    for name, topic, partition in hosted(data_dir, catalog):
         row = from_table(data_dir / name, tables[name]) if name in tables else None
         if row is None:
             row = from_files(data_dir / name) | ({"state": "opening"} if served else {})
@@ -92,12 +100,35 @@ def collect(data_dir: Path) -> dict[str, Any]:
             row |= {"state": STATE_NAMES[OFFLINE], "reason": offline[name]}
         partitions.append({"topic": topic, "partition": partition, **row})
     zookeeper = {"connect": "", "state": "off" if served else "stopped"} | state["zookeeper"]
-    return {**state, "data": str(data_dir), "zookeeper": zookeeper, "partitions": partitions}
+    limits = [*state["limits"], *disk_full(data_dir, state["limits"], partitions)]
+    more = {"zookeeper": zookeeper, "limits": limits, "removals": removals(catalog, tables), "partitions": partitions}
+    return {**state, "data": str(data_dir), **more}
 
 
-def hosted(data_dir: Path) -> list[tuple[str, str, int]]:
+def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The limit that writers have reached, which show it in their tables alone; nothing if it is among ``limits``."""
+    full = STATE_NAMES[DISK_FULL]
+    if any(row["limit"] == DISK for row in limits) or all(row["state"] != full for row in partitions):
+        return []
+    value, in_use = measure(DISK, data_dir)
+    return [{"limit": DISK, "process": "", "value": value, "in_use": in_use, "since": None, "advice": ADVICE[DISK]}]
+
+
+def removals(catalog: Catalog, tables: dict[str, str]) -> list[dict[str, Any]]:
+    """Deletions that have been decided and are not complete.
+
+    While a topic is being created it is noted as one, too (:class:`.catalog.Removal`); its partitions have tables.
+    """
+    return [
+        {"topic": removal.name, "partitions": sorted(removal.partitions), "whole": removal.whole}
+        for removal in catalog.removals
+        if not any(f"{removal.name}-{partition}" in tables for partition in removal.partitions)
+    ]
+
+
+def hosted(data_dir: Path, catalog: Catalog) -> list[tuple[str, str, int]]:
     """The partitions stored here, as (directory name, topic, partition), in order; the catalog knows them."""
-    topics = Catalog.load(data_dir).topics.values()
+    topics = catalog.topics.values()
     rows = [(f"{topic.name}-{number}", topic.name, number) for topic in topics for number in topic.partitions]
     return sorted((row for row in rows if (data_dir / row[0]).is_dir()), key=lambda row: row[1:])
 

@@ -159,6 +159,10 @@ def test_out_of_descriptors_new_clients_are_refused_and_the_others_served(
         host, _, port = server.native.rpartition(":")
         crowd = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(700)]
         wait_for(lambda: any(row.get("refused") for row in server.processes("network")), "a refusal")
+        (limit,) = wait_for(lambda: server.state["limits"], "the limit to be shown")
+        assert (limit["limit"], limit["process"]) == ("descriptors", "network 0")
+        assert limit["value"] == limit["in_use"] == 640
+        assert "LimitNOFILE" in limit["advice"] and limit["since"] > 1e9
         before = cpu_s(server.pids("network")[0])
         started = time.monotonic()
         assert peer.produce("t", BATCH)[0] == 0
@@ -169,6 +173,19 @@ def test_out_of_descriptors_new_clients_are_refused_and_the_others_served(
         for one in crowd:
             one.close()
         wait_for(lambda: answers(server), "a new client to be served")
+        wait_for(lambda: not server.state["limits"], "the limit to be gone")
+
+
+def test_connections_max_is_shown_while_it_is_reached(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"network.workers": 1, "network.connections_max": 3})
+    with many(server, 3) as peers:
+        for peer in peers:
+            peer.admin("topics")
+        (limit,) = wait_for(lambda: server.state["limits"], "the limit to be shown")
+        assert (limit["limit"], limit["process"]) == ("network.connections_max", "network 0")
+        assert (limit["value"], limit["in_use"]) == (3, 3)
+        peers[0].sock.close()
+        wait_for(lambda: not server.state["limits"], "the limit to be gone")
 
 
 def answers(server: Server) -> bool:

@@ -126,12 +126,14 @@ def test_it_is_said_once_per_change_and_shown_meanwhile(caplog: pytest.LogCaptur
     while machine.actions.rows():
         (row,) = machine.actions.rows()
         assert row["action"] == "start writers" and row["waiting"] == 1 and "raise " in row["reason"]
+        assert machine.actions.limits() == {"processes" if "TasksMax" in row["reason"] else "descriptors": row["since"]}
         machine.step()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3 and machine.changes == 3
     assert "start writers: t-0: " in said[0] and "TasksMax" in said[0]
     assert "LimitNOFILE" in said[1]
     assert said[2] == "no longer refused: start writers"
+    assert machine.actions.limits() == {}
 
 
 def test_what_is_dropped_is_not_done_and_not_shown() -> None:

@@ -107,10 +107,14 @@ def test_a_start_with_less_room_serves_what_it_can_and_the_rest_once_there_is_mo
             assert peer.fetch("t", 0)[1] and peer.produce("t", BATCH, acks=-1)[0] == 0
             error, *_, message = peer.produce("t", BATCH, partition=count - 1, acks=-1)
             assert error and "offline" in message
-            rows = {row["partition"]: row for row in status.collect(server.data_dir)["partitions"]}
+            seen = status.collect(server.data_dir)
+            rows = {row["partition"]: row for row in seen["partitions"]}
             assert rows[count - 1]["state"] == "offline"
+            (limit,) = seen["limits"]
+            assert (limit["limit"], limit["process"]) == ("/dev/shm", "") and "enlarge it" in limit["advice"]
             machine.resize_shm("64m")
             wait_for(lambda: not server.state["offline"] and not server.state["refused"], "all to be online")
+            assert server.state["limits"] == []
             wait_for(lambda: peer.produce("t", BATCH, partition=count - 1, acks=-1)[0] == 0, "the last one")
             assert peer.fetch("t", 0, count - 1)[1]
 
@@ -161,11 +165,15 @@ def test_a_start_on_a_full_disk_serves_what_is_there_and_takes_more_once_there_i
         other = fill_all(machine.path)
         with server, Peer(server.native) as peer:
             assert peer.fetch("t", 0)[1] and peer.fetch("u", 0)[1]
+            assert peer.produce("u", encode_values([os.urandom(1000)] * 60, 1_000), acks=-1)[0] != 0
+            (limit,) = peer.admin("status")["limits"]
+            assert limit["limit"] == "disk" and limit["value"] - limit["in_use"] < 1 << 20
             shutil.rmtree(other)
             wait_for(lambda: not server.state["offline"] and not server.state["refused"], "all to be online")
             for topic in ("t", "u"):
                 wait_for(lambda topic=topic: peer.produce(topic, BATCH, acks=-1)[0] == 0, topic)
                 assert peer.fetch(topic, 0)[1]
+            assert peer.admin("status")["limits"] == []
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to refuse system calls")

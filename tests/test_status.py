@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from appliance.catalog import Catalog, Topic
+from appliance.catalog import Catalog, Removal, Topic
 from appliance.errors import NoDirectory
-from appliance.status import collect, holder, read_state
+from appliance.status import collect, holder, read_state, removals
 
 from .command_line import run, succeeding
 from .server import Server, wait_for
@@ -92,3 +92,21 @@ def test_a_lock_file_of_a_dead_or_unwilling_process_is_no_holder(tmp_path: Path)
     for content in ("", "nonsense", "999999999", "1"):
         (tmp_path / "lock").write_text(content)
         assert holder(tmp_path) == 0
+
+
+def test_deletions_that_are_not_complete_are_shown(tmp_path: Path) -> None:
+    catalog = Catalog.load(tmp_path)
+    catalog.removals = [
+        Removal("old", "a" * 32, [1, 0]),
+        Removal("new", "b" * 32, [0]),
+        Removal("web", "c" * 32, [2], False),
+    ]
+    catalog.store()
+    shown = removals(catalog, {"new-0": "/appliance.x.table.y"})  # this one is being created
+    assert shown == [
+        {"topic": "old", "partitions": [0, 1], "whole": True},
+        {"topic": "web", "partitions": [2], "whole": False},
+    ]
+    assert [row["topic"] for row in collect(tmp_path)["removals"]] == ["old", "new", "web"]
+    assert "Being deleted" not in succeeding("status", "--data", str(tmp_path)).out
+    assert "old\t0 1\tTrue" in succeeding("status", "--data", str(tmp_path)).out

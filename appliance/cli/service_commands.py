@@ -114,6 +114,14 @@ def _print_status(seen: dict[str, Any]) -> None:
         output.say()
         rows = [{**row, "since": _moment(row["since"])} for row in seen["refused"]]
         output.print_rows(rows, ["action", "waiting", "since", "attempts", "reason"], title="Refused by the machine")
+    if seen["limits"]:
+        output.say()
+        rows = [{**row, "since": row["since"] and _moment(row["since"])} for row in seen["limits"]]
+        columns = ["limit", "process", "value", "in_use", "since", "advice"]
+        output.print_rows(rows, columns, title="Limits reached")
+    if seen["removals"]:
+        output.say()
+        output.print_rows(seen["removals"], ["topic", "partitions", "whole"], title="Being deleted")
     if seen["partitions"]:
         output.say()
         columns = ["topic", "partition", "start", "end", "bytes", "messages", "state"]

@@ -23,8 +23,9 @@ from typing import Final
 import posix_ipc
 
 from ..errors import OutOfResources
+from ..machine_limits import ADVICE, SHARED_MEMORY
 
-SHM_DIR: Final = Path("/dev/shm")
+SHM_DIR: Final = Path(SHARED_MEMORY)
 RANDOM_BYTES: Final = 8
 NAMES_TRIED_MAX: Final = 10
 MODE: Final = 0o600
@@ -51,16 +52,19 @@ def create(instance: str, what: str, size_bytes: int) -> tuple[str, mmap.mmap]:
     try:
         memory = _create_exclusively(name_of(instance, what))
     except (OSError, posix_ipc.Error) as error:
-        raise OutOfResources(f"{SHM_DIR}: nothing can be created there: {error}") from error
+        message = f"{SHM_DIR}: nothing can be created there: {error}"
+        if isinstance(error, OSError):
+            error.filename = str(SHM_DIR)  # tells this lack of room from that of a disk
+        raise OutOfResources(message) from error
     try:
         os.fchmod(memory.fd, MODE)  # whatever the umask
         os.posix_fallocate(memory.fd, 0, size_bytes)
         return memory.name, mmap.mmap(memory.fd, size_bytes)
     except OSError as error:
         memory.unlink()
+        error.filename = str(SHM_DIR)
         raise OutOfResources(
-            f"{SHM_DIR} has no room for {size_bytes} bytes ({error.strerror}): enlarge it, or lower network.arena_bytes"
-            " or network.workers, or delete topics"
+            f"{SHM_DIR} has no room for {size_bytes} bytes ({error.strerror}): {ADVICE[SHARED_MEMORY]}"
         ) from error
     finally:
         memory.close_fd()

@@ -15,13 +15,24 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from ...machine_limits import CONNECTIONS_MAX, DESCRIPTORS, limit_of
 from ...wire.sockets import set_options
 from .turn import Turn
 
 SPARE_DESCRIPTORS: Final = 64
 """Descriptors that no connection gets: channels to processes that are started anew, segments in use."""
 ACCEPT_PAUSE_MS: Final = 100
+LACKING_MS: Final = 5_000
+"""How long a worker reports a limit of the machine after it had to refuse a connection for it."""
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class LimitReached(NamedTuple):
+    """Its name (:mod:`appliance.machine_limits`), its value, and how much of that is in use; None: not known."""
+
+    limit: str
+    value: int | None
+    in_use: int | None
 
 
 class Accepted(NamedTuple):
@@ -45,6 +56,8 @@ class Accepting:
         self.refused = 0
         self.resume_ms = 0
         """When the listeners are watched again; 0: they are."""
+        self._lacking, self._lacking_until_ms = "", 0
+        """The limit of the machine that a connection was refused for, and how long that counts."""
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._watch(True)
 
@@ -62,8 +75,7 @@ class Accepting:
             if error.errno in SHORTAGES:
                 self._refuse_for_lack(listener, error)
             return None
-        granted, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if connections >= max(1, min(self._connections_max, granted - descriptors - SPARE_DESCRIPTORS)):
+        if self._reached_by(connections, descriptors) is not None:
             self.refused += 1
             self._turn.complain("connection of %s refused: network.connections_max reached", peer[0])
             sock.close()
@@ -77,6 +89,25 @@ class Accepting:
             sock.close()
             return None
 
+    def limits(self, connections: int, descriptors: int) -> list[LimitReached]:
+        """The limits that keep clients away now; arguments as :meth:`accept`."""
+        reached = self._reached_by(connections, descriptors)
+        if reached is not None:
+            return [reached]
+        if self._lacking and self._turn.now_ms < self._lacking_until_ms:
+            return [LimitReached(self._lacking, None, None)]
+        return []
+
+    def _reached_by(self, connections: int, descriptors: int) -> LimitReached | None:
+        """The limit that so many connections have reached, None when there is room for one more."""
+        granted, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        kept = descriptors + SPARE_DESCRIPTORS
+        if connections < max(1, min(self._connections_max, granted - kept)):
+            return None
+        if granted - kept < self._connections_max:
+            return LimitReached(DESCRIPTORS, granted, kept + connections)
+        return LimitReached(CONNECTIONS_MAX, self._connections_max, connections)
+
     def _refuse_for_lack(self, listener: socket.socket, error: OSError) -> None:
         """Close a connection with the spare descriptor, so that its client knows at once."""
         spare, self._spare = self._spare, -1
@@ -87,6 +118,7 @@ class Accepting:
                 self.refused += 1
         with contextlib.suppress(OSError):  # then the next shortage closes none
             self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._lacking, self._lacking_until_ms = limit_of(error), self._turn.now_ms + LACKING_MS
         self._turn.complain("connections are refused: %s: raise LimitNOFILE, or lower connections", str(error))
         self._pause()
 

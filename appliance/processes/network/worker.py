@@ -37,7 +37,7 @@ from ...wire.requests import Fetch, Forwarded, Offsets, Produce
 from ..child import become_child, give_back_memory
 from ..clock import now_ms
 from ..control import Channel
-from .accepting import Accepting
+from .accepting import Accepting, LimitReached
 from .connection_state import Connection
 from .connections import Connections
 from .fetching import Fetching
@@ -119,6 +119,7 @@ class NetworkWorker:
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._stats: tuple[int, int] = (0, 0)
+        self._limits: list[LimitReached] = []
 
     # ---- the loop
 
@@ -285,7 +286,12 @@ class NetworkWorker:
             give_back_memory()
         self._connections.check_timeouts()
         self._producing.check_timeouts()
-        stats = (len(self._connections.by_fd) + self._handing_over.count, self._accepting.refused)
+        count = len(self._connections.by_fd) + self._handing_over.count
+        limits = self._accepting.limits(count, self._partitions.descriptors_max)
+        if limits != self._limits:
+            self._limits = limits
+            self._control.send(["limits", limits])
+        stats = (count, self._accepting.refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])

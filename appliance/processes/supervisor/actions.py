@@ -16,12 +16,12 @@ Bounds: the actions are those that the supervisor defines, the keys of one are w
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 from ...errors import StorageFault, Unavailable
+from ...machine_limits import ADVICE, limit_of
 from ..clock import now_ms, wall_s
 
 logger = logging.getLogger(__name__)
@@ -35,25 +35,13 @@ REFUSALS: Final = (OSError, MemoryError, Unavailable, StorageFault)
 
 UNDER_WAY: Final = object()
 
-ADVICE: Final = {
-    errno.EAGAIN: "too many processes: raise TasksMax= of the service, or `ulimit -u`",
-    errno.EMFILE: "too many open descriptors in this process: raise LimitNOFILE= of the service, or `ulimit -Hn`",
-    errno.ENFILE: "too many open files on this machine: raise fs.file-max",
-    errno.ENOMEM: "the machine, or MemoryMax= of the service, has no memory left",
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room, or raise the disk quota",
-}
-
-DISK: Final = (errno.ENOSPC, errno.EDQUOT)
-"""Of a disk only where a file is named: the kernel uses these for other limits, too."""
-
 
 def reason_of(error: BaseException) -> str:
     """What is lacking, and what to do about it, on one line."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        advice = ADVICE.get(error.errno or 0) if error.filename or error.errno not in DISK else ""
-        return f"{where}{error.strerror or error}" + (f" ({advice})" if advice else "")
+        limit = limit_of(error)
+        return f"{where}{error.strerror or error}" + (f" ({limit}: {ADVICE[limit]})" if limit else "")
     if isinstance(error, MemoryError):
         return "out of memory"
     return " ".join(str(error).split())
@@ -78,7 +66,7 @@ class Action:
         self._changed = changed
         self._wanted: dict[Hashable, int] = {}  # key -> when it is due
         self._refused: set[Hashable] = set()  # not done since its last refusal
-        self._reason = ""
+        self._reason = self._limit = ""
         self._rests_until_ms = self._delay_ms = 0
         self._attempts = 0
         self._since_s = 0.0
@@ -115,7 +103,7 @@ class Action:
                 try:
                     result = self._do(key)
                 except REFUSALS as error:
-                    self.refuse(key, reason_of(error))
+                    self.refuse(key, reason_of(error), limit_of(error))
                     refusals += 1
                     if refusals == REFUSED_KEYS_MAX:
                         break
@@ -133,11 +121,11 @@ class Action:
         if not self._refused:
             logger.info("no longer refused: %s", self.name)
             self._delay_ms = self._rests_until_ms = self._attempts = 0
-            self._reason = ""
+            self._reason = self._limit = ""
             self._changed()
 
-    def refuse(self, key: Hashable, reason: str) -> None:
-        """The machine refused it for ``key``: rest, then try again."""
+    def refuse(self, key: Hashable, reason: str, limit: str = "") -> None:
+        """The machine refused it for ``key``: rest, then try again.  ``limit``: see :mod:`appliance.machine_limits`."""
         now = self._clock_ms()
         self._wanted.setdefault(key, now)
         if now >= self._rests_until_ms:  # the first one of this round
@@ -147,6 +135,7 @@ class Action:
         if not self._refused:
             self._since_s = wall_s()
         self._refused.add(key)
+        self._limit = limit
         if reason != self._reason:
             self._reason = reason
             logger.warning("refused: %s: %s%s; it is tried again", self.name, _label(key), reason)
@@ -169,6 +158,10 @@ class Action:
             "attempts": self._attempts,
             "reason": self._reason,
         }
+
+    def limit(self) -> tuple[str, float] | None:
+        """The limit of the machine that it is refused for, and since when, in seconds since 1970."""
+        return (self._limit, self._since_s) if self._limit else None
 
 
 class Actions:
@@ -197,6 +190,15 @@ class Actions:
     def rows(self) -> list[dict[str, Any]]:
         """For ``status``: what is being refused."""
         return [row for action in self._all if (row := action.row()) is not None]
+
+    def limits(self) -> dict[str, float]:
+        """The limits of the machine for which something is refused, each with the time of the first refusal."""
+        found: dict[str, float] = {}
+        for action in self._all:
+            if (reached := action.limit()) is not None:
+                limit, since_s = reached
+                found[limit] = min(found.get(limit, since_s), since_s)
+        return found
 
 
 @contextlib.contextmanager

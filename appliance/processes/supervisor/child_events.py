@@ -6,12 +6,13 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["writer", topic, partition] +fd        ["retire", topic, partition]
                        ["coordinator"] +fd
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
+                       ["limits", [[limit, value, in use] ...]]            all that are reached now
     from any of them   ["refused", ...]   a message of ours whose descriptors or memory the machine did not let it have
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
                        ["reload", {...}]
-    from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason]  ["closed"]
-    from an opener     ["opened", [[topic, partition, error, message] ...]]
+    from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
+    from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
     to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["doors", {...}]  ["zookeeper", connect]
                        ["done", token, [[topic, partition, error, message] ...]]
@@ -77,8 +78,14 @@ class ChildEvents:
             case ["opened"]:
                 self._writers.on_opened(child)
                 self._on_change()
-            case ["lacking", reason]:
-                self._writers.on_lacking(child, reason)
+            case ["lacking", reason, limit]:
+                if child.role == "writer":
+                    self._writers.on_lacking(child, reason, limit)
+                else:
+                    self._opening.on_lacking(limit)
+            case ["limits", rows]:
+                self._workers.on_limits(child.key, rows)
+                self._on_change()
             case ["offline", reason]:
                 self._writers.on_offline(child, reason)
                 self._on_change()

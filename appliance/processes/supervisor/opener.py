@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, partition_directory, peek
+from ...machine_limits import limit_of
 from ...shared import memory
 from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
 from ..child import become_child
@@ -47,7 +48,9 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
             rows.append((job.topic, job.partition, "", ""))
         except (ApplianceError, OSError) as error:
             kind = OutOfResources if is_lack(error) else StorageFault
-            if kind is StorageFault:  # the supervisor logs the other: it tries again
+            if kind is OutOfResources:
+                control.send(["lacking", str(error), limit_of(error)])
+            else:  # the supervisor logs the other: it tries again
                 logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             rows.append((job.topic, job.partition, kind.__name__, str(error)))
         if len(rows) >= ROWS_PER_MESSAGE:

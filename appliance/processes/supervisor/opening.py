@@ -70,6 +70,8 @@ class Opening:
         self._to_open: list[TopicPartition] = []
         self._lacking: set[TopicPartition] = set()
         """Partitions that could not be opened for lack of room or descriptors."""
+        self._limit = ""
+        """The limit of the machine that the last of these has reached."""
         self._place_all = actions.define("place partitions in /dev/shm", lambda _: self._place())
         self._open_again = actions.define("open partitions", lambda _: self._reopen())
         self._start_opener = actions.define("start openers", self._fork_opener)
@@ -229,6 +231,10 @@ class Opening:
                 self._coordinator.send_listeners()
         return known
 
+    def on_lacking(self, limit: str) -> None:
+        """An opener reports the limit of the machine that it has reached; its outcomes follow."""
+        self._limit = limit
+
     def on_opener_end(self, child: Child) -> list[Outcome]:
         """What a killed opener has not reported is opened by another; returns the outcomes of what is given up."""
         left = [partition for partition in child.key if partition in self._hosted.opening]
@@ -252,6 +258,6 @@ class Opening:
 
     def _report_lacking(self) -> None:
         if self._lacking:
-            self._open_again.refuse("", self._hosted[min(self._lacking)].offline)
+            self._open_again.refuse("", self._hosted[min(self._lacking)].offline, self._limit)
         else:
             self._open_again.done()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ...machine_limits import ADVICE, measure
 from ..clock import now_ms, wall_s
 from .actions import Actions
 from .children import Children
@@ -26,7 +27,7 @@ class StatusReport:
 
     def __init__(
         self,
-        path: Path,
+        data_dir: Path,
         instance: str,
         hosted: Hosted,
         children: Children,
@@ -38,7 +39,8 @@ class StatusReport:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
         self._pid, self._started_s = os.getpid(), wall_s()
-        self._file = StateFile(path)
+        self._data_dir = data_dir
+        self._file = StateFile(data_dir / "state.json")
         self._written_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
@@ -67,9 +69,18 @@ class StatusReport:
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
             "refused": self._actions.rows(),
+            "limits": self._limits(),
         }
         self._written_ms = now_ms()
         self._file.replace(msgspec.json.encode(content))
+
+    def _limits(self) -> list[dict[str, Any]]:
+        """The limits that are reached: of the machine, for which an action is refused, and those of workers."""
+        rows = self._workers.limits()
+        for limit, since_s in self._actions.limits().items():
+            value, in_use = measure(limit, self._data_dir)
+            rows.append({"limit": limit, "process": "", "value": value, "in_use": in_use, "since": since_s})
+        return [{**row, "advice": ADVICE[row["limit"]]} for row in rows]
 
     def _processes(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [

@@ -176,7 +176,7 @@ class Supervisor:
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
         self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared)
         self._report = StatusReport(
-            data_dir / "state.json",
+            data_dir,
             self._instance,
             *(hosted, children, actions, self._workers, self._coordinator, self._nodes),
         )

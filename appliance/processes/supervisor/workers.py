@@ -14,6 +14,7 @@ from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart
 from ...shared.table import WORKERS_MAX
 from .. import network
+from ..clock import wall_s
 from ..control import Channel
 from .actions import Actions
 from .children import LISTENERS, Children
@@ -41,6 +42,7 @@ class Workers:
         self._arenas: dict[int, str] = {}
         self._unused_arenas: set[int] = set()
         self._stats: dict[int, dict[str, int]] = {}
+        self._limits: dict[int, list[dict[str, Any]]] = {}
         self._listeners: list[tuple[str, socket.socket]] = []
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[Doorbell] = []
@@ -108,6 +110,7 @@ class Workers:
 
     def on_end(self, child: Child) -> None:
         del self._by_index[child.key]
+        self._limits.pop(child.key, None)
         self._children.start_again(child, self._start, child.key)
 
     # ---- messages and status
@@ -140,3 +143,18 @@ class Workers:
     def stats(self, index: int) -> dict[str, int]:
         """The numbers that the worker has sent: connections, and how many were refused."""
         return self._stats.get(index, {})
+
+    def on_limits(self, index: int, reached: list[list[Any]]) -> None:
+        """A worker reports all limits that it has reached: each with its value, and how much of that is in use."""
+        since = {row["limit"]: row["since"] for row in self._limits.get(index, [])}
+        self._limits[index] = [
+            {
+                **{"limit": limit, "process": f"network {index}", "value": value, "in_use": in_use},
+                "since": since.get(limit) or wall_s(),
+            }
+            for limit, value, in_use in reached
+        ]
+
+    def limits(self) -> list[dict[str, Any]]:
+        """For status: limit, process, value, in_use, since."""
+        return [row for rows in self._limits.values() for row in rows]

@@ -105,10 +105,10 @@ class Writers:
     def on_opened(self, child: Child) -> None:
         self._start.done(child.key)
 
-    def on_lacking(self, child: Child, reason: str) -> None:
+    def on_lacking(self, child: Child, reason: str, limit: str) -> None:
         """The machine has not got what the log needs to be opened: the writer ends, another one tries again."""
         child.stopping = True
-        self._start.refuse(child.key, reason)
+        self._start.refuse(child.key, reason, limit)
 
     def on_offline(self, child: Child, reason: str) -> None:
         """Its log cannot be trusted: the writer ends, and there is none until the next start."""

@@ -30,6 +30,7 @@ import msgspec
 from ...config import Config, TopicSettings
 from ...errors import ApplianceError, DiskFull, OutOfResources, StorageFault, Unavailable, is_lack
 from ...log import Log
+from ...machine_limits import limit_of
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.doorbell import Doorbell
@@ -155,7 +156,7 @@ class Writer:
     def wait_for_room(self, error: ApplianceError | OSError) -> None:
         """Report why nothing can be written to this partition yet; the supervisor starts another writer later."""
         self._table.set_state(DISK_FULL)
-        self._control.send(["lacking", str(error)])
+        self._control.send(["lacking", str(error), limit_of(error)])
 
     # ---- the loop: wait, take, write, answer
 
