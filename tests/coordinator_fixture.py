@@ -65,7 +65,7 @@ class Rig:
         for name in self._names.values():
             memory.unlink(name)
 
-    def fork(self, doors: dict[str, str] | None = None) -> None:
+    def fork(self, listeners: dict[str, str] | None = None) -> None:
         self.channel, child_end = Channel.pair()
         stream, child_stream = socket.socketpair()
         self.pid = os.fork()
@@ -88,11 +88,11 @@ class Rig:
             self.channel.send(["table", topic, partition, name])
         self.channel.send(["worker", 0], [child_stream.fileno()])
         child_stream.close()
-        self.channel.send(["doors", doors or {"native": LISTENER}])
+        self.channel.send(["listeners", listeners or {"native": LISTENER}])
 
-    def fork_again(self, doors: dict[str, str]) -> None:
+    def fork_again(self, listeners: dict[str, str]) -> None:
         self.kill()
-        self.fork(doors)
+        self.fork(listeners)
 
     def stop(self) -> int:
         """Ordered stop; the exit status."""
@@ -184,11 +184,11 @@ class Rig:
 
     # ---- the network worker's part
 
-    def post(self, door: str, frame: bytes, listener: str = LISTENER) -> int:
+    def post(self, protocol: str, frame: bytes, listener: str = LISTENER) -> int:
         """Send a frame (without size prefix); the token to look for in ``replies``."""
         self._correlation += 1
         self.stream.setblocking(True)
-        self.stream.sendall(msgpack.packb([self._correlation, door, listener, "127.0.0.1:5", frame]))
+        self.stream.sendall(msgpack.packb([self._correlation, protocol, listener, "127.0.0.1:5", frame]))
         self.stream.setblocking(False)
         return self._correlation
 

@@ -145,10 +145,10 @@ def test_a_bug_in_answering_costs_one_connection_not_the_process(
 ) -> None:
     answer = NativeApi.answer
 
-    async def answer_or_break(door: NativeApi, frame: bytes, listener: str) -> bytes:
+    async def answer_or_break(api: NativeApi, frame: bytes, listener: str) -> bytes:
         if b"break" in frame:
             raise ZeroDivisionError("a bug")
-        return await answer(door, frame, listener)
+        return await answer(api, frame, listener)
 
     monkeypatch.setattr(NativeApi, "answer", answer_or_break)
     with Rig(tmp_path, configs.load(overrides=LOCAL)) as rig:
@@ -252,7 +252,7 @@ def test_a_broker_with_an_ensemble_of_its_own_has_a_cluster_id_before_that_is_up
 
 def test_a_topic_is_spread_over_the_brokers_and_known_to_all(tmp_path: Path, connect: str) -> None:
     with member(tmp_path, connect, 0) as one, member(tmp_path, connect, 1) as two:
-        two.fork_again(doors={"native": "127.0.0.1:9191"})
+        two.fork_again(listeners={"native": "127.0.0.1:9191"})
         pump([one, two], lambda: len(one.metadata()["brokers"]) == len(two.metadata()["brokers"]) == 2)
         assert one.metadata()["brokers"] == [[0, "127.0.0.1", 9091], [1, "127.0.0.1", 9191]]
         pump([one, two], lambda: one.metadata()["cluster"] == two.metadata()["cluster"] != "")

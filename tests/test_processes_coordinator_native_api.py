@@ -219,18 +219,18 @@ def test_offsets_are_committed_listed_and_deleted(grouped: Rig) -> None:
 
 
 def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
-    """Method: a partition registered for broker 9, whose native door is a socket of this test."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        door.settimeout(20)
-        info = BrokerInfo("i", "h", native=f"127.0.0.1:{door.getsockname()[1]}")
+    """Method: a partition registered for broker 9, whose native listener is a socket of this test."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        info = BrokerInfo("i", "h", native=f"127.0.0.1:{listener.getsockname()[1]}")
         meddle(grouped, ask([create(f"{BROKER_IDS}/9", encode_broker(info))]))
         topic = TopicInfo({0: [9], 1: [8]}, {}, "f" * 32)
         meddle(grouped, ask([create(f"{TOPICS}/logs", encode_topic(topic))]))
         grouped.until(lambda: grouped.metadata("logs")["topics"][0]["partitions"] == [[0, 9], [1, -1]])
         grouped.admin("commit", group="readers", offsets=[["logs", 0, 70], ["logs", 1, 5]])
         token = grouped.post_admin("group", group="readers")
-        grouped.until(lambda: select.select([door], [], [], 0)[0])
-        peer, _ = door.accept()
+        grouped.until(lambda: select.select([listener], [], [], 0)[0])
+        peer, _ = listener.accept()
         with peer, peer.makefile("rb") as received:
             assert native.decode_header(memoryview(read_frame(received)))[0][0] == native.HELLO
             peer.sendall(native.encode_frame([1, 0, 1, 9, {}]))
@@ -244,8 +244,8 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
         # A peer that hangs up, or answers nonsense, costs its own numbers only.
         for answer in (b"", b"\xff" * 8, native.encode_frame([1, 0, 1, 9, {}]) + native.encode_frame([2, 0, [[1]]])):
             token = grouped.post_admin("topics")
-            grouped.until(lambda: select.select([door], [], [], 0)[0])
-            peer, _ = door.accept()
+            grouped.until(lambda: select.select([listener], [], [], 0)[0])
+            peer, _ = listener.accept()
             peer.sendall(answer)
             peer.close()
             (row, _) = grouped.result(token)[2][0]["partitions"]

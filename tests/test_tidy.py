@@ -61,6 +61,7 @@ PAGES = sorted(
 README_LINES_MAX = 150
 FOREIGN = {"call_soon_threadsafe", "send_with_data_passthrough", "rdkafka_performance"}
 """Names of asyncio, h11 and librdkafka that texts mention."""
+OLD_WORDS = re.compile(r"\b(doors?|loan(?:ed|s)?|lend|borrow(?:er|ed)?|errands?)\b", re.IGNORECASE)
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
@@ -119,6 +120,12 @@ def test_banned_text(banned: str) -> None:
             assert not found, f"{name}: {found and found[0]!r}: {instead}"
 
 
+def test_no_two_modules_have_one_name() -> None:
+    """A line of a traceback, or of the log, says where it comes from."""
+    names = [name.split("/")[-1] for name, _ in sources() if not name.endswith(("__init__.py", "__main__.py"))]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_functions_fit_on_a_screen() -> None:
     for name, text in sources():
         for node in ast.walk(ast.parse(text)):
@@ -131,6 +138,13 @@ def test_every_module_says_what_it_is() -> None:
     for name, text in sources():
         docstring = ast.get_docstring(ast.parse(text)) or ""
         assert re.match(r"\S.*[.:]", docstring, re.DOTALL) or text == "", f"{name}: no docstring"
+
+
+def test_one_thing_has_one_word() -> None:
+    """Words that stood for listener, handoff and background requests."""
+    for name, text in sources():
+        found = OLD_WORDS.search(text)
+        assert not found, f"{name}: {found and found[0]!r}: see the glossary in appliance/README.md"
 
 
 def test_nothing_is_left_for_later() -> None:

@@ -190,7 +190,7 @@ class Coordinator:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
             case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
                 self._send(message)
-            case ["doors", listening]:  # follows the tables: now we know what is missing
+            case ["listeners", listening]:  # follows the tables: now we know what is missing
                 self._brokers.listening = listening
                 self._registry.announce()
                 self._spawn(self._topic_sync.reconcile())

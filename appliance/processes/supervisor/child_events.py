@@ -14,7 +14,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
-    to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["doors", {...}]  ["zookeeper", connect]
+    to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["listeners", {...}]  ["zookeeper", connect]
                        ["done", token, [[topic, partition, error, message] ...]]
                        ["reload", {...}]        ["stop"]
     from it            ["create", token, [[topic, partition, topic id, settings] ...]]

@@ -107,7 +107,7 @@ class CoordinatorChild:
 
     def send_listeners(self) -> None:
         """Have it register this broker, and order what is missing here; it has been sent the tables before."""
-        self.send(["doors", self._listeners])
+        self.send(["listeners", self._listeners])
 
     def reload(self, config: Config, settings: Any) -> None:
         """``settings``: the configuration as plain values."""
