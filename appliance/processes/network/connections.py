@@ -50,11 +50,12 @@ class Connections:
         self.by_fd: dict[int, Connection] = {}
         self.touched: dict[Connection, None] = {}
         """Connections that may have something to send, or to start, at the end of this turn."""
-        self._resumed: dict[Connection, None] = {}
+        self.resumed: dict[Connection, None] = {}
         """Connections with requests that can start in the next turn."""
-        self._starved: OrderedDict[Connection, None] = OrderedDict()
+        self.starved: OrderedDict[Connection, None] = OrderedDict()
         """Connections that found no room for what they send, those that wait longest first."""
-        self._starved_ms = 0
+        self.starved_ms = 0
+        """Since when nothing has become better for them."""
 
     def connect(
         self,
@@ -94,7 +95,7 @@ class Connections:
         """Receive, and start what has come; ``first``: nobody has waited longer for room in the arena."""
         inbox = connection.inbox
         connection.active_ms = self._turn.now_ms
-        inbox.starved = bool(self._starved) and not first and not inbox
+        inbox.starved = bool(self.starved) and not first and not inbox
         if not inbox.starved:
             if not inbox.receive(connection.sock):
                 self.close(connection)
@@ -116,7 +117,7 @@ class Connections:
             for request, start, frame in decode_frames(codec, self._buffers.memory, frames):
                 left -= 1
                 if not left:
-                    self._resumed[connection] = None
+                    self.resumed[connection] = None
                 if not left or not self._start(connection, request, start, frame):
                     connection.stall(start, request.overlap)
                     break
@@ -164,36 +165,26 @@ class Connections:
         """
         connection.announcements_read = not connection.announcements_read and None in partitions
         if connection.announcements_read:
-            self._resumed[connection] = None
+            self.resumed[connection] = None
         return connection.announcements_read
 
     def resume_next_turn(self, connection: Connection) -> None:
         """The request that stalls may start in the next turn."""
-        self._resumed[connection] = None
-
-    @property
-    def resumed(self) -> bool:
-        """Whether some stalled requests may start."""
-        return bool(self._resumed)
+        self.resumed[connection] = None
 
     def start_resumed(self) -> None:
-        """Start them at the end of this turn."""
-        self.touched.update(self._resumed)
-        self._resumed = {}
+        """Let the connections that have been resumed start their requests at the end of this turn."""
+        self.touched.update(self.resumed)
+        self.resumed = {}
 
     # ---- memory for what they send
 
     def _starve(self, connection: Connection) -> None:
         """Let it wait until there is room for what it sends."""
-        if not self._starved:
-            self._starved_ms = self._turn.now_ms
+        if not self.starved:
+            self.starved_ms = self._turn.now_ms
             self._ask_for_room()
-        self._starved.setdefault(connection)
-
-    @property
-    def starved_until_ms(self) -> int:
-        """When the connection that others wait for is closed; 0: none waits."""
-        return self._starved_ms + STARVED_MS_MAX if self._starved else 0
+        self.starved.setdefault(connection)
 
     def feed_starved(self) -> None:
         """Let connections that found no room try again; none before those that wait longer.
@@ -201,14 +192,14 @@ class Connections:
         The oldest unfinished frame comes before all: while memory is used up only that may grow, so that it gets done.
         """
         oldest = self._buffers.oldest
-        for connection in self._starved:
+        for connection in self.starved:
             if connection.inbox is oldest:
                 self._feed(connection)
                 break
-        while self._starved and self._feed(next(iter(self._starved))):
+        while self.starved and self._feed(next(iter(self.starved))):
             pass
-        if self._starved and self._turn.now_ms - self._starved_ms >= STARVED_MS_MAX:
-            self._starved_ms = self._turn.now_ms
+        if self.starved and self._turn.now_ms - self.starved_ms >= STARVED_MS_MAX:
+            self.starved_ms = self._turn.now_ms
             self._close_slowest()
 
     def _feed(self, connection: Connection) -> bool:
@@ -219,8 +210,8 @@ class Connections:
                 return False
             if not connection.closed:
                 self.watch(connection)
-        self._starved.pop(connection, None)
-        self._starved_ms = self._turn.now_ms
+        self.starved.pop(connection, None)
+        self.starved_ms = self._turn.now_ms
         return True
 
     def _close_slowest(self) -> None:
@@ -264,7 +255,7 @@ class Connections:
         if (
             connection.stalled
             and connection.may_start(connection.stalled_overlap)
-            and connection not in self._resumed
+            and connection not in self.resumed
             and not self._take_frames(connection)
         ):
             return
@@ -309,7 +300,7 @@ class Connections:
         fd = connection.sock.fileno()
         del self.by_fd[fd]
         self._epoll.unregister(fd)
-        self._starved.pop(connection, None)
+        self.starved.pop(connection, None)
         self._on_close(connection)
         connection.close()
 

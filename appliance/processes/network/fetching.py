@@ -1,8 +1,8 @@
 """Fetching: answers Fetch requests from segment files, at once or when there is enough.
 
 A fetch that finds too little becomes a :class:`DelayedRequest` in the wait lists of its partitions (``wait_lists``)
-until a writer has published more or its time is up.  What acks=1 has acknowledged may be written above the high
-watermark, where nobody may read yet; a fetch that has come for that asks the writer for a flush.
+until a writer has published more or its time is up.  What acks=1 has acknowledged may lie above the high watermark,
+where it cannot be read yet; a fetch of it asks the writer for a flush.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Bytes that a connection has received and that no request has been made of yet.
+"""The memory for received bytes: what a connection has received, until requests are made of it.
 
-They lie in one of two places, never in both::
+The bytes lie in one of two places, never in both::
 
     in the arena       an extent, from ``recv`` until every writer has taken what was in it
     in private memory  an unfinished frame, or whole frames that have to wait, once others need the arena
 
-An inbox holds an extent between two turns of the loop only while it has such bytes, and only while nobody else needs
-it: :meth:`Buffers.allocate` moves them to private memory, those that have held longest first.  An unfinished frame goes
-on growing there and comes back into the arena when it is complete.  So neither many slow clients nor large requests
-that come in pieces keep the arena from those that are fast.
+An inbox holds an extent between two turns of the loop only while it has such bytes, and only while no other inbox needs
+it.  Then :meth:`Buffers.allocate` moves its bytes to private memory; the inbox that has held an extent longest is the
+first.  An unfinished frame grows on in private memory, and comes back into the arena when it is complete.  So slow
+clients and large requests that come in pieces leave the arena to fast clients.
 
-No deadlock: when private memory is used up nobody reads but the oldest unfinished frame, which may always grow and
-always comes back into the arena; so it gets done, and then the next.  When its client does not send, the worker closes
-it for those who wait (:attr:`Buffers.oldest`).
+There is no deadlock.  When private memory is used up, only the oldest unfinished frame is read.  It may always grow and
+always comes back into the arena, so it is completed, and then the next.  If its client does not send, the worker closes
+that connection for the sake of the others (:attr:`Buffers.oldest`).
 
 Bounds: the arena; private memory of ``private_bytes_max``, and beyond that what the arena held and one frame.
 """
@@ -62,7 +62,7 @@ class Buffers:
         return next(iter(self.unfinished), None)
 
     def allocate(self, size_bytes: int) -> Extent | None:
-        """Take an extent, if need be from those who hold theirs longest; None while writers have it all."""
+        """Take an extent, if need be from the inboxes that hold one longest; None while writers have it all."""
         extent = self.arena.allocate(size_bytes)
         while extent is None and self.holders:
             inbox, _ = self.holders.popitem(last=False)
@@ -72,9 +72,9 @@ class Buffers:
 
 
 class Inbox:
-    """What one connection has received.
+    """The received bytes of one connection.
 
-    ``starved``: nothing can be read, or made of what has been read, until the arena has room.
+    ``starved``: no byte can be read, or no request made of what has been read, until the arena has room.
     """
 
     __slots__ = ("_buffers", "_filled", "_parsed", "_private", "_wanted", "extent", "frame_since_ms", "starved")
@@ -131,7 +131,7 @@ class Inbox:
         return extent
 
     def frames(self, frame_bytes_max: int, first_bytes_max: int) -> list[tuple[int, int]]:
-        """The whole frames that have arrived, as (start, stop) in the arena.
+        """Return the whole frames that have arrived, as (start, stop) in the arena.
 
         Raises:
             FrameTooLarge: the peer announced more than the limit, which for the first may be another one.
@@ -172,7 +172,7 @@ class Inbox:
         return SIZE_BYTES + int.from_bytes(data[parsed : parsed + SIZE_BYTES], "big")
 
     def _grow(self, need: int) -> None:
-        """Room for more of an unfinished frame, doubled each time: what is announced costs nothing, what comes does."""
+        """Make room for more of an unfinished frame: twice as much each time, whatever size it has announced."""
         private, buffers = self._private, self._buffers
         assert private is not None
         self.starved = buffers.used_up and buffers.oldest is not self
@@ -186,10 +186,10 @@ class Inbox:
         self._parsed = start - SIZE_BYTES
 
     def settle(self, now_ms: int, stalled: bool) -> None:
-        """After the frames are dealt with: give the extent back, or keep it for what is left.
+        """Give the extent back once requests have been made of the frames, or keep it for what is left.
 
         Args:
-            stalled: whole frames are left, so there is nothing to make room for.
+            stalled: whole frames are left, so no frame needs more room.
         """
         extent, buffers = self.extent, self._buffers
         rest = self._filled - self._parsed
@@ -264,5 +264,5 @@ class Inbox:
 
     @property
     def buffer_bytes(self) -> int:
-        """What a recv should be able to take, from the size of the frames that have come."""
+        """How many bytes a recv should be able to take, from the size of the frames that have come."""
         return self._wanted

@@ -1,7 +1,7 @@
 """Look-ups of offsets: the ends of partitions, offsets by time, records before an offset.
 
-A request for the end of a log of which more is written than may be read waits for the flush of that: what acks=1 has
-acknowledged is there for anyone who asks.  Then its parts are looked up in slices, in turn with those of others.
+A request for the end of a log waits until all that is written may be read.  So it counts what acks=1 has acknowledged.
+Then the parts of the request are looked up in slices, in turn with those of other requests.
 
 Bounds: of all requests together a turn of the loop looks into ``network.look_bytes_max`` of logs, and beyond that into
 one batch at most (16 MiB once unpacked, 50,000 records): some 50 ms in all.  The rest waits for the next turn.
@@ -93,7 +93,8 @@ class OffsetLookups:
     def begin_turn(self) -> None:
         """Go on with what the last turn has left."""
         self._bytes_left = self._bytes_per_turn
-        self._look_up()
+        if self._queue:
+            self._look_up()
 
     def _look_up(self) -> None:
         """Answer requests, a slice of each in turn, as far as this turn may look into logs."""

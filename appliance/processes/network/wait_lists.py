@@ -200,6 +200,8 @@ class WaitLists:
 
     def answer_expired(self, now_ms: int) -> None:
         """Answer the requests whose time is up, as many as fit into a turn."""
+        if not self._deadlines or self._deadlines[0][0] > now_ms:
+            return
         parts = 0
         for delayed in self.expired(now_ms):
             delayed.owner.answer(delayed)

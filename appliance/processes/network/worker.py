@@ -39,7 +39,7 @@ from ..clock import now_ms
 from ..control import Channel
 from .accepting import Accepting, LimitReached
 from .connection_state import Connection
-from .connections import Connections
+from .connections import STARVED_MS_MAX, Connections
 from .fetching import Fetching
 from .forwarding import Forwarding
 from .handing_over import HandingOver
@@ -186,9 +186,10 @@ class NetworkWorker:
         """Send what this turn has made: append requests and replies, each of which may lead to more of both."""
         self._wait_lists.answer_expired(self._turn.now_ms)
         while self._producing.to_send or self._connections.touched:
-            self._producing.send_all()
+            if self._producing.to_send:
+                self._producing.send_all()
             self._connections.advance_touched()
-        if self._connections.starved_until_ms:
+        if self._connections.starved:
             self._connections.feed_starved()
         if self._turn.now_ms - self._check_ms >= CHECK_MS:
             self._check_timeouts()
@@ -213,9 +214,10 @@ class NetworkWorker:
             next_ms = min(next_ms, deadline_ms)
         if self._control.pending:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
-        for due_ms in (self._accepting.resume_ms, connections.starved_until_ms):
-            if due_ms:
-                next_ms = min(next_ms, due_ms)
+        if self._accepting.resume_ms:
+            next_ms = min(next_ms, self._accepting.resume_ms)
+        if connections.starved:
+            next_ms = min(next_ms, connections.starved_ms + STARVED_MS_MAX)
         return max(0, next_ms - now_ms()) / 1000
 
     # ---- what the supervisor announces
