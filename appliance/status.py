@@ -32,8 +32,9 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
+from .partition_states import DISK_FULL, OFFLINE, STATE_NAMES
 from .shared import memory
-from .shared.table import DISK_FULL, OFFLINE, STATE_NAMES, SegmentTable, View
+from .shared.table import SegmentTable, View
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from appliance import config as configs
 from appliance.catalog import Catalog, Topic
 from appliance.errors import ZooKeeperAway
+from appliance.partition_states import ONLINE
 from appliance.processes.coordinator.live_brokers import LiveBrokers
 from appliance.processes.coordinator.measuring import Measurements
 from appliance.processes.coordinator.partitions import Partitions
@@ -19,7 +20,7 @@ from appliance.processes.coordinator.this_broker import ThisBroker
 from appliance.processes.coordinator.topic_steps import TopicSteps
 from appliance.processes.coordinator.topic_sync import TopicSync
 from appliance.processes.coordinator.topics import Topics
-from appliance.shared.table import ONLINE, ROWS, SegmentTable
+from appliance.shared.table import ROWS, SegmentTable
 from appliance.zookeeper.broker_registry import BrokerRegistry
 from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation

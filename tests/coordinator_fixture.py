@@ -21,11 +21,12 @@ import msgpack
 
 from appliance.catalog import Catalog
 from appliance.config import Config
+from appliance.partition_states import ONLINE
 from appliance.processes import coordinator
 from appliance.processes.control import Channel
 from appliance.processes.snapshot import SNAPSHOT, Snapshot
 from appliance.shared import memory
-from appliance.shared.table import ONLINE, TABLE_BYTES, SegmentTable
+from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 
 LISTENER = "127.0.0.1:9091"

@@ -11,7 +11,8 @@ from appliance.config import TopicSettings
 from appliance.errors import UnknownPartition
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
-from appliance.shared.table import ONLINE, View
+from appliance.partition_states import ONLINE
+from appliance.shared.table import View
 from appliance.wire.requests import (
     EARLIEST,
     LATEST,

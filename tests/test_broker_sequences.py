@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.broker.sequences import RECENT_MAX, SEQUENCE_MASK, UNKNOWN, Sequences, Snapshot
+from appliance.broker.sequences import RECENT_MAX, UNKNOWN, Sequences, Snapshot
 from appliance.errors import OutOfOrderSequence, StaleProducerEpoch
+from appliance.records.batch import SEQUENCE_MASK
 
 
 def written(*batches: tuple[int, int]) -> Sequences:

@@ -21,7 +21,7 @@ from appliance.errors import (
     UnknownGroup,
     UnknownPartition,
 )
-from appliance.shared.table import OFFLINE
+from appliance.partition_states import OFFLINE
 from appliance.wire import native
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, ask, create

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance import config as configs
 from appliance.log.files import log_path
-from appliance.shared.table import OFFLINE
+from appliance.partition_states import OFFLINE
 
 from .coordinator_fixture import Rig
 

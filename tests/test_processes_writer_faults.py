@@ -11,13 +11,14 @@ from appliance.catalog import LEADER_EPOCH
 from appliance.errors import OutOfResources, StorageFault
 from appliance.log import FlushTicket, Log
 from appliance.log.files import System
+from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms
 from appliance.processes.writer import appender, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
 from appliance.records.batch import LEADER_EPOCH_AT
 from appliance.records.encode import encode_batch, encode_values
-from appliance.shared.table import ONLINE, ROWS
+from appliance.shared.table import ROWS
 
 from .log_batches import BOOT, batch, place_all
 from .log_batches import SETTINGS as SMALL

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from appliance.errors import ClientFault, CorruptBatch, MessageTooLarge
 from appliance.records.batch import (
     ATTRIBUTES_AT,
+    CODECS,
     COUNT_AT,
     CRC_AT,
     HEADER_BYTES,
     LAST_OFFSET_DELTA_AT,
     LENGTH_AT,
 )
-from appliance.records.compression import CODECS
 from appliance.records.decode import decode_batch, decode_values
 from appliance.records.encode import Fields, encode_batch, encode_values
 

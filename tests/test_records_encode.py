@@ -17,8 +17,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from appliance.errors import InvalidRequest
 from appliance.records import encode
-from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_TIME, check, place
-from appliance.records.compression import CODECS, codec_number
+from appliance.records.batch import ATTRIBUTES_AT, CODECS, CRC_AT, LOG_APPEND_TIME, check, place
+from appliance.records.compression import codec_number
 from appliance.records.decode import Record, decode_batch, decode_values
 from appliance.records.encode import Fields, encode_batch, encode_values, varint
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ClientFault, CorruptBatch, MessageTooLarge
-from appliance.records.batch import ATTRIBUTES_AT, HEADER_BYTES, LOG_APPEND_TIME
-from appliance.records.compression import CODECS
+from appliance.records.batch import ATTRIBUTES_AT, CODECS, HEADER_BYTES, LOG_APPEND_TIME
 from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch
 from appliance.records.timestamps import largest_times

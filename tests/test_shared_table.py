@@ -7,7 +7,8 @@ from itertools import combinations_with_replacement, islice
 import pytest
 
 from appliance.errors import WriterGone
-from appliance.shared.table import EPOCH, MAGIC, ONLINE, ROWS, START, SegmentTable, View
+from appliance.partition_states import ONLINE
+from appliance.shared.table import EPOCH, MAGIC, ROWS, START, SegmentTable, View
 
 SEGMENT = 1_000  # bytes per segment in every test here
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "kafka_settings"},
-    {"names", "addresses", "machine_limits"},
+    {"names", "addresses", "machine_limits", "partition_states"},
     {"config_keys"},
     {"config", "catalog"},
     {"records", "retention"},

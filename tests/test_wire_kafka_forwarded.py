@@ -13,9 +13,9 @@ import pytest
 
 from appliance.errors import ClientFault, ProtocolFault, UnsupportedVersion
 from appliance.names import CLIENT_ID_CHARACTERS_MAX
+from appliance.records.varints import unsigned
 from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS, JOIN_GROUP, LIST_GROUPS, METADATA, OFFSET_COMMIT, SERVED_BY_WORKERS
-from appliance.wire.kafka.primitives import varint
 from appliance.wire.kafka.walk import BOUNDS
 from tests.kafka_messages import (
     SEEDS,
@@ -114,7 +114,7 @@ HOSTILE = {
     "endless varint": HEADER_METADATA_9 + b"\x80" * 1_000_000,
     "many tagged fields": HEADER_METADATA_9 + b"\1\0\0\0" + b"\xff\xff\x03" + b"\0" * 200_000,
     "tag beyond the frame": HEADER_METADATA_9 + b"\1\0\0\0\1\0\xff\x01",
-    "a text of a megabyte": HEADER_METADATA_9 + b"\2" + varint(1_000_001) + b"t" * 1_000_000 + b"\0\0\0\0\0",
+    "a text of a megabyte": HEADER_METADATA_9 + b"\2" + unsigned(1_000_001) + b"t" * 1_000_000 + b"\0\0\0\0\0",
     "millions of empty strings": HEADER_METADATA_0 + struct.pack(">i", 4_000_000) + b"\0" * 8_000_000,
 }
 

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import ProtocolFault
+from appliance.records.varints import unsigned
 from appliance.wire.kafka import primitives
-from appliance.wire.kafka.primitives import NO_TOPIC, read_topic, read_varint, skip_tags, varint
+from appliance.wire.kafka.primitives import NO_TOPIC, read_topic, read_varint, skip_tags
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=3))
 def test_varints_come_back_with_the_position_after_them(value: int, rest: bytes) -> None:
-    encoded = varint(value)
+    encoded = unsigned(value)
     assert read_varint(memoryview(encoded + rest), 0) == (value, len(encoded))
 
 
@@ -41,13 +42,13 @@ def test_the_table_of_known_topics_is_bounded() -> None:
 def test_what_is_no_topic_name_is_read_and_not_remembered(name: bytes, flexible: bool) -> None:
     """The reply needs it, so its bytes stand in the group; nobody can look it up."""
     before = dict(primitives.topics_known)
-    prefix = varint(len(name) + 1) + name + b"\2" if flexible else struct.pack(">h", len(name)) + name + b"\0\0\0\1"
+    prefix = unsigned(len(name) + 1) + name + b"\2" if flexible else struct.pack(">h", len(name)) + name + b"\0\0\0\1"
     assert read_topic(memoryview(prefix + bytes(12)), 0, flexible, 12) == (NO_TOPIC, (prefix, 1), len(prefix))
     assert primitives.topics_known == before
 
 
 def test_a_name_of_megabytes_is_refused() -> None:
-    frame = memoryview(varint(7_000_001) + bytes(7_000_000) + b"\2" + bytes(12))
+    frame = memoryview(unsigned(7_000_001) + bytes(7_000_000) + b"\2" + bytes(12))
     with pytest.raises(ProtocolFault, match="7000000 bytes"):
         read_topic(frame, 0, True, 12)
 

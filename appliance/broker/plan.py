@@ -15,7 +15,8 @@ from ..errors import (
     WriterGone,
 )
 from ..log.reader import Found
-from ..shared.table import OFFLINE, OPENING, SegmentTable, View
+from ..partition_states import OFFLINE, OPENING
+from ..shared.table import SegmentTable, View
 from ..wire.requests import (
     EARLIEST,
     LATEST,

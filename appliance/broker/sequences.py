@@ -29,11 +29,10 @@ import msgpack
 from crc32c import crc32c
 
 from ..errors import OutOfOrderSequence, StaleProducerEpoch
+from ..records.batch import SEQUENCE_MASK
 
 RECENT_MAX: Final = 5
 UNKNOWN: Final = -1
-SEQUENCE_MASK: Final = 0x7FFF_FFFF
-"""Sequences wrap from 2**31 - 1 to 0."""
 KNOWN_MAX: Final = SEQUENCE_MASK >> 1
 VERSION: Final = 2
 

@@ -111,8 +111,7 @@ def dump(
 
 
 def _batch_row(batch: Batch) -> dict[str, Any]:
-    from ..records.batch import CODEC_MASK
-    from ..records.compression import CODECS
+    from ..records.batch import CODEC_MASK, CODECS
 
     info = batch.info
     return {

@@ -41,9 +41,9 @@ from ..errors import (
     StaleProducerEpoch,
     UnknownPartition,
 )
+from ..records.batch import SEQUENCE_MASK
 from .delivery import OFFSET_UNKNOWN, Batch
 
-SEQUENCE_MASK: Final = 0x7FFF_FFFF
 EPOCH_MAX: Final = 0x7FFF
 BACKOFF_DOUBLINGS_MAX: Final = 10
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import BadValue
+from ..records.batch import CODECS
 
 ACKS: Final[dict[int | str, int]] = {0: 0, 1: 1, -1: -1, "all": -1, "0": 0, "1": 1, "-1": -1}
-CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 BATCH_BYTES_MIN: Final = 1024
 
 

@@ -55,6 +55,8 @@ class Group:
     """``answer`` takes (token, reply); ``new_id`` gives a text that is unique for ever, to make member ids of.
 
     ``registered`` turns false whenever the members or what they own have changed since the caller last set it.
+
+    All transitions are in this one class, because each of them touches the state, the deadlines and the waiting tokens.
     """
 
     name: str

@@ -43,6 +43,7 @@ from typing import Final
 
 from ..config import TopicSettings
 from ..errors import LACKS, NO_ROOM, DiskFull, OutOfResources, StorageFault, disk_fault
+from ..partition_states import DISK_FULL, OFFLINE, ONLINE
 from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
@@ -52,7 +53,6 @@ from .segment import Batches, Segment, headers
 
 logger = logging.getLogger(__name__)
 
-ONLINE, OFFLINE, DISK_FULL = 1, 2, 3
 SEGMENTS_MAX: Final = 2000
 
 

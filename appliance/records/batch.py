@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -55,6 +55,10 @@ LENGTH_END = 12
 
 MAGIC = 2
 CODEC_MASK = 0x07
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+"""By the number in the attributes."""
+SEQUENCE_MASK: Final = 0x7FFF_FFFF
+"""A producer's sequence numbers wrap from 2**31 - 1 to 0."""
 CODEC_MAX = 4
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10

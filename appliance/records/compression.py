@@ -19,9 +19,7 @@ from collections.abc import Callable
 import cramjam
 
 from ..errors import BadValue, CorruptBatch, MessageTooLarge, UnsupportedVersion
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-"""Their index is the number in the attributes of a batch."""
+from .batch import CODECS
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 

@@ -22,6 +22,7 @@ from ..catalog import LEADER_EPOCH
 from ..errors import InvalidRequest
 from .batch import HEADER_BYTES, LENGTH_END, MAGIC
 from .compression import NONE, codec_number, compress
+from .varints import unsigned
 
 Headers = Sequence[tuple[str, bytes | None]]
 Fields = tuple[bytes | None, bytes | None, Headers, int]
@@ -40,22 +41,13 @@ _COVERED = struct.Struct(">hiqqqhii")
 assert _FRONT.size + _COVERED.size == HEADER_BYTES
 
 
-def _unsigned(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-_CACHED = tuple(_unsigned(number) for number in range(_VARINTS_CACHED))
+_CACHED = tuple(unsigned(number) for number in range(_VARINTS_CACHED))
 
 
 def varint(number: int) -> bytes:
     """``number`` as a zigzag varint."""
     number = number << 1 if number >= 0 else (-number << 1) - 1
-    return _CACHED[number] if number < _VARINTS_CACHED else _unsigned(number)
+    return _CACHED[number] if number < _VARINTS_CACHED else unsigned(number)
 
 
 DELTA_STEPS = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 31)

@@ -12,6 +12,7 @@ from typing import Final
 from ..errors import CorruptBatch, MessageTooLarge
 from .batch import CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME, check
 from .compression import decompress
+from .varints import read_unsigned
 
 _VARINT_BYTES_MAX: Final = 10
 _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
@@ -50,27 +51,15 @@ def _scan(payload: bytes, count: int, first_timestamp: int) -> array[int]:
         if length < 0x80:
             position += 1
         else:
-            length, position = _varint(payload, position)
+            length, position = read_unsigned(payload, position, _VARINT_BYTES_MAX, CorruptBatch)
         if length & 1:
             raise CorruptBatch("a record of a negative length")
         delta = payload[position + 1]  # attributes come first
         if delta >= 0x80:
-            delta, _ = _varint(payload, position + 1)
+            delta, _ = read_unsigned(payload, position + 1, _VARINT_BYTES_MAX, CorruptBatch)
         time = first_timestamp + ((delta >> 1) ^ -(delta & 1))
         if time > largest:
             largest = time if time < _I64_MAX else _I64_MAX
         append(largest)
         position += length >> 1
     return times
-
-
-def _varint(payload: bytes, position: int) -> tuple[int, int]:
-    """The varint at ``position``, zigzag as it is, and where it ends."""
-    number = 0
-    for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
-        byte = payload[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-    raise CorruptBatch(f"a number of more than {_VARINT_BYTES_MAX} bytes")

@@ -63,8 +63,6 @@ TABLE_BYTES: Final = CELL_COUNT * 8
 SEGMENTS_MAX: Final = ROW_COUNT - 1
 VIEW_ATTEMPTS_MAX: Final = 1_000
 
-OPENING, ONLINE, OFFLINE, DISK_FULL = 0, 1, 2, 3
-STATE_NAMES: Final = ("opening", "online", "offline", "disk full")
 COUNTER_NAMES: Final = ("batches", "bytes", "groups", "flushes", "duplicates", "refused", "retired")
 COUNT_BATCHES, COUNT_BYTES, COUNT_GROUPS, COUNT_FLUSHES, COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED = range(7)
 assert COUNTERS + len(COUNTER_NAMES) == WAITS

@@ -37,7 +37,8 @@ from ..log import FileCache, LogReader
 from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
 from ..records.batch import walk
 from ..wire.native import FETCH, OFFSETS
-from .options import EARLIEST, Key, Selection
+from ..wire.requests import EARLIEST
+from .options import Key, Selection
 from .stream_offsets import Positions, Range, lost
 
 PAUSE_S_MIN: Final = 0.05

@@ -16,19 +16,17 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from ..client.broker_connection import parse_bootstrap
 from ..errors import BadValue, UnknownKey
-from ..records.compression import CODECS
+from ..records.batch import CODECS
+from ..wire.requests import EARLIEST, LATEST
 
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 Key = tuple[str, int]
 """A topic and the number of a partition."""
-
-EARLIEST: Final = -2
-LATEST: Final = -1
 
 _INSTEAD = {
     "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native listener",

@@ -54,9 +54,10 @@ from pyspark.sql.types import (
 )
 
 from ..errors import BadValue, CorruptBatch
+from ..wire.requests import EARLIEST, LATEST
 from .access import Access, Home
 from .arrow import Decoder
-from .options import EARLIEST, LATEST, Bound, Key, SourceOptions, sink_options, source_options
+from .options import Bound, Key, SourceOptions, sink_options, source_options
 from .sink import BatchWriter, StreamWriter
 from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, ranges, split, to_json
 

@@ -44,6 +44,7 @@ from msgspec.msgpack import Decoder
 from ..errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
 from ..names import PARTITION_MAX, TOPIC_CHARACTERS_MAX
 from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, Limits
+from .frames import SIZE_BYTES
 from .requests import (
     Fetch,
     FetchPart,
@@ -64,9 +65,6 @@ PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, HELLO = 0, 1, 2, 3, 4, 9
 VERSION: Final = 1
 MAGIC: Final = "appliance"
 HELLO_BYTES_MAX: Final = 4096
-
-SIZE_BYTES: Final = 4
-"""Of either size in front of a header; metadata of thousands of partitions does not fit 64 KiB."""
 
 _PREFIX = struct.Struct(">II")
 assert _PREFIX.size == 2 * SIZE_BYTES

@@ -13,8 +13,8 @@ from appliance.records.encode import encode_values
 from appliance.spark import access as access_module
 from appliance.spark.access import Access, Home
 from appliance.spark.arrow import Decoder
-from appliance.spark.options import EARLIEST, LATEST
 from appliance.spark.stream_offsets import Range
+from appliance.wire.requests import EARLIEST, LATEST
 
 from ..server import Server, wait_for
 from .conftest import Topics

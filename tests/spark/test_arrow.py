@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from appliance.errors import CorruptBatch
 from appliance.records.batch import (
     ATTRIBUTES_AT,
+    CODECS,
     COUNT_AT,
     CRC_AT,
     HEADER_BYTES,
@@ -24,7 +25,6 @@ from appliance.records.batch import (
     check,
     place,
 )
-from appliance.records.compression import CODECS
 from appliance.records.decode import decode_batch
 from appliance.records.encode import Fields, encode_batch, encode_values
 from appliance.spark import arrow

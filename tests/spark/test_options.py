@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.errors import BadValue, ConfigFault, UnknownKey
-from appliance.spark.options import EARLIEST, LATEST, Bound, Selection, sink_options, source_options
+from appliance.spark.options import Bound, Selection, sink_options, source_options
+from appliance.wire.requests import EARLIEST, LATEST
 
 BATCH = {"subscribe": "logs"}
 

@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from appliance.errors import BadValue, MessageTooLarge, StaleProducerEpoch, UnknownPartition
-from appliance.records.batch import walk
-from appliance.records.compression import CODECS
+from appliance.records.batch import CODECS, walk
 from appliance.records.decode import Record, decode_batch
 from appliance.records.encode import encode_values
 from appliance.records.partitioner import partition_for

@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-from appliance.records.batch import HEADER_BYTES
-from appliance.records.compression import CODECS
+from appliance.records.batch import CODECS, HEADER_BYTES
 from appliance.records.encode import Fields, encode_batch, encode_values
 from appliance.spark.options import source_options
 from appliance.spark.source import StreamReader

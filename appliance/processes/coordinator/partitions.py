@@ -18,8 +18,9 @@ from typing import Any, Final
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
 from ...kafka_apis.appliance import Extent
 from ...names import TopicPartition
+from ...partition_states import OFFLINE, STATE_NAMES
 from ...shared import memory
-from ...shared.table import OFFLINE, STATE_NAMES, SegmentTable
+from ...shared.table import SegmentTable
 
 ORDER_MS_MAX: Final = 15_000
 ORDER_ROWS_MAX: Final = 50

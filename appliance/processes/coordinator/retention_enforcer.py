@@ -18,8 +18,9 @@ from ...config import Config
 from ...errors import Unavailable
 from ...log.files import log_path
 from ...names import TopicPartition
+from ...partition_states import OFFLINE
 from ...retention import PartitionUse, Segment, plan
-from ...shared.table import OFFLINE, View
+from ...shared.table import View
 from .partitions import Partitions
 from .topics import Topics
 

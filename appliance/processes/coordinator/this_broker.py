@@ -28,7 +28,10 @@ DELETE_RECORDS_POLL_S: Final = 0.02
 
 
 class ThisBroker:
-    """Answers from memory, but for changes of topics and deletions of records, which wait for the supervisor."""
+    """Answers from memory, but for changes of topics and deletions of records, which wait for the supervisor.
+
+    It has as many methods as the interface that it implements; most of them pass a question on to the part that knows.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from ...broker import plan
 from ...errors import ApplianceError, StorageFault, UnknownPartition, WriterGone
-from ...shared.table import OFFLINE
+from ...partition_states import OFFLINE
 from ...wire.requests import Produce, ProduceResult
 from .connection_state import Connection, Pending
 from .connections import Connections

@@ -16,8 +16,9 @@ from ...config import Config, TopicSettings
 from ...errors import ApplianceError, OutOfResources, StorageFault, is_lack
 from ...log import Log, partition_directory, peek
 from ...machine_limits import limit_of
+from ...partition_states import OFFLINE, ONLINE
 from ...shared import memory
-from ...shared.table import OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from ...shared.table import SEGMENTS_MAX, SegmentTable
 from ..child import become_child
 from ..clock import wall_ms
 from ..control import Channel

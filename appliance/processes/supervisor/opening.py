@@ -22,8 +22,9 @@ from typing import Any, Final
 from ...config import Config
 from ...errors import OutOfResources, StorageFault
 from ...names import TopicPartition
+from ...partition_states import OFFLINE
 from ...shared import memory
-from ...shared.table import OFFLINE, TABLE_BYTES, SegmentTable
+from ...shared.table import TABLE_BYTES, SegmentTable
 from . import opener
 from .actions import REFUSALS, UNDER_WAY, Actions, reason_of
 from .children import LOCK, Children

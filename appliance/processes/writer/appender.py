@@ -7,8 +7,9 @@ from typing import Final
 
 from ...errors import ApplianceError, ClientFault, InvalidRequest, InvalidTimestamp
 from ...log import Log
+from ...partition_states import DISK_FULL, ONLINE
 from ...records.batch import BatchInfo, check, place, stamp
-from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, DISK_FULL, ONLINE, SegmentTable
+from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, SegmentTable
 from ..answers import FOR_ALL, Answer
 from ..clock import wall_ms
 from .producers import Producers

@@ -32,10 +32,11 @@ from ...errors import ApplianceError, DiskFull, OutOfResources, StorageFault, Un
 from ...log import Log
 from ...machine_limits import limit_of
 from ...names import TopicPartition
+from ...partition_states import DISK_FULL, OFFLINE, ONLINE
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
-from ...shared.table import COUNT_RETIRED, DISK_FULL, OFFLINE, ONLINE, SEGMENTS_MAX, SegmentTable
+from ...shared.table import COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
 from ..child import become_child
 from ..clock import now_ms, wall_ms
 from ..control import Channel

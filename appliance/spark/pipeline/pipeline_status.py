@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from ...client.admin import Admin
 from ...errors import ApplianceError
+from ...wire.requests import LATEST
 from ..access import Access
-from ..options import LATEST
 from ..stream_offsets import Positions
 from .audit_verdicts import Verdict, verdict, windows
 from .settings import Settings

@@ -18,6 +18,7 @@ import struct
 from typing import Final
 
 from ...errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
+from ...records.varints import unsigned
 from ..bounds import Limits
 from ..requests import (
     Fetch,
@@ -33,7 +34,7 @@ from ..requests import (
 )
 from . import fetch, list_offsets, produce
 from .apis import ADVERTISED, API_VERSIONS, APIS, FETCH, LIST_OFFSETS, OFFSET_COMMIT, PRODUCE, SASL_HANDSHAKE
-from .primitives import skip_tags, varint
+from .primitives import skip_tags
 
 ILLEGAL_SASL_STATE: Final = 34
 COMMITS: Final = "commit"
@@ -112,7 +113,7 @@ def _api_versions_reply(version: int, error: int) -> bytes:
     ranges = [struct.pack(">hhh", key, *window) for key, window in sorted(ADVERTISED.items())]
     code = struct.pack(">h", error)
     if version >= APIS[API_VERSIONS].flexible_from:
-        return b"".join((code, varint(len(ranges) + 1), *(row + b"\0" for row in ranges), b"\0\0\0\0", b"\0"))
+        return b"".join((code, unsigned(len(ranges) + 1), *(row + b"\0" for row in ranges), b"\0\0\0\0", b"\0"))
     throttle = b"\0\0\0\0" if version >= 1 else b""
     return b"".join((code, struct.pack(">i", len(ranges)), *ranges, throttle))
 

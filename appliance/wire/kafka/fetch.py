@@ -28,10 +28,11 @@ from itertools import islice
 from typing import Final
 
 from ...errors import ProtocolFault, UnsupportedVersion
+from ...records.varints import unsigned
 from ..bounds import FETCH_BYTES_MAX
 from ..requests import Fetch, FetchPart, FetchResult, FileRange, Local
 from .apis import APIS, FETCH
-from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags, varint
+from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags
 
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
@@ -144,7 +145,7 @@ def encode(request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange
         for part, (error, log_start, end, size, part_pieces) in islice(rows, count):
             if flexible:
                 chunk.append(_PART_V12.pack(part[1], error, end, end, log_start, aborted + 1, _NO_REPLICA))
-                chunk.append(varint(size + 1) if size else b"\1")
+                chunk.append(unsigned(size + 1) if size else b"\1")
             elif version == 11:
                 chunk.append(_PART_V11.pack(part[1], error, end, end, log_start, aborted, _NO_REPLICA, size))
             elif version >= 5:

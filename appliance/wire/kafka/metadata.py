@@ -28,8 +28,9 @@ from uuid import UUID
 
 from ...errors import ProtocolFault
 from ...names import GROUP_CHARACTERS_MAX
+from ...records.varints import unsigned
 from .apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
-from .primitives import I16, I32, SIZE, read_count, read_varint, skip_tags, varint
+from .primitives import I16, I32, SIZE, read_count, read_varint, skip_tags
 
 GROUP_KEY: Final = 0
 KEYS_MAX: Final = 100
@@ -177,7 +178,7 @@ def encode_coordinator(question: CoordinatorQuestion, broker: int, host: str, po
     if version < 4:
         body += [error, message, place, tags]
     else:
-        body.append(varint(len(question.groups) + 1))
+        body.append(unsigned(len(question.groups) + 1))
         for group in question.groups:
             body += [_text(group, flexible), place, error, message, tags]
         body.append(tags)
@@ -203,7 +204,7 @@ def _string(frame: memoryview, position: int, flexible: bool) -> tuple[str, int]
 
 def _text(text: str, flexible: bool) -> bytes:
     encoded = text.encode()
-    return (varint(len(encoded) + 1) if flexible else I16.pack(len(encoded))) + encoded
+    return (unsigned(len(encoded) + 1) if flexible else I16.pack(len(encoded))) + encoded
 
 
 def _end(frame: memoryview, position: int, flexible: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from ...errors import ProtocolFault
 from ...names import is_topic
+from ...records.varints import read_unsigned
 from ..bounds import PARTS_MAX_MAX
 
 TAGS_MAX: Final = 8
@@ -35,30 +36,11 @@ def read_varint(frame: memoryview, position: int) -> tuple[int, int]:
     byte = frame[position]
     if byte < 0x80:
         return byte, position + 1
-    value = 0
-    for shift in range(0, 7 * VARINT_BYTES_MAX, 7):
-        byte = frame[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ProtocolFault(f"varint longer than {VARINT_BYTES_MAX} bytes")
-
-
-def varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return read_unsigned(frame, position, VARINT_BYTES_MAX, ProtocolFault)
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
-    """The position after the tagged fields at ``position``; what they say is ignored, as the protocol
-    asks."""
+    """The position after the tagged fields at ``position``; they are ignored, as the protocol asks."""
     count = frame[position]
     if count == 0:
         return position + 1

@@ -25,6 +25,7 @@ from itertools import islice
 from typing import Final
 
 from ...errors import InvalidRequest, ProtocolFault, UnsupportedVersion
+from ...records.varints import unsigned
 from ..requests import Local, Produce, ProducePart, ProduceResult
 from .apis import APIS, PRODUCE
 from .primitives import (
@@ -37,8 +38,8 @@ from .primitives import (
     read_varint,
     skip_tags,
     topics_known,
-    varint,
 )
+from .reply import MESSAGE_CHARACTERS_MAX
 
 VERSION_SERVED_MIN: Final = 3
 VERSION_SERVED_MAX, FLEXIBLE_FROM = APIS[PRODUCE].version_max, APIS[PRODUCE].flexible_from
@@ -48,7 +49,6 @@ PARTITION_BYTES_MIN: Final = 6
 CORRELATION_AT: Final = 4
 HEAD_AT: Final = 8
 """Where a frame goes on after its correlation id, the only part of its head in which requests alike differ."""
-MESSAGE_CHARACTERS_MAX: Final = 1_000
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _HEAD = struct.Struct(">hi")
@@ -213,7 +213,10 @@ def _refuse(request: Produce, transactional: bool) -> Local:
     elif transactional:
         code, why = InvalidRequest.code, "transactions are not supported: leave transactional.id unset"
     else:
-        code, why = UnsupportedVersion.code, "Produce versions 3 to 9 are served, see ApiVersions"
+        code, why = (
+            UnsupportedVersion.code,
+            f"Produce versions {VERSION_SERVED_MIN} to {VERSION_SERVED_MAX} are served, see ApiVersions",
+        )
     return Local(encode(request, [ProduceResult(code, -1, -1, -1, why)] * len(request.parts)))
 
 
@@ -281,7 +284,7 @@ def _encode_v9(index: int, result: ProduceResult) -> bytes:
         return _PART_V9.pack(index, error, base, append_ms, log_start, 1, 0)
     text = message[:MESSAGE_CHARACTERS_MAX].encode()
     return b"".join(
-        (_PART_V5.pack(index, error, base, append_ms, log_start), b"\1", varint(len(text) + 1), text, b"\0")
+        (_PART_V5.pack(index, error, base, append_ms, log_start), b"\1", unsigned(len(text) + 1), text, b"\0")
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .primitives import I16, I32, varint
+from ...records.varints import unsigned
+from .primitives import I16, I32
 
 MESSAGE_CHARACTERS_MAX: Final = 1_000
 """Of an error message; it may quote what a client has sent."""
@@ -22,14 +23,14 @@ class Reply:
     def count(self, count: int | None) -> bytes:
         """The length of an array, None for null."""
         if self.flexible:
-            return varint(0 if count is None else count + 1)
+            return unsigned(0 if count is None else count + 1)
         return I32.pack(-1 if count is None else count)
 
     def string(self, text: str | None) -> bytes:
         if text is None:
             return b"\0" if self.flexible else b"\xff\xff"
         encoded = text.encode()
-        return (varint(len(encoded) + 1) if self.flexible else I16.pack(len(encoded))) + encoded
+        return (unsigned(len(encoded) + 1) if self.flexible else I16.pack(len(encoded))) + encoded
 
     def message(self, text: str | None) -> bytes:
         """An error message, cut to MESSAGE_CHARACTERS_MAX; "" is null: there is no error."""

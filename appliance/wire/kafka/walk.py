@@ -21,7 +21,7 @@ from kafka.protocol.schemas.fields.codecs import String
 from ...errors import ClientFault, GroupTooLarge, InvalidRequest, ProtocolFault
 from ...names import ASSIGNMENT_BYTES_MAX, INSTANCE_BYTES_MAX, PROTOCOL_BYTES_MAX, SUBSCRIPTION_BYTES_MAX
 from .apis import JOIN_GROUP, SYNC_GROUP
-from .primitives import STRING_BYTES_MAX, VARINT_BYTES_MAX
+from .primitives import STRING_BYTES_MAX, read_varint
 
 TAGS_MAX: Final = 100
 """Tagged fields in one frame.  No client sends any in these APIs; newer ones may."""
@@ -120,13 +120,13 @@ class Walk:
         return position
 
     def skip_tags(self, position: int) -> int:
-        count, position = self._varint(position)
+        count, position = read_varint(self._data, position)
         self._tags_left -= count
         if self._tags_left < 0:
             raise ProtocolFault(f"more than {TAGS_MAX} tagged fields in one request")
         for _ in range(count):
-            _, position = self._varint(position)
-            size, position = self._varint(position)
+            _, position = read_varint(self._data, position)
+            size, position = read_varint(self._data, position)
             position += size
         return position
 
@@ -135,7 +135,7 @@ class Walk:
         if step.length_bytes == PRESENCE:
             return int(self._data[position] != 0xFF), position + 1
         if step.length_bytes == 0:
-            length, position = self._varint(position)
+            length, position = read_varint(self._data, position)
             length -= 1
         else:
             length = (_I16 if step.length_bytes == 2 else _I32).unpack_from(self._data, position)[0]
@@ -149,13 +149,3 @@ class Walk:
         if step.bound is not None and length > step.bound[0]:
             self._fault = step.bound[1](f"{step.name} of {length} bytes: at most {step.bound[0]} are allowed")
         return length, position
-
-    def _varint(self, position: int) -> tuple[int, int]:
-        value = 0
-        for shift in range(0, 7 * VARINT_BYTES_MAX, 7):
-            byte = self._data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, position
-        raise ProtocolFault(f"varint longer than {VARINT_BYTES_MAX} bytes")
