@@ -10,15 +10,15 @@ import pytest
 
 PROGRAM = """
 from appliance.processes.child import give_back_memory
-from tests.hostile.box import private_bytes
+from tests.measures import memory_bytes
 import os
 
 blocks = [bytes(600) for _ in range(200_000)]
 kept = blocks[::500]
 del blocks
-before = private_bytes(os.getpid())
+before = memory_bytes(os.getpid())
 give_back_memory()
-print(before, private_bytes(os.getpid()))
+print(before, memory_bytes(os.getpid()))
 """
 
 

@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,6 +24,7 @@ from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native
 
+from .measures import memory_bytes
 from .native_peer import Peer
 from .server import Server, wait_for
 
@@ -304,18 +304,12 @@ def test_a_consumer_that_does_not_read_costs_no_memory_and_stops_nobody(applianc
         peer.create(topic)
         for _ in range(50):
             assert peer.produce(topic, batch, acks=-1)[0] == 0
-        before = sum(resident_bytes(pid) for pid in appliance.pids("network"))
+        before = sum(memory_bytes(pid) for pid in appliance.pids("network"))
         for number in range(500):
             stuck.send([native.FETCH, number, 0, 1, 1 << 23, [[topic, 0, 0, 1 << 23]]])
         assert len(peer.fetch(topic, 0, bytes_max=1 << 23)[1]) == 50 * len(batch)
-        after = sum(resident_bytes(pid) for pid in appliance.pids("network"))
+        after = sum(memory_bytes(pid) for pid in appliance.pids("network"))
     assert after - before < 4 << 20
-
-
-def resident_bytes(pid: int) -> int:
-    """Private memory of a process."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private"))
 
 
 def test_a_full_arena_stops_reading_and_loses_nothing(make_appliance: Callable[..., Server]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from appliance.records.encode import encode_batch, encode_values
 from appliance.wire import native
 
+from .measures import cpu_s
 from .native_peer import Peer
 from .server import Server, wait_for
 
@@ -194,11 +195,6 @@ def answers(server: Server) -> bool:
             return peer.produce("t", BATCH)[0] == 0
     except (EOFError, OSError):
         return False
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_reader_that_drains_slowly_but_steadily_is_not_idle(make_appliance: Callable[..., Server]) -> None:

@@ -53,14 +53,24 @@ def kill_coordinator(server: Server) -> None:
     wait_for(lambda: any(other != pid for other in children(server, "coordinator")), "the next coordinator")
 
 
+def make(peer: Peer) -> None:
+    """A topic x with one message, OLD."""
+    peer.create("x")
+    assert peer.produce("x", OLD, acks=-1)[0] == 0
+
+
+def holds(peer: Peer, batch: bytes) -> bool:
+    """Whether this is the first message of x."""
+    return bool(peer.fetch("x", 0)[1][BODY:] == batch[BODY:])
+
+
 class Held:
     """A topic x with one message, whose deletion has begun and has come to a certain step."""
 
     def __init__(self, server: Server, step: str) -> None:
         self.server = server
         with Peer(server.native) as peer:
-            peer.create("x")
-            assert peer.produce("x", OLD, acks=-1)[0] == 0
+            make(peer)
             (self.writer,) = wait_for(lambda: children(server, "wr x-0"), "the writer")
         self.directory = server.data_dir / "x-0"
         self.topic_id = partition_directory.topic_id_of(self.directory)
@@ -112,7 +122,7 @@ def made_anew(server: Server) -> None:
     for _ in range(2):
         assert not Catalog.load(server.data_dir).removals
         with Peer(server.native) as peer:
-            assert peer.fetch("x", 0)[1][BODY:] == NEW[BODY:]
+            assert holds(peer, NEW)
         server.stop()
         server.start()
 
@@ -161,8 +171,7 @@ def test_a_remover_that_is_killed_is_told_of_and_another_goes_on(make_appliance:
 @pytest.mark.parametrize("left", ["old name", "new name", "half deleted", "nothing"])
 def test_whatever_a_power_loss_leaves_of_a_deletion_the_next_start_finishes(tmp_path: Path, left: str) -> None:
     with Server(tmp_path / "data", **QUICK) as server, Peer(server.native) as peer:
-        peer.create("x")
-        peer.produce("x", OLD, acks=-1)
+        make(peer)
     catalog = Catalog.load(server.data_dir)
     topic_id = catalog.topics["x"].id
     catalog.change(Change(drop="x", note=Removal("x", topic_id, [0])))
@@ -191,18 +200,17 @@ def test_a_deletion_that_is_refused_leaves_the_topic_whole_also_at_the_next_star
 ) -> None:
     server = make_appliance(**QUICK)
     with Peer(server.native) as peer:
-        peer.create("x")
-        peer.produce("x", OLD, acks=-1)
+        make(peer)
         with full_disk(server.pids("coordinator")[0]):
             assert refusal(server, "delete_topic", name="x") == DiskFull.code
             assert refusal(server, "create_topic", name="y") == DiskFull.code
         assert [row["name"] for row in peer.admin("topics")] == ["x"]
-        assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
+        assert holds(peer, OLD)
     server.stop()
     server.start()
     with Peer(server.native) as peer:
         assert [row["name"] for row in peer.admin("topics")] == ["x"]
-        assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
+        assert holds(peer, OLD)
     assert not (server.data_dir / "y-0").exists()
 
 
@@ -211,8 +219,7 @@ def test_a_deletion_that_the_disk_refuses_half_way_is_told_and_done_when_it_can_
 ) -> None:
     server = make_appliance(**QUICK)
     with Peer(server.native) as peer:
-        peer.create("x")
-        peer.produce("x", OLD, acks=-1)
+        make(peer)
     in_the_way = partition_directory.deleted_directory(
         server.data_dir, partition_directory.topic_id_of(server.data_dir / "x-0"), 0
     )
@@ -234,8 +241,7 @@ def test_a_creation_that_is_refused_leaves_nothing(make_appliance: Callable[...,
     (foreign / "file").write_text("data")
     with Peer(server.native) as peer:
         if growing:
-            peer.create("x")
-            assert peer.produce("x", OLD, acks=-1)[0] == 0
+            make(peer)
             assert refusal(server, "alter_topic", name="x", partitions=5) == StorageFault.code
         else:
             assert refusal(server, "create_topic", name="x", partitions=5) == StorageFault.code
@@ -255,7 +261,7 @@ def test_a_creation_that_is_refused_leaves_nothing(make_appliance: Callable[...,
     with Peer(server.native) as peer:
         if growing:
             peer.admin("alter_topic", name="x", partitions=5)
-            assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
+            assert holds(peer, OLD)
         else:
             peer.create("x", partitions=5)
         assert peer.produce("x", NEW, partition=2, acks=-1)[0] == 0
@@ -292,8 +298,7 @@ def test_the_log_of_another_topic_is_not_served(make_appliance: Callable[..., Se
     """A catalog that does not go with the directories, say from a backup: offline and told, nothing is touched."""
     server = make_appliance(**QUICK)
     with Peer(server.native) as peer:
-        peer.create("x")
-        peer.produce("x", OLD, acks=-1)
+        make(peer)
     server.stop()
     path = server.data_dir / "x-0" / partition_directory.METADATA_NAME
     ours = path.read_bytes()
@@ -307,4 +312,4 @@ def test_the_log_of_another_topic_is_not_served(make_appliance: Callable[..., Se
     path.write_bytes(ours)
     server.start()
     with Peer(server.native) as peer:
-        assert peer.fetch("x", 0)[1][BODY:] == OLD[BODY:]
+        assert holds(peer, OLD)

@@ -21,6 +21,7 @@ from appliance.zookeeper.ensemble import (
 )
 from appliance.zookeeper.operations import Operation, ask, create, get, set_value
 
+from .measures import memory_bytes
 from .zookeeper_fixture import fresh_connect, now_ms, running, serving, sessions, wait_serving, wait_until
 
 MEMORY_MB_MAX = 300  # three nodes together
@@ -34,13 +35,6 @@ def written(path: str, value: bytes) -> Operation[None]:
 def read(path: str) -> Operation[bytes]:
     (node,) = yield [get(path)]
     return bytes(node.value)
-
-
-def memory_mb(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) // 1024
-    raise AssertionError("no Pss")
 
 
 def listeners(pid: int) -> set[str]:
@@ -125,7 +119,7 @@ def test_three_nodes_serve_on_loopback_within_their_memory(ensemble: Ensemble) -
 
         session.call(load(), timeout_ms=60_000)
     pids = [process.pid for process in ensemble.processes.values()]
-    assert sum(map(memory_mb, pids)) <= MEMORY_MB_MAX
+    assert sum(memory_bytes(pid, "Pss") for pid in pids) <= MEMORY_MB_MAX << 20
     for pid in pids:
         assert listeners(pid) <= {"0100007F", "0000000000000000FFFF00000100007F"}
     for command in ensemble.commands:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from appliance.client import Producer
 from appliance.records.decode import Record, decode_batch
@@ -13,6 +14,12 @@ from appliance.records.encode import encode_values
 from appliance.wire import native
 
 from ..native_peer import Peer
+
+FETCH_BYTES: Final = 1 << 22
+
+
+class NotFetched(Exception):
+    """A fetch was refused, or not answered as it should be."""
 
 
 class Load:
@@ -88,22 +95,31 @@ def read_all(address: str, topic: str, partition: int) -> list[Record]:
     What was acknowledged with acks=1 is readable once it is flushed: so is everything before a last message that is
     acknowledged with acks=all.
     """
-    records: list[Record] = []
     with Peer(leader(address, topic, partition)) as peer:
         error, _, end, message = peer.produce(topic, encode_values([b"last"], 1_000), partition, acks=-1)
         assert error == 0, message
-        offset = 0
-        while offset < end:
-            part, data = peer.fetch(topic, offset, partition, bytes_max=1 << 22)
-            assert part[0] == 0, part
-            view, at = memoryview(data), 0
-            while at < len(data):
-                batch = decode_batch(view, at)
-                at += 12 + int.from_bytes(view[at + 8 : at + 12], "big")
-                records += batch
-            offset += len(data)
+        records = [record for some in fetched(peer, topic, partition, end) for record in some]
     assert records.pop().value == b"last"
     return records
+
+
+def fetched(peer: Peer, topic: str, partition: int, end: int) -> Iterator[list[Record]]:
+    """All records up to ``end``, as many as come with one reply at a time, checked.
+
+    Raises:
+        NotFetched: the reply is not what it should be.
+    """
+    offset = 0
+    while offset < end:
+        part, data = peer.fetch(topic, offset, partition, bytes_max=FETCH_BYTES)
+        if part[0] or not data:
+            raise NotFetched(f"{topic}-{partition} at {offset} of {end}: {part}")
+        view, at, records = memoryview(data), 0, []
+        while at < len(data):
+            records += decode_batch(view, at)
+            at += 12 + int.from_bytes(view[at + 8 : at + 12], "big")
+        yield records
+        offset += len(data)
 
 
 def numbers(records: list[Record]) -> list[int]:

@@ -57,12 +57,16 @@ class ProducerClient(Client):
             self.recorder.flush()
 
     def next_value(self, log: Log) -> tuple[Log, int, bytes]:
+        number, value = self.new_value(log, self.spec.acks)
+        self.in_flight += 1
+        return log, number, value
+
+    def new_value(self, log: Log, acks: int) -> tuple[int, bytes]:
+        """A number that this process has not sent to this log, as text, recorded as about to be sent."""
         number = self._numbers[log]
         self._numbers[log] += 1
-        value = text_of(self.process, log, number).encode() + b" " * self._random.choice(PADS)
-        self.in_flight += 1
-        self.record_send(log, number, "invoke")
-        return log, number, value
+        self.record_send(log, number, "invoke", acks=acks)
+        return number, text_of(self.process, log, number).encode() + b" " * self._random.choice(PADS)
 
     def record_send(self, log: Log, number: int, outcome: Any, offset: int = -1, acks: int | None = None) -> None:
         acks = self.spec.acks if acks is None else acks
@@ -191,13 +195,10 @@ class RawProducer(ProducerClient):
         self._waiting.clear()
 
     def _frame(self, log: Log, acks: int) -> bytes:
-        number = self._numbers[log]
-        self._numbers[log] += 1
+        number, value = self.new_value(log, acks)
         self._correlation += 1
-        self.record_send(log, number, "invoke", acks=acks)
         if acks:
             self._waiting.append((self._correlation, log, number))
-        value = text_of(self.process, log, number).encode() + b" " * self._random.choice(PADS)
         batch = encode_values([value], time.time_ns() // 1_000_000)
         header = [native.PRODUCE, self._correlation, log.topic, log.partition, acks, 10_000]
         return native.encode_frame(header, len(batch)) + batch

@@ -26,7 +26,6 @@ import msgspec
 
 from appliance.client import Admin
 from appliance.errors import TopicExists, Unavailable, UnknownPartition
-from appliance.records.decode import decode_batch
 from appliance.records.encode import encode_values
 
 from ..group_readers import ROOT
@@ -34,7 +33,7 @@ from ..native_peer import Peer
 from ..server import wait_for
 from .client import Spec
 from .history import History, Log, Operation, Report, check, decode_lines, log_of, text_of
-from .load import leader
+from .load import fetched, leader
 
 T = TypeVar("T")
 
@@ -42,7 +41,6 @@ PROGRESS_S_MAX: Final = 60
 END_S_MAX: Final = 60
 EXIT_S_MAX: Final = 90
 ERROR_CHARACTERS_MAX: Final = 3_000
-FETCH_BYTES: Final = 1 << 22
 TOPICS: Final = {"first": 2, "second": 2}
 SETTINGS: Final = {"first": {}, "second": {"segment.bytes": "256KiB"}}
 FINAL: Final = "final"
@@ -361,21 +359,8 @@ def send_last(address: str, history: History, log: Log) -> int:
 def read_all(address: str, history: History, log: Log, process: str = FINAL) -> None:
     """Record a complete read of a log, batch by batch as it is fetched through the native listener."""
     with Peer(leader(address, log.topic, log.partition)) as peer:
-        start = offset = 0
         end = peer.end(log.topic, log.partition)
-        while offset < end:
-            part, data = peer.fetch(log.topic, offset, log.partition, bytes_max=FETCH_BYTES)
-            if part[0] or not data:
-                raise NotStored(f"{log} at {offset} of {end}: {part}")
-            view, at, records = memoryview(data), 0, []
-            while at < len(data):
-                records += [
-                    (record.offset, (record.value or b"").decode(errors="replace").rstrip(" "))
-                    for record in decode_batch(view, at)
-                ]
-                at += 12 + int.from_bytes(view[at + 8 : at + 12], "big")
-            history.append(
-                Operation("poll", time.monotonic_ns(), process, "ok", *log, session=0, records=tuple(records))
-            )
-            offset += len(data)
-    history.append(Operation("complete", time.monotonic_ns(), process, "ok", *log, start=start, offset=end))
+        for some in fetched(peer, log.topic, log.partition, end):
+            records = tuple((one.offset, (one.value or b"").decode(errors="replace").rstrip(" ")) for one in some)
+            history.append(Operation("poll", time.monotonic_ns(), process, "ok", *log, session=0, records=records))
+    history.append(Operation("complete", time.monotonic_ns(), process, "ok", *log, start=0, offset=end))

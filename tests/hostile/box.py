@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.measures import memory_bytes
 from tests.native_peer import Peer
 from tests.server import Server, wait_for
 
@@ -103,7 +104,7 @@ class Box:
         deadline = time.monotonic() + SETTLE_S_MAX
 
         def measured() -> dict[int, int]:
-            return {pid: private_bytes(pid) for role in MEASURED for pid in server.pids(role)}
+            return {pid: memory_bytes(pid) for role in MEASURED for pid in server.pids(role)}
 
         now = measured()
         while before is not None and grown(before, now) and time.monotonic() < deadline:
@@ -145,11 +146,3 @@ def honest(server: Server, topic: str) -> Iterator[dict[str, Any]]:
             figures |= json.loads(process.stdout.readline())
         finally:
             process.kill()
-
-
-def private_bytes(pid: int) -> int:
-    """What a process holds for itself alone."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Private_Dirty"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("a process without memory")

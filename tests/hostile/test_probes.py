@@ -22,10 +22,11 @@ from appliance.wire import native
 from appliance.wire.kafka.apis import APIS
 from tests.kafka_messages import message, mutated, random_values, request_frame
 from tests.kafka_peer import KafkaPeer
+from tests.measures import memory_bytes
 from tests.native_peer import Peer
 from tests.server import Server, wait_for
 
-from .box import MEASURED, private_bytes
+from .box import MEASURED
 
 FRAMES = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
 GROWTH_BYTES_MAX = 16 << 20
@@ -47,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def nobody_is_harmed(server: Server) -> Iterator[None]:
     """The processes are those that they were, hold about what they held, and serve producers, readers and groups."""
-    before = {pid: private_bytes(pid) for role in MEASURED for pid in server.pids(role)}
+    before = {pid: memory_bytes(pid) for role in MEASURED for pid in server.pids(role)}
     with Peer(server.native) as witness:
         yield
         with Peer(server.native) as newcomer:
@@ -57,7 +58,7 @@ def nobody_is_harmed(server: Server) -> Iterator[None]:
                 assert peer.admin("offsets", group="honest") == [[TOPIC, 0, 7]]
     assert {pid for role in MEASURED for pid in server.pids(role)} == before.keys()
     assert not any(row["restarts"] for row in server.state["processes"])
-    assert all(private_bytes(pid) - was < GROWTH_BYTES_MAX for pid, was in before.items())
+    assert all(memory_bytes(pid) - was < GROWTH_BYTES_MAX for pid, was in before.items())
 
 
 @pytest.fixture
