@@ -14,8 +14,8 @@ import msgpack
 import msgspec
 from msgspec import inspect
 
-from appliance.processes.coordinator import admin
 from appliance.wire import native
+from appliance.wire import native_admin as admin
 
 from .kafka_frames import NAMES, ODD_NAMES, Writer
 
