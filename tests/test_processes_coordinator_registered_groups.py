@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.errors import InvalidRequest, UnknownPartition
+from appliance.errors import InvalidRequest, UnknownPartition, ZooKeeperAway
 from appliance.groups.store import Commit, RegisteredMember
 from appliance.names import TopicPartition as Part
 from appliance.processes.coordinator import member_registration
@@ -67,6 +67,28 @@ def test_what_could_not_be_registered_while_zookeeper_was_away_is_registered_lat
     bench.registry.away = False
     bench.run(bench.groups.reconnected())
     assert consumer("g", "a") not in nodes and {consumer("g", "b"), consumer("h", "c")} <= set(nodes)
+
+
+def test_a_group_that_is_left_while_zookeeper_goes_away_is_tidied_up_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes are taken away, then ZooKeeper is gone: looking at the group again ended the coordinator."""
+    nodes = bench.registry.tree.nodes
+    register(bench, "g", member("a"))
+    bench.run(nothing())
+    tidy_up = bench.groups._members._emptied
+
+    async def away(group: str) -> None:
+        monkeypatch.setattr(bench.groups._members, "_emptied", tidy_up)
+        raise ZooKeeperAway("away")
+
+    monkeypatch.setattr(bench.groups._members, "_emptied", away)
+    register(bench, "g")
+    bench.run(nothing())
+    assert consumer("g", "a") not in nodes
+    bench.run(bench.groups.reconnected())
+    bench.run(nothing())
+    assert not any(path.startswith("/consumers/") for path in nodes) and not bench.groups._members._members
 
 
 def test_in_a_new_session_everything_is_registered_again(bench: Bench) -> None:

@@ -125,9 +125,9 @@ class MemberRegistration:
             self._bytes += _size(values)
         if not members:
             self._nodes_of.pop(group, None)
-            if group not in self._changed:
-                del self._members[group]
             await self._emptied(group)
+            if group not in self._changed:  # else somebody has joined meanwhile
+                del self._members[group]
 
     def _forget(self, nodes: dict[str, bytes], some: Iterable[str]) -> None:
         for path in some:
