@@ -1,19 +1,19 @@
-"""Which old segments go: pure planning, from what there is to where each log is cut.
+"""Decides which old segments are deleted: pure planning, from what there is to where each log begins afterwards.
 
 Three rules, applied in this order; each takes whole segments from the old end:
 
-1. age: a segment whose file was last written to more than ``retention.ms`` ago, as in the paper; also the
-   active (last) one, as in Kafka;
-2. size: the oldest segments of a partition, as long as ``retention.bytes`` are left without them, as in Kafka;
-   never the active one;
-3. room: when all logs together take more than the cap, or the disk has less free than it should, the oldest
-   segment of the topic that takes most at that point, again and again, until it suffices; never the active one.
+1. age: segments whose file was last written more than ``retention.ms`` ago, as in the paper; also the active (last)
+   one, as in Kafka;
+2. size: the oldest segments of a partition, as long as ``retention.bytes`` are left without them, as in Kafka; never
+   the active one;
+3. room: when all logs together take more than the cap, or the disk has less free than it should, the oldest segment of
+   the topic that takes most at that point, again and again, until it suffices; never the active one.
 
-Where that does not suffice, large active segments are rolled, so that the next time there is something to take:
-what is youngest then stays.
+Where that does not suffice, large active segments are rolled, so that the next time there is something to delete; the
+youngest messages stay then.
 
-Sizes: ``bytes`` is the segment's share of the log, ``disk_bytes`` what its file occupies (less if it is
-sparse).  A segment's time is its file's modification time in ms: a sealed segment is never written again.
+Sizes: ``bytes`` is the segment's share of the log, ``disk_bytes`` what its file occupies (less if it is sparse).  A
+segment's time is its file's modification time in ms: a sealed segment is never written again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from .names import TopicPartition
 
 ROLL_BYTES_MIN: Final = 1 << 20
-"""Active segments that are smaller are not worth a roll: of each partition so much is kept at least."""
+"""Active segments that are smaller are not worth a roll, so at least this much of each partition is kept."""
 
 
 class Segment(NamedTuple):
@@ -45,8 +45,8 @@ class PartitionUse(NamedTuple):
     retention_bytes: int
 
 
-class Cut(NamedTuple):
-    """Remove what lies before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
+class Deletion(NamedTuple):
+    """Delete what lies before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     ``lacking_bytes``: what is still missing when everything that may go has gone.
     """
 
-    cuts: list[Cut]
+    deletions: list[Deletion]
     lacking_bytes: int
     rolls: list[TopicPartition]
 
@@ -93,12 +93,12 @@ def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacki
         lacking_bytes -= uses[index].segments[gone[index]].disk_bytes
         gone[index] += 1
         reasons[index] = "room"
-    cuts = [
-        Cut(use.topic, use.partition, _base(use, count), reason)
+    deletions = [
+        Deletion(use.topic, use.partition, _base(use, count), reason)
         for use, count, reason in zip(uses, gone, reasons, strict=True)
         if count
     ]
-    return Plan(cuts, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)))
+    return Plan(deletions, max(0, lacking_bytes), list(_to_roll(uses, gone, lacking_bytes)))
 
 
 def _base(use: PartitionUse, count: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.retention import Cut, PartitionUse, Segment, plan
+from appliance.retention import Deletion, PartitionUse, Segment, plan
 
 NOW = 1_000_000
 
@@ -20,16 +20,18 @@ def use(topic: str, *segments: tuple[int, int], partition: int = 0, age_ms: int 
 
 
 def test_nothing_goes_without_limits() -> None:
-    assert plan([use("a", (100, 900_000), (100, 1))], NOW).cuts == []
+    assert plan([use("a", (100, 900_000), (100, 1))], NOW).deletions == []
 
 
 def test_segments_go_once_they_are_too_old() -> None:
-    assert plan([use("a", (100, 301), (100, 300), (100, 1), age_ms=300)], NOW).cuts == [Cut("a", 0, 100, "age")]
+    assert plan([use("a", (100, 301), (100, 300), (100, 1), age_ms=300)], NOW).deletions == [
+        Deletion("a", 0, 100, "age")
+    ]
 
 
 def test_a_young_segment_keeps_what_comes_after_it() -> None:
     """A clock that was set back: the log is cut from its old end only."""
-    assert plan([use("a", (100, 5), (100, 900), (100, 1), age_ms=300)], NOW).cuts == []
+    assert plan([use("a", (100, 5), (100, 900), (100, 1), age_ms=300)], NOW).deletions == []
 
 
 def test_the_active_segment_stays_however_large() -> None:
@@ -37,10 +39,10 @@ def test_the_active_segment_stays_however_large() -> None:
 
 
 def test_the_active_segment_goes_when_all_of_it_is_too_old() -> None:
-    assert plan([use("a", (100, 301), (100, 301), age_ms=300)], NOW).cuts == [Cut("a", 0, 200, "age")]
-    assert plan([use("a", (100, 301), age_ms=300)], NOW, lacking_bytes=100) == ([Cut("a", 0, 100, "age")], 0, [])
-    assert plan([use("a", (100, 301), (0, 999), age_ms=300)], NOW).cuts == [Cut("a", 0, 100, "age")]
-    assert plan([use("a", (0, 999), age_ms=300)], NOW).cuts == []  # nothing in it
+    assert plan([use("a", (100, 301), (100, 301), age_ms=300)], NOW).deletions == [Deletion("a", 0, 200, "age")]
+    assert plan([use("a", (100, 301), age_ms=300)], NOW, lacking_bytes=100) == ([Deletion("a", 0, 100, "age")], 0, [])
+    assert plan([use("a", (100, 301), (0, 999), age_ms=300)], NOW).deletions == [Deletion("a", 0, 100, "age")]
+    assert plan([use("a", (0, 999), age_ms=300)], NOW).deletions == []  # nothing in it
 
 
 def test_large_active_segments_are_rolled_when_nothing_else_can_make_room() -> None:
@@ -54,30 +56,30 @@ def test_large_active_segments_are_rolled_when_nothing_else_can_make_room() -> N
 
 def test_at_least_retention_bytes_stay() -> None:
     segments = [(100, 4), (100, 3), (100, 2), (50, 1)]
-    assert plan([use("a", *segments, keep=250)], NOW).cuts == [Cut("a", 0, 100, "size")]
-    assert plan([use("a", *segments, keep=251)], NOW).cuts == []
-    assert plan([use("a", *segments, keep=0)], NOW).cuts == [Cut("a", 0, 300, "size")]
+    assert plan([use("a", *segments, keep=250)], NOW).deletions == [Deletion("a", 0, 100, "size")]
+    assert plan([use("a", *segments, keep=251)], NOW).deletions == []
+    assert plan([use("a", *segments, keep=0)], NOW).deletions == [Deletion("a", 0, 300, "size")]
 
 
 def test_room_is_made_by_the_oldest_segments_of_the_largest_topic() -> None:
     big = use("big", (100, 9), (100, 8), (100, 1)), use("big", (100, 7), (100, 1), partition=1)
     small = use("small", (100, 99), (100, 98), (100, 1))
-    assert plan([*big, small], NOW, bytes_max=700).cuts == [Cut("big", 0, 100, "room")]
-    assert plan([*big, small], NOW, bytes_max=600).cuts == [Cut("big", 0, 200, "room")]
-    assert plan([*big, small], NOW, bytes_max=400).cuts == [
-        Cut("big", 0, 200, "room"),
-        Cut("big", 1, 100, "room"),
-        Cut("small", 0, 100, "room"),
+    assert plan([*big, small], NOW, bytes_max=700).deletions == [Deletion("big", 0, 100, "room")]
+    assert plan([*big, small], NOW, bytes_max=600).deletions == [Deletion("big", 0, 200, "room")]
+    assert plan([*big, small], NOW, bytes_max=400).deletions == [
+        Deletion("big", 0, 200, "room"),
+        Deletion("big", 1, 100, "room"),
+        Deletion("small", 0, 100, "room"),
     ]
 
 
 def test_room_counts_what_age_frees_already() -> None:
     uses = [use("a", (100, 900), (100, 5), (100, 1), age_ms=500), use("b", (100, 9), (100, 1))]
-    assert plan(uses, NOW, lacking_bytes=100) == ([Cut("a", 0, 100, "age")], 0, [])
+    assert plan(uses, NOW, lacking_bytes=100) == ([Deletion("a", 0, 100, "age")], 0, [])
 
 
 def test_a_disk_that_others_have_filled_is_said() -> None:
-    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Cut("a", 0, 100, "room")], 50, [])
+    assert plan([use("a", (100, 5), (100, 1))], NOW, lacking_bytes=150) == ([Deletion("a", 0, 100, "room")], 50, [])
 
 
 segments = st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 1_000)), min_size=1, max_size=6)
@@ -100,7 +102,7 @@ def test_what_always_holds(
             base += size
         uses.append(PartitionUse(topic, number, built, age_ms, keep))
     made = plan(uses, NOW, bytes_max=bytes_max, lacking_bytes=lacking)
-    offsets = {cut.partition: cut.offset for cut in made.cuts}
+    offsets = {cut.partition: cut.offset for cut in made.deletions}
     left = freed = removable = 0
     for item in uses:
         last = item.segments[-1]

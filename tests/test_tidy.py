@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -132,6 +134,21 @@ def test_functions_fit_on_a_screen() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert length <= FUNCTION_LINES_MAX, f"{name}: {node.name} is {length} lines"
+
+
+def test_no_two_modules_have_one_name() -> None:
+    """A traceback and an import should tell which module is meant."""
+    names = [Path(name).name for name, _ in sources()]
+    twice = {name for name in names if names.count(name) > 1} - {"__init__.py", "__main__.py"}
+    assert not twice, twice
+
+
+def test_every_key_of_the_configuration_is_read() -> None:
+    """Read through its table, or through a variable that holds it: ``limits``, ``settings``, ``config``."""
+    code = "\n".join(code_only(text) for name, text in sources() if name not in ("config.py", "config_keys.py"))
+    for key in KEYS.values():
+        holders = rf"\b(?:{key.table}|limits|_?settings|_?config)|getattr\([^()]*\)"
+        assert re.search(rf"(?:{holders})\.{key.attribute}\b", code), f"nothing reads {key.name}"
 
 
 def test_every_module_says_what_it_is() -> None:
@@ -307,6 +324,31 @@ def docstrings(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
+
+
+def examples(docstring: str) -> Iterator[str]:
+    """Indented blocks behind a double colon that look like Python, and all that begin with a statement."""
+    statement = r"(?:from|import|with|for|def|class|async|try|while|>>>)\b.*"
+    text = inspect.cleandoc(docstring) + "\n"
+    for lead, block in re.findall(r"(?:^|\n)([^\n]*)\n\n((?:(?:    [^\n]*)?\n)+)", text):
+        code = textwrap.dedent(block).strip("\n")
+        first = code.partition("\n")[0]
+        call = r"[A-Za-z_][\w.\[\]]*(?:, \w+)* = .*|[A-Za-z_][\w.]*\(.*\).*"
+        if re.fullmatch(statement, first) or (lead.endswith("::") and re.fullmatch(call, first)):
+            yield code
+
+
+def test_examples_in_docstrings_parse() -> None:
+    count = 0
+    for name, text in sources():
+        for docstring in docstrings(text):
+            for code in examples(docstring):
+                count += 1
+                try:
+                    ast.parse(code)
+                except SyntaxError as error:
+                    raise AssertionError(f"{name}: an example that is not Python: {error}\n{code}") from None
+    assert count >= 10, "examples are found"
 
 
 def test_names_in_docstrings_exist() -> None:

@@ -77,6 +77,7 @@ class Producer:
 
     foreign = False  # inherited through a fork
     _closed = False
+    _batches: OpenBatches
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Producer:
         rng: random.Random | None = None,
     ) -> None:
         number = acks_number(acks)
-        options = self._options = ProducerOptions(
+        options = ProducerOptions(
             acks=number,
             codec=codec,
             linger_s=linger_ms / 1000,
@@ -117,18 +118,12 @@ class Producer:
             idempotent=number != 0 if idempotent is None else idempotent,
         )
         rng = rng or random.Random()
-        self._clock = clock
         self._clock_ms = clock_ms
         self._pid = os.getpid()
         self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
-        self._sender = Sender(
-            self._cluster,
-            options,
-            lambda now_s: self._batches.seal_due(now_s),
-            lambda: self._batches.seal_all(),
-            clock=clock,
-            jitter=functools.partial(rng.uniform, 0.8, 1.2),
-        )
+        seal_due, seal_all = lambda now_s: self._batches.seal_due(now_s), lambda: self._batches.seal_all()
+        jitter = functools.partial(rng.uniform, 0.8, 1.2)
+        self._sender = Sender(self._cluster, options, seal_due, seal_all, clock=clock, jitter=jitter)
         self._lock: AbstractContextManager[Any] = self._sender.lock
         self._callbacks = self._sender.callbacks
         self._topics = KnownTopics(self._cluster, options, clock=clock, prepare=self._sender.prepare)
@@ -163,8 +158,7 @@ class Producer:
         """Put one message into a batch; returns at once unless the buffer is full or the topic not known yet.
 
         Args:
-            timestamp: ms since 1970; by default about now (all messages of a batch share one reading of the
-                clock).
+            timestamp: ms since 1970; by default about now (one reading of the clock for all messages of a batch).
             on_delivery: called once with (error or None, topic, partition, offset).
         """
         # The common case costs one lock, one append and one small tuple.

@@ -1,17 +1,22 @@
 """One partition's files: append, flush, roll, retire, recover, read, repair.  No sockets, no shared memory.
 
-Words: a *log* is the bytes of a partition from its first to its last record batch, and an *offset* is a
-position in it.  It is cut into *segments*, files of about ``segment.bytes`` named after the offset of their
-first byte; the last one is *active*, the others are *sealed* and never change.  Beside each lies a sparse
-*index* that can be rebuilt. *Written* is what is in the page cache, *flushed* what is on the disk, *exposed*
-what readers may see.
+Words:
+
+- A *log* is the bytes of a partition from its first to its last record batch; an *offset* counts these bytes.
+- It consists of *segments*, files of about ``segment.bytes`` named after the offset of their first byte.  The last one
+  is *active*, the others are *sealed* and never change.  A *position* is a byte in such a file.
+- Beside each segment lies a sparse *index* that can be rebuilt.
+- The log is *written* up to its log end offset (page cache), *flushed* up to the flushed offset (disk), and *exposed*
+  to readers up to the high watermark.
+
+Files:
 
     <base:020d>.log              record batches, one after the other (``segment``)
     <base:020d>.index            which batch contains an offset, which is the first at a time (``index``)
     partition.metadata           the id of the topic whose log it is (``partition_directory``)
     recovery-point               what may be trusted after a crash (``recovery``)
     clean-shutdown               an ordered stop: nothing to recover (``recovery``)
-    <base:020d>.log.cut-<pos>    what recovery cut off although valid batches followed
+    <base:020d>.log.cut-<pos>    what recovery truncated although valid batches followed
     <base:020d>.log.broken       a segment as it was before ``repair``
 
 Only one process may write them (:class:`Log`); any number may read (:class:`LogReader`), also while that one

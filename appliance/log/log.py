@@ -1,34 +1,36 @@
-"""One partition's log, as its one writer sees it: append, flush, expose, roll, retire.
+"""One partition's log, as its one writer uses it: append, flush, expose, roll, retire.
 
-``start <= exposed <= flushed <= written`` when every group is flushed before it is shown; a topic that leaves
-flushing to the operating system exposes what is written, so there ``exposed`` may be ahead of ``flushed``.
+Four offsets: ``start`` (log start offset), ``exposed`` (high watermark), ``flushed``, ``written`` (log end offset).
+``start <= exposed <= flushed <= written`` when every group of batches is flushed before it is exposed.  A topic that
+leaves flushing to the operating system exposes what is written, so there ``exposed`` may be ahead of ``flushed``.
 
-Flushing belongs to another thread, so that writing goes on meanwhile::
+Flushing takes three steps, so that writing goes on meanwhile::
 
-    ticket = log.flush_begin()   writer's loop: what is to be synced, up to where
-    ticket.sync()                other thread: slow, without the interpreter's lock, touches nothing of the log
-    log.flush_done(ticket)       either thread, in the order of beginning
+    ticket = log.flush_begin()  # the writer's loop: what is to be synced, up to where
+    ticket.sync()  # another thread: slow, without the interpreter's lock, touches nothing of the log
+    log.flush_done(ticket)  # either thread, in the order of beginning
 
-A ticket covers everything that is written but not known to be flushed, so one that was begun and never synced
-may be dropped for a later one.  A sync that fails is never tried again: the kernel may have dropped the pages
-and would say "done" the next time.  It is noted in the recovery point, so that recovery looks at the disk and
-not at the page cache.
+A ticket covers everything that is written but not known to be flushed, so one that was begun and never synced may be
+dropped for a later one.  A sync that fails is never tried again: the kernel may have dropped the pages and would report
+success the next time.  The failure is noted in the recovery point, so that recovery reads the disk and not the page
+cache.
 
-Appending is all or nothing, also across a roll: a full disk (:class:`DiskFull`) leaves the log as it was, to
-try again later, and so does a lack of descriptors (:class:`OutOfResources`) that a roll would need.  Any other
-failure of the disk is a :class:`StorageFault`: no more is written by this process.
+Appending is all or nothing, also across a roll.  A full disk (:class:`DiskFull`) leaves the log as it was, to try again
+later, and so does a lack of descriptors (:class:`OutOfResources`) that a roll would need.  Any other failure of the
+disk is a :class:`StorageFault`: no more is written by this process.
 
-What must be on the disk before what, so that a power loss at any moment leaves a log that opens::
+What must be on the disk before what, so that a power loss at any moment leaves a log that opens:
 
-    the recovery point                     before the first append (a torn write is told from damage by it)
-    the marker's end                       before the first append, and before START moves
-    a group, new files' names, sealed      before FLUSHED covers it: all of these are in the ticket
-    indexes
-    START, and the names of the segments   before the segments before it are unlinked
+    on the disk first                         before
+    the recovery point                        the first append: it distinguishes a torn write from damage
+    the removal of the clean-shutdown marker  the first append, and a move of the start
+    a group of batches, the names of new      the flushed offset covers the group: all of these are in the ticket
+    files, and sealed indexes
+    the start, and the names of the segments  the segments before the start are unlinked
     that stay
 
-Ages of segments are measured by a clock that nobody sets (``steady_ms``); the time of day (``clock_ms``) counts
-only for the age that a segment has when the log is opened.  A jump of it neither rolls a segment nor keeps one.
+Ages of segments are measured by a clock that cannot be set (``steady_ms``).  The time of day (``clock_ms``) counts only
+for the age that a segment has when the log is opened, so a jump of it neither rolls a segment nor keeps one.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ SEGMENTS_MAX: Final = 2000
 
 
 class FlushTicket:
-    """What must be synced so that the log is on the disk up to ``end``."""
+    """What must be synced so that the log is on the disk up to ``end``, the log end offset when it was made."""
 
     __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "rolled")
 
@@ -120,7 +122,7 @@ class Log:
         self._point = point
         self._active: Segment
         self._directory: File
-        self._retired: list[int] = []  # bases of segments that nobody is shown any more
+        self._retired: list[int] = []  # bases of segments that are not exposed any more
         self._unsynced: dict[File, None] = {}  # by rolling, and not known to be on the disk; the flusher removes
         self._directory_changes = 0
         self._directory_synced = 0
@@ -142,7 +144,8 @@ class Log:
         """Open for writing, or make, the log in directory ``path``; whatever it then holds is on the disk.
 
         Args:
-            clock_ms: the time of day; ``steady_ms``: a clock that nobody sets, the same if it is left out.
+            clock_ms: the time of day.
+            steady_ms: a clock that cannot be set; by default ``clock_ms``.
             segments_max: with so many segments the active one grows on instead of being rolled.
             boot: which boot of the machine this is.
 
@@ -365,7 +368,7 @@ class Log:
         self.flush_done(ticket)
 
     def expose(self, end: int) -> None:
-        """Remember that readers are shown the log up to ``end``; call it before they are."""
+        """Set the high watermark to ``end``; call it before readers see it."""
         assert self.exposed <= end <= self._active.end
         self.exposed = end
         self._point.set_end(end)
@@ -377,11 +380,11 @@ class Log:
         return start if start == self.written else self.bases[max(0, bisect_right(self.bases, start) - 1)]
 
     def retire_before(self, offset: int) -> None:
-        """Let the log start at ``offset`` (or where readers and the disk have got to, if that is less).
+        """Let the log start at ``offset``, or at the high watermark or the flushed offset if that is less.
 
         Whole segments before it leave ``bases``; when nothing is left the active one is rolled first, so that
         it can leave too.  Without room for a new one it stays, and only the start moves.  The files are for
-        :meth:`unlink_retired`, once readers have been told.
+        :meth:`unlink_retired`, once the new start is published to readers.
         """
         start = min(offset, self.exposed, self.flushed)
         if start <= self.start:

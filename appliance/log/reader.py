@@ -1,22 +1,20 @@
-"""Where the bytes are that a fetch asks for: the reading side of a log, for processes that serve many of
-them.
+"""Finds the bytes that a fetch asks for: the reading side of a log, for processes that serve many logs.
 
-A reader is told what is there (``bases`` of the segments, ``end`` up to where it may read) and finds ranges
-of whole batches in the segment files; it never reads the records.  An offset may be anywhere inside a batch,
-and the payload of a batch may hold forged batches, so a batch is only ever reached from a place where one is
-known to start: the base of a segment, an end that was published, the end of a range handed out before, or an
-index entry.  These *boundaries* are final, so the reader remembers some; a consumer that reads on needs no
-look into the index for its start.
+A reader gets the ``bases`` of the segments and the ``end`` up to which it may read, and finds ranges of whole batches
+in the segment files; it never reads the records.  An offset may be anywhere inside a batch, and the payload of a batch
+may hold forged batches.  So a batch is only reached from an offset at which one is known to start: the base of a
+segment, an end that was published, the end of a range handed out before, or an index entry.  These *boundaries* are
+final, so the reader remembers some; a consumer that reads on needs no index for its start.
 
-Whatever an index says about offsets is checked against the header in the log before it is used.  An index that
-is wrong or missing makes fetching slower, not wrong: then the way from an earlier entry, or from the segment's
-base, is taken.  Times and counts of records have no such proof; recovery checks them.
+What an index says about offsets is checked against the header in the log before it is used.  An index that is wrong or
+missing makes fetching slower, not wrong: the search then begins at an earlier entry, or at the segment's base.  Times
+and counts of records have no such proof; recovery checks them.
 
-A segment that retention has unlinked meanwhile is :class:`OffsetOutOfRange`, as if the reader had come a
+Where retention has unlinked a segment meanwhile, the reader raises :class:`OffsetOutOfRange`, as if it had come a
 moment later.
 
-What a question costs follows from how much of the log it looks at, not from its own size.  Every reader counts that
-(:attr:`LogReader.looked_bytes`), so that whoever serves many can stop in time and go on later.
+The cost of a look-up follows from how much of the log it reads, not from the size of the request.  Every reader counts
+that (:attr:`LogReader.looked_bytes`), so that a process that serves many can stop in time and continue later.
 """
 
 from __future__ import annotations
@@ -39,18 +37,19 @@ FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
 """How many boundaries each of two generations holds."""
 STEPS_BACK_MAX: Final = 8
-"""How many wrong index entries are stepped over before the segment is walked from its base."""
+"""How many wrong index entries are passed over before the segment is read from its base."""
 
+# A look-up by time unpacks one batch.  One with more bytes or records than this is answered with its first record.
 UNPACKED_BYTES_MAX: Final = 16 << 20
 RECORDS_MAX: Final = 50_000
-"""Of the one batch that is looked into to answer by time; one that is larger is answered as a whole."""
 TIMES_MAX: Final = 4 * RECORDS_MAX
-"""Records of batches looked into whose times are remembered: they come again and again in one request."""
+"""How many times of records are remembered, of batches unpacked before: one request asks for the same ones often."""
 TIMES_OVERHEAD: Final = 64
+"""What a remembered batch counts beside its times."""
 QUESTION_BYTES: Final = 16 * 1024
-"""What any question counts as: it opens files and searches an index."""
+"""What any look-up counts in ``looked_bytes``: it opens files and searches an index."""
 RECORD_BYTES: Final = 64
-"""What a record counts as whose time is read."""
+"""What a record whose time is read counts in ``looked_bytes``."""
 
 AnyFile = TypeVar("AnyFile", bound=File)
 
@@ -107,11 +106,11 @@ class FileCache:
             self._times_count -= _weight(self._times.pop(batch))
 
     def times(self, prefix: str, offset: int) -> array[int] | None:
-        """What :meth:`remember_times` was told of the batch at ``offset``."""
+        """The times of the batch at ``offset`` that :meth:`remember_times` keeps."""
         return self._times.get((prefix, offset))
 
     def remember_times(self, prefix: str, offset: int, times: array[int]) -> None:
-        """At most TIMES_MAX numbers, the last ones."""
+        """Keep the times of the batch at ``offset``; of all batches the last TIMES_MAX are kept."""
         self._times[prefix, offset] = times
         self._times_count += _weight(times)
         while self._times_count > TIMES_MAX:
@@ -129,8 +128,8 @@ class Found(NamedTuple):
 class LogReader:
     """One log, through a cache of files shared with other readers.
 
-    ``bases`` and ``end`` come from one consistent view of the log, ``bases[0] <= end``.  When the log was
-    repaired or made anew under the same name, :meth:`forget` what was known of the old one.
+    ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  When the log was repaired
+    or made anew under the same name, call :meth:`forget`.
 
     Every method may raise :class:`CorruptLog`, with file and position, and :class:`StorageFault`.
     """

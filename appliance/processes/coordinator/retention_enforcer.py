@@ -46,10 +46,11 @@ class RetentionEnforcer:
         uses = await self._uses()
         disk = config.disk
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
-        cuts, lacking, rolls = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
-        for cut in sorted(cuts, key=lambda cut: cut.reason != "room")[:ORDERS_MAX]:
-            log.info("%s-%d: removing what lies before %d (%s)", cut.topic, cut.partition, cut.offset, cut.reason)
-            self._partitions.delete_before(cut.topic, cut.partition, cut.offset)
+        deletions, lacking, rolls = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
+        for deletion in sorted(deletions, key=lambda deletion: deletion.reason != "room")[:ORDERS_MAX]:
+            topic, partition, offset, reason = deletion
+            log.info("%s-%d: removing what lies before %d (%s)", topic, partition, offset, reason)
+            self._partitions.delete_before(topic, partition, offset)
         for topic, partition in rolls[:ORDERS_MAX]:
             self._partitions.roll(topic, partition)
         if lacking and not self._lacking:
