@@ -1,4 +1,5 @@
-"""The processes, a package each with one ``run``: supervisor, network worker, writer, coordinator.
+"""The processes: supervisor, network worker, writer, coordinator, a package with one ``run`` for each.
 
-``child`` is what a forked process does first, ``control`` how processes talk, ``clock`` what time it is.
+``child`` starts a forked process, ``control`` is the channel between processes, ``clock`` is their time, ``handoff``
+specifies how a connection moves between worker and writer, ``snapshot`` is what workers answer metadata from.
 """
