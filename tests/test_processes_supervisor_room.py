@@ -22,7 +22,7 @@ from appliance.shared.table import TABLE_BYTES, WAITS
 from appliance.wire import native
 
 from .native_peer import Peer
-from .server import Server, wait_for
+from .server import NotServing, Server, wait_for
 from .small_machine import SmallMachine, fill, small_machine
 
 BATCH = encode_values([b"one"], 1_000)
@@ -202,6 +202,24 @@ def test_a_log_that_the_machine_does_not_let_be_opened_is_opened_later(tmp_path:
         os.kill(int(tracer[1]), signal.SIGTERM)
         wait_for(lambda: not server.state["offline"] and not server.state["refused"], "it to be online")
         wait_for(lambda: peer.produce("t", BATCH, acks=-1)[0] == 0, "produce")
+        assert peer.fetch("t", 0)[1]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to refuse system calls")
+def test_a_start_that_cannot_read_the_catalog_for_want_of_descriptors_ends_and_can_be_repeated(tmp_path: Path) -> None:
+    """Goal: exit status 75, after which the service manager starts it again, and what to raise."""
+    server = Server(tmp_path / "data")
+    with server, Peer(server.native) as peer:
+        peer.create("t")
+        assert peer.produce("t", BATCH, acks=-1)[0] == 0
+        server.stop()
+    inject = ["-P", str(server.data_dir / "catalog.json"), "-e", "trace=openat", "-e", "inject=openat:error=EMFILE"]
+    server.within = ["strace", "-o", os.devnull, *inject]
+    with pytest.raises(NotServing, match="exit status 75") as caught:
+        server.start()
+    assert "catalog.json: Too many open files (descriptors): raise LimitNOFILE=" in str(caught.value)
+    server.within = []
+    with server, Peer(server.native) as peer:
         assert peer.fetch("t", 0)[1]
 
 

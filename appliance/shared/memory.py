@@ -23,7 +23,7 @@ from typing import Final
 import posix_ipc
 
 from ..errors import OutOfResources
-from ..machine_limits import ADVICE, SHARED_MEMORY
+from ..machine_limits import ADVICE, SHARED_MEMORY, limit_of
 
 SHM_DIR: Final = Path(SHARED_MEMORY)
 RANDOM_BYTES: Final = 8
@@ -63,9 +63,8 @@ def create(instance: str, what: str, size_bytes: int) -> tuple[str, mmap.mmap]:
     except OSError as error:
         memory.unlink()
         error.filename = str(SHM_DIR)
-        raise OutOfResources(
-            f"{SHM_DIR} has no room for {size_bytes} bytes ({error.strerror}): {ADVICE[SHARED_MEMORY]}"
-        ) from error
+        advice = ADVICE[limit_of(error) or SHARED_MEMORY]
+        raise OutOfResources(f"{SHM_DIR} has no room for {size_bytes} bytes ({error.strerror}): {advice}") from error
     finally:
         memory.close_fd()
 

@@ -10,6 +10,7 @@ from typing import Final
 from ...addresses import address_text, parse_addresses
 from ...config import Config
 from ...errors import AddressInUse, BadValue
+from ...machine_limits import limit_of
 from .systemd import inherited_listeners
 
 BACKLOG: Final = 1024
@@ -21,6 +22,7 @@ def listen(config: Config) -> list[tuple[str, socket.socket]]:
     Raises:
         AddressInUse: another process listens there.
         BadValue: an address cannot be listened on, or what systemd passes is no use; names the key.
+        OSError: the machine has no descriptor or no memory left.
     """
     inherited = inherited_listeners(os.environ, ("native", "kafka"))
     listeners: list[tuple[str, socket.socket]] = []
@@ -40,10 +42,16 @@ def _bind(protocol: str, host: str, port: int) -> socket.socket:
     try:
         address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address[4])
-        sock.listen(BACKLOG)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address[4])
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
     except OSError as error:
+        if limit_of(error):
+            raise
         kind = AddressInUse if error.errno == errno.EADDRINUSE else BadValue
         raise kind(
             f"{protocol}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"

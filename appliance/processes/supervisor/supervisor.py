@@ -22,6 +22,7 @@ can start, so one process writes a partition's files (I1).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import logging
@@ -33,7 +34,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +42,8 @@ import msgspec
 
 from ...catalog import Catalog
 from ...config import Config
-from ...errors import AlreadyRunning, BadValue, ConfigFault
+from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
+from ...machine_limits import ADVICE, limit_of
 from ...names import TopicPartition
 from ...shared import memory
 from ..clock import now_ms
@@ -76,17 +78,37 @@ def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = No
     Raises:
         AlreadyRunning: another supervisor has this data directory.
         ConfigFault: an address, the ensemble or the machine does not allow it; says what to change.
+        OutOfResources: the machine lacks what even a start needs; says what, and how to get more.
         StorageFault: the catalog cannot be read.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
-    data_dir.mkdir(parents=True, exist_ok=True)
-    lock_fd = _lock(data_dir)
-    supervisor = Supervisor(config, data_dir, lock_fd, reload)
+    with _starting():
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock_fd = _lock(data_dir)
+        supervisor = Supervisor(config, data_dir, lock_fd, reload)
     try:
+        with _starting():
+            supervisor.prepare()
         return supervisor.run()
     finally:
         supervisor.clean_up()
+
+
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """A start that lacks something ends and says so: nothing is served yet, and who starts it can wait or give more.
+
+    Raises:
+        OutOfResources: for any error that is about a limit of the machine.
+    """
+    try:
+        yield
+    except (OSError, StorageFault) as error:
+        limit = limit_of(error)
+        if not limit:
+            raise
+        raise OutOfResources(f"cannot start: {error} ({limit}): {ADVICE[limit]}") from error
 
 
 def _lock(data_dir: Path) -> int:
@@ -189,23 +211,12 @@ class Supervisor:
 
     # ---- the program
 
-    def run(self) -> int:
-        """Start, serve until a signal says stop, stop; returns the exit status."""
-        self._prepare()
-        self._start()
-        while signal.SIGTERM not in self._signals and signal.SIGINT not in self._signals:
-            self._turn()
-            if self._report.state == "starting" and self._is_ready:
-                self._on_serving()
-        self._stop()
-        return 0
+    def prepare(self) -> None:
+        """Get all that is not forked: what a configuration or a machine does not allow is an error here.
 
-    @property
-    def _is_ready(self) -> bool:
-        return bool(self._workers) and not self._hosted.opening and not self._coordinator.awaits_zookeeper
-
-    def _prepare(self) -> None:
-        """Get all that is not forked: what a configuration or a machine does not allow is an error here."""
+        Raises:
+            OSError, ConfigFault, StorageFault: see :func:`run`.
+        """
         with surviving("removing what a killed instance left in /dev/shm"):
             for name in memory.unlink_all(self._instance):
                 logger.info("removed shared memory of a killed instance: %s", name)
@@ -219,6 +230,20 @@ class Supervisor:
             self._hosted[TopicPartition(name, partition)] = HostedPartition(topic.id, dict(topic.settings))
         self._workers.prepare(listeners)
         self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def run(self) -> int:
+        """Serve until a signal says stop, stop; returns the exit status."""
+        self._start()
+        while signal.SIGTERM not in self._signals and signal.SIGINT not in self._signals:
+            self._turn()
+            if self._report.state == "starting" and self._is_ready:
+                self._on_serving()
+        self._stop()
+        return 0
+
+    @property
+    def _is_ready(self) -> bool:
+        return bool(self._workers) and not self._hosted.opening and not self._coordinator.awaits_zookeeper
 
     def _start(self) -> None:
         self._nodes.start()
