@@ -34,7 +34,7 @@ from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
 from .partition_states import DISK_FULL, OFFLINE, STATE_NAMES
 from .shared import memory
-from .shared.table import SegmentTable, View
+from .shared.table import SegmentTable, TableSnapshot
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"
@@ -140,31 +140,31 @@ def from_table(path: Path, table_name: str) -> dict[str, Any] | None:
         mapped = memory.attach(table_name, writable=False)
         with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
             table = SegmentTable(cells)
-            seen, records, state = table.view(), table.records, STATE_NAMES[table.state]
+            seen, records, state = table.snapshot(), table.records, STATE_NAMES[table.state]
     except (FileNotFoundError, WriterGone):
         return None
     return _row(seen, records - records_before(path, seen), state)
 
 
-def records_before(path: Path, seen: View) -> int:
+def records_before(path: Path, seen: TableSnapshot) -> int:
     """How many records lie before the start of a log whose oldest segments have been retired."""
     if seen.start == 0:
         return 0
-    return LogReader(path, FileCache(2)).at(seen.bases, seen.end, seen.start)[1]
+    return LogReader(path, FileCache(2)).at(seen.bases, seen.high_watermark, seen.start)[1]
 
 
 def from_files(path: Path) -> dict[str, Any]:
     """A partition that no writer shows: exact after a clean stop, else what the names and sizes say."""
     summary = peek(path)
     if summary is not None:
-        seen = View(summary.bases, summary.start, summary.end)
+        seen = TableSnapshot(summary.bases, summary.start, summary.end)
         return _row(seen, summary.records - records_before(path, seen), "stopped")
     segments = sorted(path.glob("*.log"))
     start = int(segments[0].stem) if segments else 0
     end = int(segments[-1].stem) + segments[-1].stat().st_size if segments else 0
-    return _row(View((start,), start, end), None, "needs recovery")
+    return _row(TableSnapshot((start,), start, end), None, "needs recovery")
 
 
-def _row(seen: View, messages: int | None, state: str) -> dict[str, Any]:
-    sizes = {"start": seen.start, "end": seen.end, "bytes": seen.end - seen.start}
+def _row(seen: TableSnapshot, messages: int | None, state: str) -> dict[str, Any]:
+    sizes = {"start": seen.start, "end": seen.high_watermark, "bytes": seen.high_watermark - seen.start}
     return {**sizes, "messages": messages, "state": state}

@@ -47,9 +47,9 @@ def filled(path: Path, raws: Iterable[bytes], settings: TopicSettings = SETTINGS
     """A log with these batches, flushed and exposed."""
     log = open_log(path, settings)
     for raw in raws:
-        log.append(place_all(log.written, [raw]))
+        log.append(place_all(log.end_offset, [raw]))
     log.flush()
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     return log
 
 

@@ -111,7 +111,7 @@ class Partition:
         view = encoded(producer, sequence, count, size)
         info: BatchInfo = check(view, 0, len(view), 1 << 24)
         assert sequences.check(producer, 0, sequence, count) is None
-        start, end = log.written, log.written + info.size
+        start, end = log.end_offset, log.end_offset + info.size
         sequences.record(producer, 0, sequence, count, end - count, end)
         place(view, 0, start, info.size, count)
         sent = Sent(producer, sequence, count, start, bytes(view))
@@ -130,17 +130,17 @@ class Partition:
     def flush(self) -> None:
         """Flush, show, and store the snapshot that waits for it."""
         self.log.flush()
-        self.log.expose(self.log.written)
+        self.log.raise_high_watermark(self.log.end_offset)
         self.promises.flushed = self.log.flushed
         snapshot = self.producers.take()
         if snapshot is not None:
             self.producers.store(snapshot)
 
     def delete_before(self, offset: int) -> None:
-        self.promises.start_asked = max(self.promises.start_asked, min(offset, self.log.written))
+        self.promises.start_asked = max(self.promises.start_asked, min(offset, self.log.end_offset))
         delete_before(self.log, self.producers, offset, self.flush, lambda: None)
         self.promises.start = self.log.start
-        assert self.log.start >= min(offset, self.log.written)
+        assert self.log.start >= min(offset, self.log.end_offset)
 
     def close(self) -> None:
         self.flush()
@@ -152,7 +152,7 @@ def check_promises(promises: Promises, reopened: Partition) -> None:
     """Assert that nothing promised is missing, and nothing is taken for written that never was."""
     log = reopened.log
     there: set[tuple[int, int]] = set()
-    assert log.flushed == log.written >= promises.flushed, "flushed, and gone"
+    assert log.flushed == log.end_offset >= promises.flushed, "flushed, and gone"
     assert promises.start <= log.start <= max(promises.start_asked, promises.start), "the start has moved"
     known = {(batch.start, batch.data) for batch in promises.batches + promises.other}
     flushed = {batch.start: batch.data for batch in promises.batches if batch.end <= promises.flushed}

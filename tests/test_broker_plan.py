@@ -12,7 +12,7 @@ from appliance.errors import UnknownPartition
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
 from appliance.partition_states import ONLINE
-from appliance.shared.table import View
+from appliance.shared.table import TableSnapshot
 from appliance.wire.requests import (
     EARLIEST,
     LATEST,
@@ -35,10 +35,10 @@ class Table:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.end = self.written = log.written
+        self.high_watermark = self.log_end_offset = log.end_offset
 
-    def view(self) -> View:
-        return View(tuple(self._log.bases), self._log.bases[0], self.end)
+    def snapshot(self) -> TableSnapshot:
+        return TableSnapshot(tuple(self._log.bases), self._log.bases[0], self.high_watermark)
 
 
 class Held:
@@ -87,7 +87,7 @@ def test_a_fetch_gives_something_to_so_many_parts(held: Held) -> None:
     parts = [FetchPart("t", 0, 0, 1)] * (2 * PARTS_GIVEN_MAX)
     results, size = fetch(Fetch(None, 0, 1, 1 << 40, parts), [held] * len(parts))
     assert [result.size > 0 for result in results] == [True] * PARTS_GIVEN_MAX + [False] * PARTS_GIVEN_MAX
-    assert {(result.error, result.end) for result in results} == {(0, held.table.end)}
+    assert {(result.error, result.high_watermark) for result in results} == {(0, held.table.high_watermark)}
     assert size == sum(result.size for result in results)
 
 
@@ -97,7 +97,7 @@ def test_where_a_log_begins_and_ends_is_known_without_a_look(held: Held) -> None
     for counted, looked_min in ((False, 0), (True, 2 * QUESTION_BYTES)):
         lookup = Lookup(Offsets(None, parts, counted), [held, held])
         assert looked_min <= lookup.look(1 << 40) - 2 * PART_BYTES <= 2 * looked_min
-        end = held.table.end
+        end = held.table.high_watermark
         records = (5_000, 0) if counted else (-1, -1)
         assert lookup.results == [OffsetsResult(0, end, -1, records[0]), OffsetsResult(0, 0, -1, records[1])]
 

@@ -91,7 +91,7 @@ def no_room() -> OSError:
 
 def test_a_new_log_is_empty(tmp_path: Path) -> None:
     log = open_log(tmp_path / "t-0")
-    assert (log.start, log.written, log.flushed, log.records, log.bases) == (0, 0, 0, 0, [0])
+    assert (log.start, log.end_offset, log.flushed, log.records, log.bases) == (0, 0, 0, 0, [0])
     assert log.flush_begin().end == 0
 
 
@@ -101,7 +101,7 @@ def test_append_writes_the_bytes_as_they_are_placed(tmp_path: Path) -> None:
     log.append(group)
     log.append([])
     assert contents(tmp_path) == b"".join(view for view, _ in group)
-    assert (log.written, log.records, log.flushed) == (len(contents(tmp_path)), 3, 0)
+    assert (log.end_offset, log.records, log.flushed) == (len(contents(tmp_path)), 3, 0)
 
 
 def test_batches_that_are_not_placed_are_a_bug(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_more_batches_than_one_writev_takes(tmp_path: Path) -> None:
     log = open_log(tmp_path, TopicSettings())
     raws = [batch([b"%d" % number]) for number in range(3000)]
     log.append(place_all(0, raws))
-    assert log.written == len(contents(tmp_path)) == sum(map(len, raws))
+    assert log.end_offset == len(contents(tmp_path)) == sum(map(len, raws))
 
 
 @pytest.mark.parametrize("step", [1, 7, 60, 61, 1000])
@@ -149,12 +149,12 @@ def test_rolls_by_age_counted_from_the_first_batch(tmp_path: Path) -> None:
     now[0] = 5 * SETTINGS.segment_ms
     log.append(place_all(0, [batch()]))
     now[0] += SETTINGS.segment_ms - 1
-    log.append(place_all(log.written, [batch()]))
+    log.append(place_all(log.end_offset, [batch()]))
     assert log.bases == [0]
     log.close(clean=False)
     log = Log.open(tmp_path, SETTINGS, lambda: now[0], boot=BOOT)  # its age survives
     now[0] += 1
-    end = log.written
+    end = log.end_offset
     log.append(place_all(end, [batch()]))
     assert log.bases == [0, end]
 
@@ -165,9 +165,9 @@ def test_grows_the_active_segment_when_there_are_as_many_as_can_be(tmp_path: Pat
     assert len(log.bases) == 3
     log.retire_before(log.bases[1])
     assert log.start == 0  # not exposed yet
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     retire(log, log.bases[1])
-    log.append(place_all(log.written, [batch()]))
+    log.append(place_all(log.end_offset, [batch()]))
     assert len(log.bases) == 3
 
 
@@ -177,11 +177,11 @@ def test_flush_tickets(tmp_path: Path) -> None:
     log = Log.open(tmp_path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
     log.append(place_all(0, [batch()]))
     dropped = log.flush_begin()
-    log.append(place_all(log.written, [batch([b"x" * 1000])] * 3))  # rolls
+    log.append(place_all(log.end_offset, [batch([b"x" * 1000])] * 3))  # rolls
     sealed = log.bases[1]
     ticket = log.flush_begin()
-    end = log.written
-    log.append(place_all(log.written, [batch()]))
+    end = log.end_offset
+    log.append(place_all(log.end_offset, [batch()]))
     before = faults.syncs
     ticket.sync()
     assert faults.syncs == before + 2 * len(log.bases)  # all logs, and all indexes: the active one is new
@@ -190,7 +190,7 @@ def test_flush_tickets(tmp_path: Path) -> None:
     assert (log.flushed, dropped.end < sealed < end) == (end, True)
     log.flush()
     assert faults.syncs == before + 2 * len(log.bases) + 1  # those that are on the disk are left alone
-    assert log.flushed == log.written
+    assert log.flushed == log.end_offset
 
 
 def test_flushing_in_another_thread_while_appending_and_rolling(tmp_path: Path) -> None:
@@ -203,17 +203,17 @@ def test_flushing_in_another_thread_while_appending_and_rolling(tmp_path: Path) 
             log.flush_done(ticket)
 
     for _ in range(20):
-        log.append(place_all(log.written, [batch([b"x" * 300])] * 4))
+        log.append(place_all(log.end_offset, [batch([b"x" * 300])] * 4))
         tickets[:] = [None, log.flush_begin()]
         thread = threading.Thread(target=sync)
         thread.start()
-        end = log.written
-        log.append(place_all(log.written, [batch([b"x" * 300])] * 4))
+        end = log.end_offset
+        log.append(place_all(log.end_offset, [batch([b"x" * 300])] * 4))
         thread.join()
         assert log.flushed == end
     log.flush()
     log.close(clean=False)
-    assert open_log(tmp_path).written == log.written
+    assert open_log(tmp_path).end_offset == log.end_offset
 
 
 def test_a_failed_flush_is_a_storage_fault_and_recovery_then_trusts_the_disk_only(tmp_path: Path) -> None:
@@ -223,14 +223,14 @@ def test_a_failed_flush_is_a_storage_fault_and_recovery_then_trusts_the_disk_onl
     log.flush()
     flushed = log.flushed
     log.append(place_all(flushed, [batch()]))
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     faults.calls_left, faults.error = 0, OSError(errno.EIO, "Input/output error")
     ticket = log.flush_begin()
     with pytest.raises(StorageFault, match="cannot be flushed"):
         ticket.sync()
     os.truncate(tmp_path / f"{0:020d}.log", flushed)  # what the disk has
     again = open_log(tmp_path)
-    assert again.written == flushed
+    assert again.end_offset == flushed
 
 
 def test_a_write_that_fails_is_a_storage_fault(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(memory_path: Path, 
         log.close()
         log = Log.open(memory_path, SETTINGS, lambda: 0, boot=BOOT, system=faults.system())
     before = snapshot(memory_path)
-    group = place_all(log.written, [batch([b"y" * 500])] * 8)
+    group = place_all(log.end_offset, [batch([b"y" * 500])] * 8)
     needed = 0
     while True:
         faults.bytes_left = needed
@@ -264,16 +264,16 @@ def test_a_full_disk_at_any_byte_leaves_everything_as_it_was(memory_path: Path, 
         else:
             break
         assert snapshot(memory_path) == before, needed
-        assert (log.state, log.written, log.bases) == (3, group_start(group), [0])
+        assert (log.state, log.end_offset, log.bases) == (3, group_start(group), [0])
         needed += 1
     assert log.state == 1
     assert len(log.bases) == 4
     assert needed > sum(len(view) for view, _ in group)
     faults.heal()
     log.flush()
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     log.close(clean=False)
-    assert open_log(memory_path).written == log.written
+    assert open_log(memory_path).end_offset == log.end_offset
 
 
 def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(memory_path: Path) -> None:
@@ -287,24 +287,24 @@ def test_a_lack_of_descriptors_in_a_roll_leaves_everything_as_it_was(memory_path
         return os.open(path, flags, mode)
 
     log = Log.open(memory_path, SETTINGS, lambda: 0, boot=BOOT, system=System(open=open_))
-    log.append(place_all(log.written, [batch([b"x" * 500])] * 2))
+    log.append(place_all(log.end_offset, [batch([b"x" * 500])] * 2))
     log.flush()
-    group = place_all(log.written, [batch([b"y" * 500])] * 8)
-    before, end = snapshot(memory_path), log.written
+    group = place_all(log.end_offset, [batch([b"y" * 500])] * 8)
+    before, end = snapshot(memory_path), log.end_offset
     for opens in range(20):
         left[0] = opens
         try:
             log.append(group)
         except OutOfResources as error:
             assert error.retriable
-            assert (snapshot(memory_path), log.written, log.bases, log.state) == (before, end, [0], 1), opens
+            assert (snapshot(memory_path), log.end_offset, log.bases, log.state) == (before, end, [0], 1), opens
         else:
             break
     assert opens == 4 * (len(log.bases) - 1)  # two files, opened twice each, for each new segment
     left[0] = 1000
     log.flush()
     log.close(clean=False)
-    assert open_log(memory_path).written == log.written
+    assert open_log(memory_path).end_offset == log.end_offset
 
 
 def group_start(group: Group) -> int:
@@ -328,11 +328,11 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         raw = batch([b"x" * 10_000])
         with pytest.raises(DiskFull):
             while True:
-                log.append(place_all(log.written, [raw] * 3))
-        end = log.written
+                log.append(place_all(log.end_offset, [raw] * 3))
+        end = log.end_offset
         assert end > 800_000 and contents(tmp_path / "t-0") and end == len(contents(tmp_path / "t-0"))
         log.flush()
-        log.expose(end)
+        log.raise_high_watermark(end)
         reader = LogReader(log.path, FileCache())
         assert reader.locate(log.bases, end, 0, 1 << 20) is not None
         filler = tmp_path / "filler"
@@ -343,14 +343,14 @@ def test_a_full_file_system(tmp_path: Path) -> None:
             open_log(tmp_path / "u-0")
         with pytest.raises(DiskFull):
             log.append(place_all(end, [raw]))
-        assert (log.written, log.state) == (end, 3)
+        assert (log.end_offset, log.state) == (end, 3)
         filler.unlink()
         reserve.unlink()
         log.append(place_all(end, [raw]))
         assert log.state == 1
         log.close()
         log = open_log(tmp_path / "t-0", TopicSettings())
-        assert log.written == end + len(raw)
+        assert log.end_offset == end + len(raw)
         open_log(tmp_path / "u-0")
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
@@ -361,11 +361,11 @@ def test_retire_drops_whole_segments_and_never_what_readers_have_not_seen(tmp_pa
     log.append(place_all(0, [batch([b"x" * 900])] * 8))
     bases = list(log.bases)
     assert len(bases) == 4
-    log.expose(bases[2])
-    log.retire_before(log.written)
+    log.raise_high_watermark(bases[2])
+    log.retire_before(log.end_offset)
     assert log.start == 0  # nothing of it is on the disk
     log.flush()
-    log.retire_before(log.written)
+    log.retire_before(log.end_offset)
     assert (log.start, log.bases) == (bases[2], bases[2:])
     assert len(list(tmp_path.glob("*.log"))) == 4
     assert log.unlink_retired() == 4
@@ -373,7 +373,7 @@ def test_retire_drops_whole_segments_and_never_what_readers_have_not_seen(tmp_pa
     log.retire_before(bases[2])
     assert log.unlink_retired() == 0
     middle = bases[2] + 100
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     log.retire_before(middle)
     assert log.unlink_retired() == 0  # starts in the middle of a segment, which stays
     assert (log.start, log.bases[0]) == (middle, bases[2])
@@ -381,7 +381,7 @@ def test_retire_drops_whole_segments_and_never_what_readers_have_not_seen(tmp_pa
 
 def test_what_goes_is_removed_only_when_what_stays_is_on_the_disk(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch()] * 5)
-    log.retire_before(log.written)
+    log.retire_before(log.end_offset)
     with pytest.raises(AssertionError, match="flush first"):
         log.unlink_retired()
     assert log.must_flush_to_unlink
@@ -391,7 +391,7 @@ def test_what_goes_is_removed_only_when_what_stays_is_on_the_disk(tmp_path: Path
 
 def test_retire_everything(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch()] * 5)
-    end, records = log.written, log.records
+    end, records = log.end_offset, log.records
     retire(log, end)
     assert (log.start, log.bases, log.records) == (end, [end], records)
     log.close(clean=False)
@@ -494,7 +494,7 @@ class LogMachine(RuleBasedStateMachine):
         return (self.path / POINT_NAME).read_bytes()
 
     def group(self, given: list[tuple[str, int, int, int]]) -> Group:
-        position = self.log.written
+        position = self.log.end_offset
         group: Group = []
         for kind, size, count, timestamp in given:
             values = [bytes([97 + size % 26]) * size] * count
@@ -545,11 +545,11 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def expose_flushed(self) -> None:
-        self.log.expose(max(self.log.flushed, self.log.exposed))
+        self.log.raise_high_watermark(max(self.log.flushed, self.log.high_watermark))
 
     @rule()
     def expose_written(self) -> None:
-        self.log.expose(self.log.written)
+        self.log.raise_high_watermark(self.log.end_offset)
 
     @rule()
     def roll(self) -> None:
@@ -562,7 +562,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), finish=st.booleans())
     def retire(self, data: st.DataObject, finish: bool) -> None:
-        offset = data.draw(st.integers(self.log.start, self.log.exposed))
+        offset = data.draw(st.integers(self.log.start, self.log.high_watermark))
         self.log.flush()
         if finish:
             retire(self.log, offset)
@@ -580,37 +580,37 @@ class LogMachine(RuleBasedStateMachine):
         self.log.close()
         summary = peek(self.path)
         if summary is not None:
-            assert summary == (tuple(self.log.bases), self.log.start, self.log.written, self.log.records)
-        before = self.log.bases, self.log.start, self.log.written, self.log.records
+            assert summary == (tuple(self.log.bases), self.log.start, self.log.end_offset, self.log.records)
+        before = self.log.bases, self.log.start, self.log.end_offset, self.log.records
         self.log = self.open()
-        assert (self.log.bases, self.log.start, self.log.written, self.log.records) == before
-        assert self.log.flushed == self.log.written
+        assert (self.log.bases, self.log.start, self.log.end_offset, self.log.records) == before
+        assert self.log.flushed == self.log.end_offset
         self.old_point = self.point()
 
     @rule()
     def kill(self) -> None:
-        exposed = self.log.exposed
+        exposed = self.log.high_watermark
         self.log = self.open()
-        assert self.log.written == self.model.end >= exposed
+        assert self.log.end_offset == self.model.end >= exposed
 
     @rule(given=shapes, size=st.integers(0, 3000))
     def kill_while_appending(self, given: list[tuple[str, int, int, int]], size: int) -> None:
         self.faults.bytes_left, self.faults.error = size, Killed()
         group = self.group(given)
-        exposed = self.log.exposed
+        exposed = self.log.high_watermark
         with contextlib.suppress(Killed):
             self.log.append(group)
         self.faults.heal()
         self.appended(group)
         self.log = self.open()
-        assert self.log.written in [*self.model.starts, self.model.end] and self.log.written >= exposed
-        self.model.cut(self.log.written)
+        assert self.log.end_offset in [*self.model.starts, self.model.end] and self.log.end_offset >= exposed
+        self.model.cut(self.log.end_offset)
 
     @precondition(lambda self: self.model.starts)
     @rule(data=st.data(), zeros=st.booleans())
     def reboot(self, data: st.DataObject, zeros: bool) -> None:
         """Only what was flushed is sure; the rest of the files has any length, or zeros where data should be."""
-        flushed, written = self.log.flushed, self.log.written
+        flushed, written = self.log.flushed, self.log.end_offset
         bases = self.log.bases
         cut = data.draw(st.integers(max(flushed, bases[0]), written))
         keep = bisect_right(bases, cut) - 1
@@ -630,19 +630,19 @@ class LogMachine(RuleBasedStateMachine):
         self.boot = (self.boot[0] + 1, self.boot[1])
         self.log = self.open()
         self.reader.forget()  # whoever had read before is gone with the reboot
-        assert flushed <= self.log.written <= cut
-        assert self.log.written in [*self.model.starts, self.model.end]
-        self.model.cut(self.log.written)
+        assert flushed <= self.log.end_offset <= cut
+        assert self.log.end_offset in [*self.model.starts, self.model.end]
+        self.model.cut(self.log.end_offset)
 
     @invariant()
     def agrees(self) -> None:
         if not hasattr(self, "log"):
             return
         log, model = self.log, self.model
-        assert (log.written, log.records) == (model.end, sum(model.counts))
-        assert log.bases[0] <= log.start <= log.exposed <= log.written and log.bases == sorted(set(log.bases))
+        assert (log.end_offset, log.records) == (model.end, sum(model.counts))
+        assert log.bases[0] <= log.start <= log.high_watermark <= log.end_offset and log.bases == sorted(set(log.bases))
         assert len(log.bases) <= 6
-        bases, end = tuple(log.bases), log.exposed
+        bases, end = tuple(log.bases), log.high_watermark
         everything = b"".join(model.batches)
         offset = log.start
         first = True

@@ -75,14 +75,14 @@ def mixed(path: Path, count: int, seed: int = 0) -> Log:
     for number in range(count):
         match dice.randrange(6):
             case 0:
-                raw = batch([forged(log.written)], dice.randrange(1000))
+                raw = batch([forged(log.end_offset)], dice.randrange(1000))
             case 1:
                 raw = batch([b"x" * dice.randrange(3000)], dice.randrange(1000))
             case _:
                 raw = batch([b"%d" % number * dice.randrange(1, 40)] * dice.randrange(1, 6), dice.randrange(1000))
-        log.append(place_all(log.written, [raw]))
+        log.append(place_all(log.end_offset, [raw]))
     log.flush()
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     return log
 
 
@@ -116,8 +116,8 @@ def check_locate(naive: Naive, reader: LogReader, end: int, offset: int, bytes_m
 
 def test_locate_every_offset(log: Log, naive: Naive) -> None:
     for reader in (LogReader(log.path, FileCache(2)), LogReader(log.path, FileCache())):
-        for offset in range(0, log.written + 1, 7):
-            check_locate(naive, reader, log.written, offset, 1000)
+        for offset in range(0, log.end_offset + 1, 7):
+            check_locate(naive, reader, log.end_offset, offset, 1000)
 
 
 @settings(max_examples=300, deadline=None)
@@ -134,7 +134,7 @@ def test_locate_with_any_end_and_limit(log: Log, naive: Naive, data: st.DataObje
 def test_a_sequential_consumer_gets_every_byte_once(log: Log, naive: Naive) -> None:
     for bytes_max in (1, 300, 1024, 1 << 20):
         reader, offset, data = LogReader(log.path, FileCache()), 0, b""
-        while (found := reader.locate(log.bases, log.written, offset, bytes_max)) is not None:
+        while (found := reader.locate(log.bases, log.end_offset, offset, bytes_max)) is not None:
             data += read(found)
             offset += found.count
         assert data == naive.bytes
@@ -146,17 +146,17 @@ def test_a_caught_up_consumer_needs_no_index(tmp_path: Path) -> None:
     reader = LogReader(tmp_path, cache)
     assert reader.locate(log.bases, 0, 0, 1000) is None
     for _ in range(10):
-        offset = log.written
+        offset = log.end_offset
         log.append(place_all(offset, [batch([b"x" * 50])]))
-        found = reader.locate(log.bases, log.written, offset, 1000)
-        assert found is not None and found.count == log.written - offset
+        found = reader.locate(log.bases, log.end_offset, offset, 1000)
+        assert found is not None and found.count == log.end_offset - offset
     assert cache.opened == 1  # the log, no index
 
 
 def test_what_is_not_in_the_log_is_out_of_range(log: Log) -> None:
     reader = LogReader(log.path, FileCache())
     bases, end = log.bases[2:], log.bases[3]
-    for offset in (-1, 0, bases[0] - 1, end + 1, log.written):
+    for offset in (-1, 0, bases[0] - 1, end + 1, log.end_offset):
         with pytest.raises(OffsetOutOfRange, match=f"{bases[0]} to {end}"):
             reader.locate(bases, end, offset, 1000)
         with pytest.raises(OffsetOutOfRange):
@@ -174,7 +174,7 @@ def test_nothing_at_or_above_the_end_is_served(log: Log, naive: Naive) -> None:
 
 def test_a_retired_segment_is_out_of_range_but_a_range_of_it_stays_readable(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 900])] * 8)
-    bases, end = list(log.bases), log.written
+    bases, end = list(log.bases), log.end_offset
     reader = LogReader(tmp_path, FileCache(2))
     found = reader.locate(bases, end, 0, 1 << 20)
     assert found is not None
@@ -198,22 +198,23 @@ def test_a_retired_segment_is_out_of_range_but_a_range_of_it_stays_readable(tmp_
 
 def test_at_every_offset(log: Log, naive: Naive) -> None:
     reader = LogReader(log.path, FileCache())
-    for offset in [*range(0, log.written, 11), *naive.boundaries]:
-        assert reader.at(log.bases, log.written, offset) == naive.at(offset)
+    for offset in [*range(0, log.end_offset, 11), *naive.boundaries]:
+        assert reader.at(log.bases, log.end_offset, offset) == naive.at(offset)
 
 
 def test_records_are_counted_over_the_life_of_the_log(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 450] * 2)] * 8)
     reader = LogReader(tmp_path, FileCache())
-    before = [reader.at(log.bases, log.written, offset) for offset in range(log.bases[2], log.written, 100)]
+    before = [reader.at(log.bases, log.end_offset, offset) for offset in range(log.bases[2], log.end_offset, 100)]
     retire(log, log.bases[2])
-    assert [reader.at(log.bases, log.written, offset) for offset in range(log.bases[0], log.written, 100)] == before
+    offsets = range(log.bases[0], log.end_offset, 100)
+    assert [reader.at(log.bases, log.end_offset, offset) for offset in offsets] == before
 
 
 def test_by_time_every_time(log: Log, naive: Naive) -> None:
     reader = LogReader(log.path, FileCache())
     for timestamp in [-5, *range(0, 1001, 3), 10**15]:
-        assert reader.by_time(log.bases, log.written, timestamp) == naive.by_time(timestamp)
+        assert reader.by_time(log.bases, log.end_offset, timestamp) == naive.by_time(timestamp)
 
 
 def test_by_time_sees_nothing_above_the_end(log: Log, naive: Naive) -> None:
@@ -238,7 +239,7 @@ def test_a_time_from_the_future_spoils_its_own_segment_only(tmp_path: Path) -> N
     log = filled(tmp_path, [batch([b"x" * 400], 10**15 if number == 1 else number) for number in range(20)])
     reader = LogReader(tmp_path, FileCache())
     retire(log, log.bases[1])
-    found = reader.by_time(log.bases, log.written, 15)
+    found = reader.by_time(log.bases, log.end_offset, 15)
     assert found is not None and found.timestamp == 15
 
 
@@ -252,19 +253,19 @@ def test_a_batch_is_unpacked_once_however_often_it_is_asked_about(tmp_path: Path
     log = filled(tmp_path, [times_batch(1_000, size=500)], TopicSettings())
     cache = FileCache()
     reader = LogReader(tmp_path, cache)
-    found = reader.by_time(log.bases, log.written, 5_000)
+    found = reader.by_time(log.bases, log.end_offset, 5_000)
     assert found is not None
     for number in range(0, 1_000, 3):
-        record = reader.first_record(log.bases, log.written, found, 5_000 + number)
+        record = reader.first_record(log.bases, log.end_offset, found, 5_000 + number)
         assert record == Found(found.offset + number, 5_000 + number, number)
         if not number:
             looked = reader.looked_bytes
     assert reader.looked_bytes == looked > 500_000
     other = LogReader(tmp_path, cache)
-    other.first_record(log.bases, log.written, found, 5_999)
+    other.first_record(log.bases, log.end_offset, found, 5_999)
     assert other.looked_bytes == 0, "nor does another reader of the same log"
     reader.forget()
-    reader.first_record(log.bases, log.written, found, 5_999)
+    reader.first_record(log.bases, log.end_offset, found, 5_999)
     assert reader.looked_bytes > looked
 
 
@@ -276,11 +277,11 @@ def test_a_batch_is_unpacked_once_however_often_it_is_asked_about(tmp_path: Path
 def test_a_bomb_is_answered_as_a_whole_and_once(tmp_path: Path, raw: bytes) -> None:
     log = filled(tmp_path, [raw], TopicSettings())
     reader = LogReader(tmp_path, FileCache())
-    found = reader.by_time(log.bases, log.written, 5_007)
+    found = reader.by_time(log.bases, log.end_offset, 5_007)
     assert found is not None
     before = reader.looked_bytes
     for _ in range(50):
-        assert reader.first_record(log.bases, log.written, found, 5_007) == found
+        assert reader.first_record(log.bases, log.end_offset, found, 5_007) == found
     assert reader.looked_bytes - before <= UNPACKED_BYTES_MAX + len(raw)
 
 
@@ -325,33 +326,33 @@ def test_a_damaged_index_makes_reading_slower_not_wrong(tmp_path: Path, damage: 
         noise = data[:24] + random.Random(1).randbytes(len(data) - 24)
         path.write_bytes({"empty": b"", "short": data[:30], "shifted": shifted, "noise": noise}[damage])
     reader = LogReader(tmp_path, FileCache())
-    for offset in range(0, log.written, 53):
-        found = reader.locate(log.bases, log.written, offset, 1000)
+    for offset in range(0, log.end_offset, 53):
+        found = reader.locate(log.bases, log.end_offset, offset, 1000)
         assert found is not None
         start, stop = log_range(found)
         assert start == naive.containing(offset)
         assert stop in naive.boundaries
     if damage in ("short", "shifted"):
-        for offset in range(0, log.written, 53):
-            assert reader.at(log.bases, log.written, offset) == naive.at(offset)
+        for offset in range(0, log.end_offset, 53):
+            assert reader.at(log.bases, log.end_offset, offset) == naive.at(offset)
 
 
 def test_a_damaged_header_is_named(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch([b"x" * 100])] * 3)
-    size = log.written // 3
+    size = log.end_offset // 3
     with log_path(tmp_path, 0).open("r+b") as file:
         file.seek(size + 16)
         file.write(b"\1")
     with pytest.raises(CorruptLog) as caught:
-        LogReader(tmp_path, FileCache()).at(log.bases, log.written, 2 * size - 1)
+        LogReader(tmp_path, FileCache()).at(log.bases, log.end_offset, 2 * size - 1)
     assert (caught.value.path, caught.value.position) == (str(log_path(tmp_path, 0)), size)
 
 
 def test_boundaries_are_bounded(tmp_path: Path) -> None:
     log = filled(tmp_path, [batch()] * 2000, TopicSettings())
     reader, size = LogReader(tmp_path, FileCache()), len(batch())
-    for offset in range(0, log.written, size):
-        reader.locate(log.bases, log.written, offset, size)
+    for offset in range(0, log.end_offset, size):
+        reader.locate(log.bases, log.end_offset, offset, size)
     assert len(reader._young) + len(reader._old) <= 2 * BOUNDARIES_MAX
 
 
@@ -362,7 +363,7 @@ def test_a_new_log_under_the_same_name(tmp_path: Path) -> None:
     for text in (b"old" * 30, b"new"):
         log = filled(path, [batch([text])] * 3)
         assert other._prefix.startswith(str(path))
-        found = reader.locate(log.bases, log.written, 5, 1 << 20)
+        found = reader.locate(log.bases, log.end_offset, 5, 1 << 20)
         assert found is not None and text in read(found)
         reader.forget()
         for file in path.iterdir():

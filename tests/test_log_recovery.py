@@ -14,7 +14,16 @@ from appliance.config import TopicSettings
 from appliance.errors import CorruptLog
 from appliance.log import FileCache, Log, LogReader, files, peek, recovery
 from appliance.log.files import File, index_path, log_path
-from appliance.log.recovery import END, FLUSHED, MAGIC, MARKER_NAME, POINT_NAME, START, RecoveryPoint, boot_id
+from appliance.log.recovery import (
+    FLUSHED,
+    HIGH_WATERMARK,
+    MAGIC,
+    MARKER_NAME,
+    POINT_NAME,
+    START,
+    RecoveryPoint,
+    boot_id,
+)
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 
 from .log_batches import BOOT, SETTINGS, batch, contents, filled, open_log, place_all
@@ -38,7 +47,7 @@ def kill(log: Log) -> None:
 def served(log: Log) -> bytes:
     """What a reader gets of all that is exposed."""
     reader, data, offset = LogReader(log.path, FileCache()), b"", log.start
-    while (found := reader.locate(log.bases, log.exposed, offset, 300)) is not None:
+    while (found := reader.locate(log.bases, log.high_watermark, offset, 300)) is not None:
         data += os.pread(found.file.fd, found.count, found.position)
         offset += found.count
     return data
@@ -62,19 +71,19 @@ def restore(path: Path, saved: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("exposed", [0, 3], ids=["nothing exposed", "all but the last exposed"])
 def test_a_torn_write_at_every_byte_of_the_last_batch(path: Path, exposed: int) -> None:
     log = filled(path, RAWS[:exposed])
-    log.append(place_all(log.written, RAWS[exposed:]))
+    log.append(place_all(log.end_offset, RAWS[exposed:]))
     kill(log)
     whole = contents(path)
     start = len(whole) - len(RAWS[-1])
     for size in range(start, len(whole)):
         log_path(path, 0).write_bytes(whole[:size])
         log = open_log(path)
-        assert (log.written, log.records) == (start, sum((2, 1, 1)))
+        assert (log.end_offset, log.records) == (start, sum((2, 1, 1)))
         assert contents(path) == whole[:start]
         assert served(log) == whole[:start]
         kill(log)
         with RecoveryPointOf(path) as point:  # as it was before this recovery
-            point.set_end(sum(map(len, RAWS[:exposed])))
+            point.set_high_watermark(sum(map(len, RAWS[:exposed])))
             point.set_flushed(sum(map(len, RAWS[:exposed])))
 
 
@@ -91,23 +100,23 @@ class RecoveryPointOf:
 
 def test_writing_goes_on_where_the_tail_was_cut(path: Path) -> None:
     log = filled(path, RAWS[:2])
-    end = log.written
+    end = log.end_offset
     log.append(place_all(end, RAWS[2:]))
     kill(log)
     with log_path(path, 0).open("r+b") as file:
         file.truncate(end + 100)
     log = open_log(path)
-    assert log.written == end
+    assert log.end_offset == end
     log.append(place_all(end, [RAWS[3]]))
     log.flush()
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     assert served(log) == contents(path) and log.records == 2 + 1 + 3
 
 
 def test_valid_batches_after_a_torn_one_are_kept_aside(path: Path) -> None:
     """After a power loss pages may be missing in the middle of what was never flushed."""
     log = filled(path, RAWS[:1])
-    flushed = log.written
+    flushed = log.end_offset
     log.append(place_all(flushed, RAWS[1:]))
     kill(log)
     whole = contents(path)
@@ -115,17 +124,17 @@ def test_valid_batches_after_a_torn_one_are_kept_aside(path: Path) -> None:
         file.seek(flushed + 62)
         file.write(bytes(5))
     log = open_log(path)
-    assert log.written == flushed
+    assert log.end_offset == flushed
     aside = path / f"{0:020d}.log.cut-{flushed}"
     assert aside.read_bytes()[:62] == whole[flushed : flushed + 62]
     assert aside.read_bytes()[len(RAWS[1]) :] == whole[flushed + len(RAWS[1]) :]
     kill(log)
-    assert open_log(path).written == flushed  # and the file beside does not disturb
+    assert open_log(path).end_offset == flushed  # and the file beside does not disturb
 
 
 def test_segments_after_a_torn_one_are_kept_aside(path: Path) -> None:
     log = filled(path, RAWS[:1])
-    flushed = log.written
+    flushed = log.end_offset
     log.append(place_all(flushed, [batch([b"x" * 900])] * 6))
     bases = list(log.bases)
     assert len(bases) > 2
@@ -133,11 +142,11 @@ def test_segments_after_a_torn_one_are_kept_aside(path: Path) -> None:
     with log_path(path, bases[1]).open("r+b") as file:
         file.truncate(50)
     log = open_log(path)
-    assert (log.written, log.bases) == (bases[1], bases[:2])
+    assert (log.end_offset, log.bases) == (bases[1], bases[:2])
     assert {name for name in save(path) if "cut" in name} == {f"{base:020d}.log.cut-0" for base in bases[1:]}
-    log.append(place_all(log.written, RAWS))
+    log.append(place_all(log.end_offset, RAWS))
     log.flush()
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     assert served(log) == b"".join(log_path(path, base).read_bytes() for base in log.bases)
 
 
@@ -149,14 +158,14 @@ def test_a_kill_keeps_what_was_written_and_not_flushed(path: Path) -> None:
     log.append(place_all(0, RAWS))
     kill(log)
     log = open_log(path)
-    assert (log.written, log.flushed) == (sum(map(len, RAWS)),) * 2
+    assert (log.end_offset, log.flushed) == (sum(map(len, RAWS)),) * 2
 
 
 def test_after_a_reboot_only_what_was_flushed_must_be_there(path: Path) -> None:
     log = filled(path, RAWS[:2])
-    flushed = log.written
+    flushed = log.end_offset
     log.append(place_all(flushed, RAWS[2:]))
-    log.expose(log.written)  # flushing is left to the system
+    log.raise_high_watermark(log.end_offset)  # flushing is left to the system
     kill(log)
     with log_path(path, 0).open("r+b") as file:
         file.truncate(flushed + 7)
@@ -164,7 +173,7 @@ def test_after_a_reboot_only_what_was_flushed_must_be_there(path: Path) -> None:
         open_log(path)
     assert caught.value.position == flushed
     log = Log.open(path, SETTINGS, lambda: 0, boot=(BOOT[0], BOOT[1] + 1))
-    assert log.written == flushed
+    assert log.end_offset == flushed
 
 
 @pytest.mark.parametrize("size", [0, 1, 100])
@@ -217,18 +226,18 @@ def test_without_a_recovery_point_a_bad_batch_in_the_middle_is_no_torn_tail(path
     assert caught.value.position == len(RAWS[0])
     with log_path(path, 0).open("r+b") as file:
         file.truncate(len(RAWS[0]) + 90)  # nothing valid follows any more
-    assert open_log(path).written == len(RAWS[0])
+    assert open_log(path).end_offset == len(RAWS[0])
 
 
 def test_a_forged_batch_in_the_torn_tail_is_not_taken_for_what_follows(path: Path) -> None:
     """A payload may hold whole batches, but none that says of itself that it stands just there by chance."""
     log = filled(path, RAWS[:1])
-    end = log.written
+    end = log.end_offset
     log.append(place_all(end, [batch([RAWS[1] * 3])]))
     kill(log)
     (path / POINT_NAME).unlink()
     os.truncate(log_path(path, 0), len(contents(path)) - 1)
-    assert open_log(path).written == end
+    assert open_log(path).end_offset == end
     assert not list(path.glob("*.cut-*"))
 
 
@@ -271,10 +280,10 @@ def test_a_flipped_bit_anywhere_in_the_log_is_never_served_nor_cut(path: Path) -
 def test_a_flipped_bit_beside_the_log_costs_nothing(path: Path, name: str) -> None:
     """Goal: damage to what stands beside the log loses and alters nothing; at worst it is refused aloud."""
     log = filled(path, [batch([b"%d" % number * 30], number) for number in range(12)], TopicSettings(**SMALL))
-    log.append(place_all(log.written, RAWS))  # written, never shown
+    log.append(place_all(log.end_offset, RAWS))  # written, never shown
     kill(log)
     saved = save(path)
-    exposed, whole = log.exposed, contents(path)
+    exposed, whole = log.high_watermark, contents(path)
     data = saved[name][:128] if name == POINT_NAME else saved[name]
     refused = 0
     for _, flipped in flips(data):
@@ -286,7 +295,7 @@ def test_a_flipped_bit_beside_the_log_costs_nothing(path: Path, name: str) -> No
             refused += 1
             assert contents(path) == whole
             continue
-        assert (log.start, log.written, log.exposed >= exposed) == (0, len(whole), True)
+        assert (log.start, log.end_offset, log.high_watermark >= exposed) == (0, len(whole), True)
         assert served(log) == whole and log.records == 12 + 7
         kill(log)
         if name != POINT_NAME:
@@ -364,7 +373,7 @@ def test_an_index_without_its_segment_is_removed(path: Path) -> None:
 def test_a_changed_index_interval_is_no_damage(path: Path) -> None:
     kill(filled(path, [batch([b"x" * 100])] * 10, TopicSettings(index_interval_bytes=4096)))
     log = open_log(path, TopicSettings(index_interval_bytes=256))
-    assert log.written == len(contents(path))
+    assert log.end_offset == len(contents(path))
     assert index_path(path, 0).stat().st_size > 24
 
 
@@ -374,10 +383,10 @@ def test_a_changed_index_interval_is_no_damage(path: Path) -> None:
 def test_a_clean_stop_is_believed_once(path: Path) -> None:
     log = filled(path, RAWS)
     log.close()
-    assert peek(path) == ((0,), 0, log.written, 7)
+    assert peek(path) == ((0,), 0, log.end_offset, 7)
     log = open_log(path)
     assert peek(path) is not None  # nothing written yet
-    log.append(place_all(log.written, RAWS))
+    log.append(place_all(log.end_offset, RAWS))
     assert peek(path) is None
 
 
@@ -442,8 +451,8 @@ def test_starting_after_a_clean_stop_costs_the_same_however_long_the_log(
             summary = peek(directory)
             log = open_log(directory, TopicSettings())
         assert summary is not None
-        assert log.written == summary.end
-        assert (log.written > 50 << 30) == (segments == 50)
+        assert log.end_offset == summary.end
+        assert (log.end_offset > 50 << 30) == (segments == 50)
         costs.append((len(opened), sum(read) - (directory / MARKER_NAME).stat().st_size * 2))
         opened.clear()
         read.clear()
@@ -474,7 +483,7 @@ def test_recovery_point_cells(path: Path) -> None:
     point = RecoveryPoint(path)
     assert point.trusted(BOOT) is None and point.start is None and not point.faulted
     point.begin(BOOT, 100, 40, 7)
-    point.set_end(300)
+    point.set_high_watermark(300)
     assert (path / POINT_NAME).stat().st_size == 4096
     again = RecoveryPoint(path)
     assert (again.trusted(BOOT), again.trusted((0, 0)), again.start) == (300, 100, 40)
@@ -505,7 +514,7 @@ def test_a_crash_between_any_two_stores_of_beginning_never_trusts_too_much(path:
     new_boot = (9, 9)
     point = RecoveryPoint(path)
     point.begin(BOOT, 400, 40, 7)
-    point.set_end(900)  # shown, but gone with the reboot
+    point.set_high_watermark(900)  # published, but gone with the reboot
     point.cells = Watched(point.cells)
     point.begin(new_boot, 500, 50, 8)
     assert RecoveryPoint(path).trusted(new_boot) == 500
@@ -516,7 +525,7 @@ def test_a_recovery_point_of_the_wrong_size_is_made_anew(path: Path, size: int) 
     (path / POINT_NAME).write_bytes(b"\xaa" * size)
     point = RecoveryPoint(path)
     assert not point.valid
-    assert (point.cells[MAGIC], point.cells[FLUSHED], point.cells[END]) == (0, 0, 0)
+    assert (point.cells[MAGIC], point.cells[FLUSHED], point.cells[HIGH_WATERMARK]) == (0, 0, 0)
 
 
 def test_boot_id_is_that_of_the_running_system() -> None:

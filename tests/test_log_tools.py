@@ -97,10 +97,10 @@ def test_verify_a_sound_log(path: Path) -> None:
     records = sum(number % 3 + 1 for number in range(20))
     report = verify(path)
     assert report.sound
-    assert report == (path, len(log.bases), 0, log.written, len(RAWS), records, [])
-    log.append(place_all(log.written, RAWS))  # while it is written
+    assert report == (path, len(log.bases), 0, log.end_offset, len(RAWS), records, [])
+    log.append(place_all(log.end_offset, RAWS))  # while it is written
     assert verify(path).problems == []
-    log.expose(log.written)
+    log.raise_high_watermark(log.end_offset)
     retire(log, log.bases[2])
     report = verify(path)
     assert report.problems == [] and report.start == log.start
@@ -143,10 +143,10 @@ def test_verify_names_every_damaged_batch(path: Path) -> None:
 
 def test_verify_tells_a_torn_tail_from_corruption(path: Path) -> None:
     log = filled(path, RAWS[:3])
-    end = log.written
+    end = log.end_offset
     log.append(place_all(end, RAWS[3:4]))
     log.close(clean=False)
-    os.truncate(log_path(path, 0), log.written - 5)
+    os.truncate(log_path(path, 0), log.end_offset - 5)
     assert kinds(path) == [TORN] and verify(path).sound
     with pytest.raises(InvalidRequest, match="nothing to repair"):
         repair(path)
@@ -175,7 +175,7 @@ def test_verify_index_files(path: Path, where: str, number: int) -> None:
     problems = verify(path).problems
     assert problems[0][:2] == (INDEX, file) and all(problem.kind == INDEX for problem in problems)
     repaired = repair(path, SETTINGS.index_interval_bytes)
-    assert verify(path).problems == [] and repaired.end == log.written
+    assert verify(path).problems == [] and repaired.end == log.end_offset
     if number != 0 or where != "first entry":
         assert {base: index_path(path, base).read_bytes() for base in log.bases} == before
 
@@ -218,7 +218,7 @@ def test_repair_mends_a_flipped_bit_anywhere(path: Path) -> None:
         kept.unlink()
         assert verify(path).problems == []
     log = open_log(path)
-    assert (log.written, log.records) == (len(whole), 4)
+    assert (log.end_offset, log.records) == (len(whole), 4)
 
 
 def test_repair_cuts_what_cannot_be_mended_and_keeps_it(path: Path) -> None:
@@ -240,7 +240,7 @@ def test_repair_cuts_what_cannot_be_mended_and_keeps_it(path: Path) -> None:
     assert any("cut at" in action for action in repaired.actions)
     assert verify(path).problems == []
     log = open_log(path)
-    assert (log.written, log.bases, log.start) == (ends[index], bases[:2], 0)
+    assert (log.end_offset, log.bases, log.start) == (ends[index], bases[:2], 0)
     assert log.records == sum(number % 3 + 1 for number in range(index))
 
 
@@ -254,7 +254,7 @@ def test_repair_accepts_a_log_that_became_shorter(path: Path) -> None:
         f"the log ends at offset {end}, but {boundaries(RAWS)[3]} had been reached"
     ]
     assert repair(path).end == end
-    assert open_log(path).written == end
+    assert open_log(path).end_offset == end
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -264,22 +264,22 @@ def test_repair_goes_on_without_a_missing_segment(path: Path, missing: int) -> N
     log.close(clean=False)
     log_path(path, bases[missing]).unlink()
     repaired = repair(path)
-    expected = (bases[1], log.written) if missing == 0 else (0, bases[missing])
+    expected = (bases[1], log.end_offset) if missing == 0 else (0, bases[missing])
     assert (repaired.start, repaired.end) == expected
     log = open_log(path)
-    assert (log.start, log.written) == expected
-    log.append(place_all(log.written, RAWS))
+    assert (log.start, log.end_offset) == expected
+    log.append(place_all(log.end_offset, RAWS))
 
 
 def test_repair_when_nothing_is_left_keeps_offsets_ascending(path: Path) -> None:
     log = filled(path, RAWS)
-    end = log.written
+    end = log.end_offset
     log.close(clean=False)
     for file in [*path.glob("*.log"), *path.glob("*.index")]:
         file.unlink()
     repaired = repair(path)
     assert (repaired.start, repaired.end) == (end, end)
-    assert open_log(path).written == end
+    assert open_log(path).end_offset == end
 
 
 def test_repair_cuts_a_segment_that_runs_into_the_next(path: Path) -> None:
@@ -289,7 +289,7 @@ def test_repair_cuts_a_segment_that_runs_into_the_next(path: Path) -> None:
         file.write(b"more")
     assert kinds(path) == [CORRUPT]
     repair(path)
-    assert verify(path).problems == [] and open_log(path).written == log.written
+    assert verify(path).problems == [] and open_log(path).end_offset == log.end_offset
 
 
 def test_repair_keeps_the_start_of_a_retired_log(path: Path) -> None:

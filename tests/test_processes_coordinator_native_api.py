@@ -64,7 +64,7 @@ def grouped(tmp_path: Path, standalone: Ensemble) -> Iterator[Rig]:
 def write(rig: Rig, topic: str, batches: list[bytes], settings: TopicSettings = SMALL_SEGMENTS) -> list[int]:
     """A real log in partition 0 of a topic that was just made, shown in its table; where its batches start."""
     log = filled(rig.data_dir / f"{topic}-0", batches, settings)
-    rig.tables[topic, 0].publish(log.bases, log.start, log.written, log.records)
+    rig.tables[topic, 0].publish(log.bases, log.start, log.end_offset, log.records)
     starts = [0]
     for raw in batches:
         starts.append(starts[-1] + len(raw))
@@ -121,7 +121,7 @@ def test_topics_are_described_with_what_is_in_them(alone: Rig) -> None:
     }
     # Retention has taken the first segment: what is left is counted from the log, not from its beginning.
     table = alone.tables["logs", 0]
-    second = table.view().bases[1]
+    second = table.snapshot().bases[1]
     table.retire_before(second)
     (row,) = alone.admin("topics", names=["logs"])[0]["partitions"]
     assert (row["start"], row["messages"]) == (second, 20 - 5 * starts.index(second))

@@ -29,7 +29,7 @@ def fill(rig: Rig, topic: str, sizes: list[int], ages_s: list[int] | None = None
         base += size
     table = rig.tables[topic, 0]
     table.publish(bases, 0, base, 1)
-    table.set_written(base)
+    table.set_log_end_offset(base)
 
 
 def test_old_segments_are_cut(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_deleting_records_waits_for_the_writer_and_says_where_the_log_starts_now
 
 
 def test_what_acks_1_has_acknowledged_is_in_the_log_for_whoever_asks(bench: Bench) -> None:
-    bench.table.set_written(300)  # and readers see 250
+    bench.table.set_log_end_offset(300)  # and readers see 250
     assert bench.broker.extent("logs", 0) == (0, 300)
 
     async def deleted_by_writer() -> int:
@@ -56,7 +56,7 @@ def test_what_acks_1_has_acknowledged_is_in_the_log_for_whoever_asks(bench: Benc
         while not bench.sent:
             await asyncio.sleep(0)
         assert bench.sent == [["delete_before", "logs", 0, 300]]
-        bench.table.publish_end(300, 30)
+        bench.table.publish_high_watermark(300, 30)
         await asyncio.sleep(0)
         assert not asking.done(), "the start has not moved"
         bench.table.retire_before(300)

@@ -48,7 +48,7 @@ def partition(high_watermark: int = 0) -> tuple[WaitList, Cells, SegmentTable]:
 
 def delay(lists: WaitLists, one: DelayedRequest, request: Fetch, at: list[WaitList]) -> bool:
     """Delay a fetch that has seen the high watermarks as they are."""
-    return lists.delay(one, awaited_by(request, at, [wait_list.table.end for wait_list in at]))
+    return lists.delay(one, awaited_by(request, at, [wait_list.table.high_watermark for wait_list in at]))
 
 
 def fetch(*offsets: int, bytes_min: int = 1, wait_ms: int = 500) -> Fetch:
@@ -67,11 +67,11 @@ def test_the_lowest_high_watermark_that_anybody_awaits_is_asked_for() -> None:
     assert delay(lists, patient, fetch(100, bytes_min=50), [wait_list])
     assert delay(lists, eager, fetch(100), [wait_list])
     assert cells.wait == 101
-    table.publish_end(120, 0)
+    table.publish_high_watermark(120, 0)
     assert lists.reached() == [eager]
     lists.remove(eager)
     assert cells.wait == 150
-    table.publish_end(150, 0)
+    table.publish_high_watermark(150, 0)
     assert lists.reached() == [patient]
     lists.remove(patient)
     assert cells.wait == 0 and lists.everything() == []
@@ -94,7 +94,7 @@ def test_a_fetch_of_several_waits_for_anything_new_in_one_of_them() -> None:
     both = delayed()
     assert delay(lists, both, fetch(10, 5, bytes_min=1_000), [one, two])  # 15 bytes are there in the second already
     assert (one_cells.wait, two_cells.wait) == (11, 21)
-    table.publish_end(21, 0)
+    table.publish_high_watermark(21, 0)
     assert lists.reached() == [both]
     lists.remove(both)
     assert (one_cells.wait, two_cells.wait) == (0, 0)
@@ -102,7 +102,7 @@ def test_a_fetch_of_several_waits_for_anything_new_in_one_of_them() -> None:
 
 def test_what_has_come_to_one_of_several_since_it_was_looked_at_is_not_awaited() -> None:
     lists, (one, _, _), (two, two_cells, table) = WaitLists(WORKER), partition(10), partition(20)
-    table.publish_end(21, 0)
+    table.publish_high_watermark(21, 0)
     assert not lists.delay(delayed(), awaited_by(fetch(10, 20), [one, two], [10, 20]))
     assert two_cells.wait == 0
 
@@ -111,13 +111,13 @@ def test_what_has_not_come_yet_can_be_awaited_again() -> None:
     lists, (one, _, one_table), (two, two_cells, table) = WaitLists(WORKER), partition(10), partition(20)
     question = delayed()
     assert lists.delay(question, [(one, 15), (two, 25)])
-    one_table.publish_end(15, 0)
+    one_table.publish_high_watermark(15, 0)
     assert lists.reached() == [question]
-    missing = [(wait_list, end) for wait_list, end in lists.awaited_by(question) if wait_list.table.end < end]
+    missing = [(one, end) for one, end in lists.awaited_by(question) if one.table.high_watermark < end]
     lists.remove(question)
     assert missing == [(two, 25)]
     assert lists.delay(question, missing)
-    table.publish_end(30, 0)
+    table.publish_high_watermark(30, 0)
     assert lists.reached() == [question]
     lists.remove(question)
     assert lists.awaited_by(question) == [] and two_cells.wait == 0
@@ -141,7 +141,7 @@ def test_a_turn_looks_at_a_bounded_number_of_parts() -> None:
     waiting = [delayed(500, owner, request) for _ in range(5)]
     for one in waiting:
         assert lists.delay(one, [(wait_list, 11)])
-    table.publish_end(11, 0)
+    table.publish_high_watermark(11, 0)
     lists.retry_reached()
     assert len(owner.retried) == 2 and lists.unfinished
     lists.answer_expired(500)
@@ -178,7 +178,7 @@ def test_a_partition_that_is_named_often_is_waited_at_once_for_the_lowest_high_w
         assert lists.delay(one, [(wait_list, end) for end in range(4_000, 20, -1)])
     assert cells.wait == 21 and len(wait_list) == 2 and len(wait_list._heap) == 2
     lists.remove(first)
-    table.publish_end(21, 0)
+    table.publish_high_watermark(21, 0)
     assert lists.reached() == [second]
 
 
@@ -217,7 +217,7 @@ def wake_and_delay_again(consumers: int, partitions: int) -> float:
     Counted.comparisons = 0
     for one in waiting:
         assert lists.delay(one, awaited)
-    places[0][2].publish_end(5, 0)
+    places[0][2].publish_high_watermark(5, 0)
     awaited[0] = (places[0][0], Counted(6))
     assert lists.reached() == waiting
     for one in waiting:

@@ -45,10 +45,10 @@ def test_a_clock_that_jumps_delays_no_flush(
         for number in range(6):
             token = rig.produce(BATCH, acks=-1 if number % 2 else 1)
             expected = (number + 1) * len(BATCH)
-            wait_for(lambda: rig.table.written >= expected, "it to be written")  # noqa: B023
+            wait_for(lambda: rig.table.log_end_offset >= expected, "it to be written")  # noqa: B023
             ahead_ms[0] = jump_ms if number % 2 else 0
             assert rig.answer(token)[0] == 0
-            wait_for(lambda: rig.table.end == rig.table.written, "it to be flushed")
+            wait_for(lambda: rig.table.high_watermark == rig.table.log_end_offset, "it to be flushed")
 
 
 @pytest.mark.parametrize("years", [-10, 10])
@@ -59,21 +59,21 @@ def test_a_clock_that_jumps_neither_rolls_a_segment_nor_keeps_one(tmp_path: Path
     log.append(place_all(0, [batch()]))
     for jump_ms in (years * 365 * 24 * HOUR_MS, 0):
         ahead[0] = jump_ms
-        log.append(place_all(log.written, [batch()]))
+        log.append(place_all(log.end_offset, [batch()]))
         assert log.bases == [0]
     steady[0] += SMALL.segment_ms
     ahead[0] = years * 365 * 24 * HOUR_MS
-    log.append(place_all(log.written, [batch()]))
+    log.append(place_all(log.end_offset, [batch()]))
     assert len(log.bases) == 2  # as old as it may be
     for clean in (True, False):
-        log.append(place_all(log.written, [batch()]))
+        log.append(place_all(log.end_offset, [batch()]))
         log.close(clean)
         ahead[0] = 0  # set right again, perhaps to long before the segment was made
         log = Log.open(tmp_path, SMALL, wall, boot=BOOT, steady_ms=lambda: steady[0])
         count = len(log.bases)
-        log.append(place_all(log.written, [batch()]))
+        log.append(place_all(log.end_offset, [batch()]))
         steady[0] += SMALL.segment_ms
-        log.append(place_all(log.written, [batch()]))
+        log.append(place_all(log.end_offset, [batch()]))
         assert len(log.bases) > count
 
 
@@ -86,7 +86,7 @@ def broken(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(FlushTicket, "sync"), (Log, "flush_done"), (Unflushed, "_expose"), (Producers, "take")],
+    [(FlushTicket, "sync"), (Log, "flush_done"), (Unflushed, "_publish"), (Producers, "take")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_an_unexpected_error_in_the_flusher_ends_the_writer(
@@ -109,7 +109,7 @@ def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(
     with Rig(tmp_path, flush_messages=1000, flush_ms=60_000) as rig:
         rig.answer(rig.produce(BATCH, acks=1))
         monkeypatch.setattr(FlushTicket, "sync", fails)
-        rig.order("delete_before", rig.table.written)
+        rig.order("delete_before", rig.table.log_end_offset)
         assert isinstance(rig.ended(), StorageFault)
         assert rig.table.start == 0
 
@@ -127,13 +127,13 @@ def test_deleting_up_to_the_end_with_as_many_segments_as_there_can_be(
     with Rig(tmp_path, table_bytes=8 * (ROWS + rows), segment_bytes=1024) as rig:
         for _ in range(rows + 5):
             rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
-        end = rig.table.end
-        assert len(rig.table.view().bases) == rows - 1
+        end = rig.table.high_watermark
+        assert len(rig.table.snapshot().bases) == rows - 1
         rig.order("delete_before", end)
         wait_for(lambda: rig.table.start == end, "all to be deleted")
         wait_for(lambda: len(list(directory.glob("*.log"))) == 1, "the files to go")
         assert rig.answer(rig.produce(BATCH))[:3] == [0, end + len(BATCH) - 2, end + len(BATCH)]
-        assert rig.table.view() == ((end,), end, end + len(BATCH))
+        assert rig.table.snapshot() == ((end,), end, end + len(BATCH))
 
 
 @pytest.mark.parametrize("beyond", [0, 1 << 40])
@@ -141,12 +141,12 @@ def test_deleting_what_is_written_and_not_flushed_flushes_it_first(tmp_path: Pat
     with Rig(tmp_path, flush_messages=1000, flush_ms=60_000) as rig:
         rig.answer(rig.produce(BATCH, acks=1))
         token = rig.produce(BATCH, acks=-1)
-        wait_for(lambda: rig.table.written == 2 * len(BATCH), "both to be written")
-        assert rig.table.end == 0
-        rig.order("delete_before", rig.table.written + beyond)
+        wait_for(lambda: rig.table.log_end_offset == 2 * len(BATCH), "both to be written")
+        assert rig.table.high_watermark == 0
+        rig.order("delete_before", rig.table.log_end_offset + beyond)
         wait_for(lambda: rig.table.start == 2 * len(BATCH), "all to be deleted")
         assert rig.answer(token)[0] == 0
-        assert rig.table.end == rig.table.written == 2 * len(BATCH)
+        assert rig.table.high_watermark == rig.table.log_end_offset == 2 * len(BATCH)
 
 
 def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,17 +163,17 @@ def test_deleting_all_on_a_full_disk_makes_room(tmp_path: Path, monkeypatch: pyt
     with Rig(tmp_path, segment_bytes=1024) as rig:
         for _ in range(4):
             rig.answer(rig.produce(encode_values([b"x" * 900], 1_000)))
-        end, bases = rig.table.end, rig.table.view().bases
+        end, bases = rig.table.high_watermark, rig.table.snapshot().bases
         full[0] = True
         rig.order("delete_before", end)
         wait_for(lambda: rig.table.start == end, "the start to move")
-        assert rig.table.view().bases == bases[-1:]
+        assert rig.table.snapshot().bases == bases[-1:]
         wait_for(lambda: len(list((tmp_path / "t-0").glob("*.log"))) == 1, "the other files to go")
         assert rig.answer(rig.produce(BATCH))[0] != 0
         full[0] = False
         assert rig.answer(rig.produce(BATCH))[0] == 0
-        rig.order("delete_before", rig.table.end)
-        wait_for(lambda: rig.table.view().bases == (rig.table.end,), "the last one to go, too")
+        rig.order("delete_before", rig.table.high_watermark)
+        wait_for(lambda: rig.table.snapshot().bases == (rig.table.high_watermark,), "the last one to go, too")
 
 
 def test_a_lack_of_descriptors_is_refused_and_not_taken_for_a_failing_disk(
@@ -194,8 +194,8 @@ def test_a_lack_of_descriptors_is_refused_and_not_taken_for_a_failing_disk(
         lacking[0] = True
         assert rig.answer(rig.produce(large))[0] == OutOfResources.code
         assert rig.answer(rig.produce(encode_values([b"small"], 1_000)))[0] == 0  # needs no new segment
-        rig.order("delete_before", rig.table.end)
-        wait_for(lambda: rig.table.start == rig.table.end or rig.error, "the start to move")
+        rig.order("delete_before", rig.table.high_watermark)
+        wait_for(lambda: rig.table.start == rig.table.high_watermark or rig.error, "the start to move")
         lacking[0] = False
         assert rig.answer(rig.produce(large))[0] == 0
         assert rig.error is None and rig.table.state == ONLINE
@@ -205,12 +205,12 @@ def test_a_segment_that_is_sealed_on_order_can_go(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         for _ in range(2):
             rig.answer(rig.produce(BATCH))
-            end = rig.table.end
+            end = rig.table.high_watermark
             rig.order("roll")
-            wait_for(lambda: rig.table.view().bases[-1] == end, "a new segment")  # noqa: B023
+            wait_for(lambda: rig.table.snapshot().bases[-1] == end, "a new segment")  # noqa: B023
         rig.order("roll")  # an empty one stays
         rig.order("delete_before", len(BATCH))
-        wait_for(lambda: rig.table.view().bases == (len(BATCH), 2 * len(BATCH)), "the first one to go")
+        wait_for(lambda: rig.table.snapshot().bases == (len(BATCH), 2 * len(BATCH)), "the first one to go")
         assert rig.answer(rig.produce(BATCH))[0] == 0
     Log.open(tmp_path / "t-0", SMALL, lambda: 0).close()
 
@@ -226,8 +226,8 @@ def test_a_producer_is_served_on_after_retention_has_taken_all_its_batches(tmp_p
 
     with Rig(tmp_path, segment_bytes=1024) as rig:
         placed = [rig.answer(rig.produce(batch_of(7, sequence))) for sequence in range(5)]
-        rig.order("delete_before", rig.table.end)
-        wait_for(lambda: rig.table.start == rig.table.end, "all to be deleted")
+        rig.order("delete_before", rig.table.high_watermark)
+        wait_for(lambda: rig.table.start == rig.table.high_watermark, "all to be deleted")
     with Rig(tmp_path, segment_bytes=1024) as rig:  # the first one was killed, as it were: not closed in order
         assert rig.answer(rig.produce(batch_of(7, 4))) == placed[4]
         assert rig.answer(rig.produce(batch_of(7, 5)))[0] == 0

@@ -64,7 +64,7 @@ def test_a_snapshot_is_of_what_is_flushed_and_stored_only_then(tmp_path: Path) -
     partition = opened(tmp_path)
     partition.append(1)
     partition.producers.freeze()
-    end = partition.log.written
+    end = partition.log.end_offset
     partition.append(1)
     assert partition.producers.take() is None and not (tmp_path / "t-0" / SNAPSHOT_NAME).exists()
     partition.flush()
@@ -107,7 +107,7 @@ def test_without_a_snapshot_and_without_the_beginning_of_the_log_producers_are_f
 def test_retention_takes_a_producers_batches_and_it_goes_on(tmp_path: Path) -> None:
     partition = filled(tmp_path)
     last = [batch for batch in partition.promises.batches if batch.producer == 1][-1]
-    partition.delete_before(partition.log.written)
+    partition.delete_before(partition.log.end_offset)
     again = killed(partition)
     sequences = again.producers.sequences
     assert not sequences.forgotten
@@ -128,13 +128,13 @@ def test_a_snapshot_beyond_the_log_is_removed_before_the_log_grows_up_to_it(tmp_
     cut = repair(partition.log.path).end
     assert cut < partition.promises.flushed
     again = opened(tmp_path)
-    assert again.log.written == cut and not (again.log.path / SNAPSHOT_NAME).exists()
+    assert again.log.end_offset == cut and not (again.log.path / SNAPSHOT_NAME).exists()
     assert {producer for producer in known(again)} <= {1}
     again.promises.come_back(again.log)
     for _ in range(8):
         again.append(3, size=450)
     again.flush()
-    assert again.log.written > partition.promises.flushed
+    assert again.log.end_offset > partition.promises.flushed
     assert 2 not in known(killed(again))
 
 
@@ -162,7 +162,7 @@ def test_a_snapshot_from_before_what_retention_took_is_not_believed(tmp_path: Pa
     partition.flush()
     old = (partition.log.path / SNAPSHOT_NAME).read_bytes()
     sequence = partition.next_sequence(1)
-    partition.delete_before(partition.log.written)
+    partition.delete_before(partition.log.end_offset)
     (partition.log.path / SNAPSHOT_NAME).write_bytes(old)
     again = killed(partition)
     assert known(again) == {} and again.producers.sequences.forgotten
@@ -193,7 +193,7 @@ def test_a_long_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     partition = filled(tmp_path)
     again = killed(partition)
     snapshot = stored(again)
-    assert snapshot is not None and snapshot.end == again.log.written
+    assert snapshot is not None and snapshot.end == again.log.end_offset
     assert not again.producers.due
     for _ in range(3):
         again.append(2, size=450)
@@ -252,7 +252,7 @@ class ProducersMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         log = self.partition.log
-        offset = data.draw(st.integers(log.start, log.written) | st.sampled_from([*log.bases, log.written]))
+        offset = data.draw(st.integers(log.start, log.end_offset) | st.sampled_from([*log.bases, log.end_offset]))
         self.partition.delete_before(offset)
 
     @rule()
@@ -289,7 +289,7 @@ class ProducersMachine(RuleBasedStateMachine):
     @invariant()
     def keeps_what_was_promised(self) -> None:
         if hasattr(self, "partition"):
-            if self.partition.log.flushed == self.partition.log.written:
+            if self.partition.log.flushed == self.partition.log.end_offset:
                 check_promises(self.promises, self.partition)
             self.promises.come_back(self.partition.log)
 

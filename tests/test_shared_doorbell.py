@@ -10,9 +10,9 @@ import pytest
 
 from appliance.shared.doorbell import Doorbell, fence
 
-# What the two sides do, as ``network._park`` and ``writer._expose`` do it; END and WAIT start at 0, the worker needs 1.
-WORKER = ("store WAIT", "fence", "load END")
-WRITER = ("store END", "fence", "load WAIT")
+# What the worker and the writer do; HIGH_WATERMARK and WAIT start at 0, the worker needs 1.
+WORKER = ("store WAIT", "fence", "load HIGH_WATERMARK")
+WRITER = ("store HIGH_WATERMARK", "fence", "load WAIT")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Machine:
 
 
 def outcomes(worker: tuple[str, ...], writer: tuple[str, ...]) -> set[tuple[bool | None, bool | None]]:
-    """Every (worker saw END, writer saw WAIT) that any interleaving can end with."""
+    """Every (worker saw HIGH_WATERMARK, writer saw WAIT) that any interleaving can end with."""
     found: set[tuple[bool | None, bool | None]] = set()
     waiting, seen = [Machine()], set()
     while waiting:
@@ -75,7 +75,7 @@ def outcomes(worker: tuple[str, ...], writer: tuple[str, ...]) -> set[tuple[bool
 
 
 def test_no_interleaving_loses_a_wake_up() -> None:
-    """The worker sleeps only if it saw no END; then the writer must have seen its wait and rung."""
+    """The worker sleeps only if it saw no HIGH_WATERMARK; then the writer must have seen its wait and rung."""
     assert (False, False) not in outcomes(WORKER, WRITER)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.errors import WriterGone
 from appliance.partition_states import ONLINE
-from appliance.shared.table import EPOCH, MAGIC, ROWS, START, SegmentTable, View
+from appliance.shared.table import EPOCH, MAGIC, ROWS, START, SegmentTable, TableSnapshot
 
 SEGMENT = 1_000  # bytes per segment in every test here
 
@@ -21,14 +21,14 @@ def new_table(rows: int = 4) -> SegmentTable:
 
 def test_a_table_nobody_has_published_says_so() -> None:
     with pytest.raises(WriterGone, match="try again"):
-        SegmentTable([0] * (ROWS + 4)).view()
+        SegmentTable([0] * (ROWS + 4)).snapshot()
 
 
 def test_publish_shows_everything_at_once() -> None:
     table = SegmentTable([0] * (ROWS + 4))
     table.publish([1_000, 2_000], 1_500, 2_400, 7)
-    assert table.view() == View((1_000, 2_000), 1_500, 2_400)
-    assert (table.end, table.records) == (2_400, 7)
+    assert table.snapshot() == TableSnapshot((1_000, 2_000), 1_500, 2_400)
+    assert (table.high_watermark, table.records) == (2_400, 7)
 
 
 def test_a_full_table_refuses_a_segment_instead_of_reusing_a_live_row() -> None:
@@ -40,20 +40,20 @@ def test_a_full_table_refuses_a_segment_instead_of_reusing_a_live_row() -> None:
 
 def test_nothing_is_retired_past_what_readers_were_given() -> None:
     table = new_table()
-    table.add_segment(SEGMENT)  # END is still 0
+    table.add_segment(SEGMENT)  # HIGH_WATERMARK is still 0
     with pytest.raises(AssertionError, match="publish first"):
         table.retire_before(SEGMENT)
 
 
 def test_the_start_may_lie_inside_a_segment() -> None:
     table = new_table()
-    table.publish_end(SEGMENT, 5)
+    table.publish_high_watermark(SEGMENT, 5)
     table.add_segment(SEGMENT)
-    table.publish_end(SEGMENT + 500, 7)
+    table.publish_high_watermark(SEGMENT + 500, 7)
     table.retire_before(300)
-    assert table.view() == View((0, SEGMENT), 300, SEGMENT + 500)
+    assert table.snapshot() == TableSnapshot((0, SEGMENT), 300, SEGMENT + 500)
     table.retire_before(SEGMENT + 100)
-    assert table.view() == View((SEGMENT,), SEGMENT + 100, SEGMENT + 500)
+    assert table.snapshot() == TableSnapshot((SEGMENT,), SEGMENT + 100, SEGMENT + 500)
 
 
 def test_reader_is_told_when_a_writer_died_mid_rebuild() -> None:
@@ -61,7 +61,7 @@ def test_reader_is_told_when_a_writer_died_mid_rebuild() -> None:
     SegmentTable(cells).publish([0], 0, 0, 0)
     cells[EPOCH] += 1  # as a writer killed inside publish() leaves it
     with pytest.raises(WriterGone):
-        SegmentTable(cells).view()
+        SegmentTable(cells).snapshot()
 
 
 def test_a_restarted_writer_carries_on_a_table_that_is_merely_behind() -> None:
@@ -70,7 +70,7 @@ def test_a_restarted_writer_carries_on_a_table_that_is_merely_behind() -> None:
     epoch = cells[EPOCH]
     SegmentTable(cells).publish([0], 0, 700, 4)
     assert cells[EPOCH] == epoch
-    assert SegmentTable(cells).view() == View((0,), 0, 700)
+    assert SegmentTable(cells).snapshot() == TableSnapshot((0,), 0, 700)
 
 
 def test_a_restarted_writer_that_finds_other_segments_rebuilds() -> None:
@@ -79,7 +79,7 @@ def test_a_restarted_writer_that_finds_other_segments_rebuilds() -> None:
     epoch = cells[EPOCH]
     SegmentTable(cells).publish([0, 600], 0, 700, 4)
     assert cells[EPOCH] == epoch + 2
-    assert SegmentTable(cells).view() == View((0, 600), 0, 700)
+    assert SegmentTable(cells).snapshot() == TableSnapshot((0, 600), 0, 700)
 
 
 def test_waits_ring_only_those_whose_end_has_come() -> None:
@@ -132,7 +132,7 @@ class Replaying(list[int]):
 
 
 def test_every_interleaving_gives_a_consistent_view() -> None:
-    """Goal: I4, that a reader never sees a byte above END nor a row that is not what END implies.
+    """Goal: I4, that a reader never sees a byte above HIGH_WATERMARK nor a row that is not what HIGH_WATERMARK implies.
 
     Method: record the stores of a writer that wraps its rows, then replay them against one ``view()`` with the writer
     advancing at up to two points between the reader's loads: every pair of points, every total.  Segment i starts at
@@ -144,9 +144,9 @@ def test_every_interleaving_gives_a_consistent_view() -> None:
     writer.publish([0], 0, 0, 0)
     created = len(recording.stores)
     for segment in range(1, 5):
-        writer.publish_end(segment * SEGMENT - 1, 0)
+        writer.publish_high_watermark(segment * SEGMENT - 1, 0)
         writer.add_segment(segment * SEGMENT)
-        writer.publish_end(segment * SEGMENT + 1, 0)
+        writer.publish_high_watermark(segment * SEGMENT + 1, 0)
         writer.retire_before(segment * SEGMENT)
     amounts = range(len(recording.stores) - created + 1)
 
@@ -154,10 +154,10 @@ def test_every_interleaving_gives_a_consistent_view() -> None:
         for first, second in combinations_with_replacement(range(1, 10), 2):
             for more in range(len(amounts) - start):
                 pauses = {0: created + start, first: more // 2, second: more - more // 2}
-                view = SegmentTable(Replaying(size, recording.stores, pauses)).view()
+                view = SegmentTable(Replaying(size, recording.stores, pauses)).snapshot()
                 oldest = view.bases[0] // SEGMENT
                 assert view.bases == tuple(i * SEGMENT for i in range(oldest, oldest + len(view.bases)))
-                assert view.bases[0] <= view.start <= view.end <= view.bases[-1] + SEGMENT
+                assert view.bases[0] <= view.start <= view.high_watermark <= view.bases[-1] + SEGMENT
 
 
 def test_a_reader_that_knows_the_rows_is_as_safe() -> None:
@@ -168,17 +168,17 @@ def test_a_reader_that_knows_the_rows_is_as_safe() -> None:
     writer.publish([0], 0, 0, 0)
     created = len(recording.stores)
     for segment in range(1, 5):
-        writer.publish_end(segment * SEGMENT, 0)
+        writer.publish_high_watermark(segment * SEGMENT, 0)
         writer.add_segment(segment * SEGMENT)
         writer.retire_before(segment * SEGMENT)
     for first in range(len(recording.stores) - created + 1):
         for second in range(len(recording.stores) - created - first + 1):
             replay = Replaying(size, recording.stores, {0: created + first})
             reader = SegmentTable(replay)
-            reader.view()
+            reader.snapshot()
             replay.run_on(second)
-            view = reader.view()
-            assert view == SegmentTable(replay).view()
+            view = reader.snapshot()
+            assert view == SegmentTable(replay).snapshot()
             assert view.bases[0] <= replay[START]
 
 
@@ -189,8 +189,8 @@ def test_a_writer_killed_at_any_store_of_publish_leaves_nothing_false() -> None:
     for count in range(len(recording.stores) + 1):
         cells = Replaying(ROWS + 4, recording.stores, {0: count})
         try:
-            assert SegmentTable(cells).view() == View((1_000, 2_000), 1_100, 2_400)
+            assert SegmentTable(cells).snapshot() == TableSnapshot((1_000, 2_000), 1_100, 2_400)
         except WriterGone:
             assert cells[MAGIC] == 0 or cells[EPOCH] % 2
         SegmentTable(cells).publish([1_000, 2_000], 1_100, 2_500, 10)
-        assert SegmentTable(cells).view() == View((1_000, 2_000), 1_100, 2_500)
+        assert SegmentTable(cells).snapshot() == TableSnapshot((1_000, 2_000), 1_100, 2_500)

@@ -119,8 +119,8 @@ def part_reply(part: dict[str, Any], result: FetchResult, isolation: int) -> dic
     return {
         "partition_index": part["partition"],
         "error_code": result.error,
-        "high_watermark": result.end,
-        "last_stable_offset": result.end,
+        "high_watermark": result.high_watermark,
+        "last_stable_offset": result.high_watermark,
         "log_start_offset": result.log_start,
         "aborted_transactions": [] if isolation else None,
         "preferred_read_replica": -1,

@@ -11,7 +11,7 @@ import pytest
 from appliance.config import TopicSettings
 from appliance.errors import CorruptLog
 from appliance.log import Log
-from appliance.log.recovery import END, Point
+from appliance.log.recovery import HIGH_WATERMARK, Point
 
 from .log_batches import batch, open_log, place_all
 
@@ -27,27 +27,27 @@ def log(tmp_path: Path) -> Log:
 
 
 def row(number: int) -> list[int]:
-    """Bytes of the file, FLUSHED, END and the table's END in a step of the page's table."""
+    """Bytes of the file, FLUSHED, HIGH_WATERMARK and the table's HIGH_WATERMARK in a step of the page's table."""
     (line,) = (line for line in SECTION.splitlines() if line.startswith(f"| {number}. "))
     return [int(digits) for digits in re.findall(r"\d+", line.split("|", 2)[2])]
 
 
 def found(log: Log, shown: int) -> list[int]:
     point = Point.read(log.path)
-    return [(log.path / LOG).stat().st_size, point.flushed, point.cells[END], shown]
+    return [(log.path / LOG).stat().st_size, point.flushed, point.cells[HIGH_WATERMARK], shown]
 
 
 def killed_in_step_5(log: Log) -> Path:
     """The directory after A was published and B was written."""
     assert found(log, 0) == row(1)
-    log.append(place_all(log.written, [A]))
+    log.append(place_all(log.end_offset, [A]))
     assert found(log, 0) == row(2)
     log.flush()
     assert found(log, 0) == row(3)
-    log.expose(log.written)
-    assert found(log, log.exposed) == row(4)
-    log.append(place_all(log.written, [B]))
-    assert found(log, log.exposed) == row(5)
+    log.raise_high_watermark(log.end_offset)
+    assert found(log, log.high_watermark) == row(4)
+    log.append(place_all(log.end_offset, [B]))
+    assert found(log, log.high_watermark) == row(5)
     return log.path
 
 
@@ -70,13 +70,13 @@ def test_the_bytes_are_those_of_the_page(log: Log) -> None:
 def test_a_whole_batch_stays(log: Log, tmp_path: Path) -> None:
     directory = killed_in_step_5(log)
     after = reopened(directory, tmp_path, (directory / LOG).read_bytes())
-    assert (after.written, after.flushed, after.records) == (160, 160, 3)
+    assert (after.end_offset, after.flushed, after.records) == (160, 160, 3)
 
 
 def test_a_torn_batch_is_truncated(log: Log, tmp_path: Path) -> None:
     directory = killed_in_step_5(log)
     after = reopened(directory, tmp_path, (directory / LOG).read_bytes()[:140])
-    assert (after.written, after.flushed, after.records) == (86, 86, 2)
+    assert (after.end_offset, after.flushed, after.records) == (86, 86, 2)
     assert (after.path / LOG).stat().st_size == 86
 
 

@@ -16,7 +16,7 @@ from ..errors import (
 )
 from ..log.reader import Found
 from ..partition_states import OFFLINE, OPENING
-from ..shared.table import SegmentTable, View
+from ..shared.table import SegmentTable, TableSnapshot
 from ..wire.requests import (
     EARLIEST,
     LATEST,
@@ -63,7 +63,7 @@ class Readable(Protocol):
     def reader(self) -> Reader: ...
 
 
-def view_of(partition: Readable | None, name: str) -> View:
+def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
     """What can be read of the partition now.
 
     Raises:
@@ -73,9 +73,9 @@ def view_of(partition: Readable | None, name: str) -> View:
     state = partition.table.state
     if state == OPENING:
         raise WriterGone(f"{name} is being opened: try again")
-    if state == OFFLINE and partition.table.end == 0:
+    if state == OFFLINE and partition.table.high_watermark == 0:
         raise StorageFault(f"{name} is offline: see `appliance status`")
-    return partition.table.view()
+    return partition.table.snapshot()
 
 
 def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[FetchResult], int]:
@@ -103,14 +103,14 @@ def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[F
 
 def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: bool) -> FetchResult:
     try:
-        view = view_of(partition, f"{part.topic}-{part.partition}")
+        snapshot = snapshot_of(partition, f"{part.topic}-{part.partition}")
     except ApplianceError as error:
         return FetchResult(error.code, -1, -1, 0, ())
     assert partition is not None
-    bases, start, end = view
+    bases, start, end = snapshot
     offset = part.offset
     # What acks=1 has acknowledged may be written but not readable yet, as behind Kafka's high watermark.
-    if offset < start or (offset > end and offset > partition.table.written):
+    if offset < start or (offset > end and offset > partition.table.log_end_offset):
         return FetchResult(OffsetOutOfRange.code, start, end, 0, ())
     bytes_max = min(part.bytes_max, left)
     if offset >= end or (bytes_max <= 0 and not first):
@@ -163,14 +163,14 @@ class Lookup:
 def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True) -> OffsetsResult:
     """Answer one question about offsets: by place, by time, or about a known offset."""
     try:
-        view = view_of(partition, f"{part.topic}-{part.partition}")
+        view = snapshot_of(partition, f"{part.topic}-{part.partition}")
         assert partition is not None
         return _offsets(part, view, partition, counted)
     except ApplianceError as error:
         return OffsetsResult(error.code, -1, -1, -1)
 
 
-def _offsets(part: OffsetsPart, view: View, partition: Readable, counted: bool) -> OffsetsResult:
+def _offsets(part: OffsetsPart, view: TableSnapshot, partition: Readable, counted: bool) -> OffsetsResult:
     bases, start, end = view
     reader = partition.reader
     if part.offset >= 0:

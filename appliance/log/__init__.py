@@ -6,8 +6,8 @@ Words:
 - It consists of *segments*, files of about ``segment.bytes`` named after the offset of their first byte.  The last one
   is *active*, the others are *sealed* and never change.  A *position* is a byte in such a file.
 - Beside each segment lies a sparse *index* that can be rebuilt.
-- The log is *written* up to its log end offset (page cache), *flushed* up to the flushed offset (disk), and *exposed*
-  to readers up to the high watermark.
+- The log is written to the page cache up to its *log end offset*, and flushed to the disk up to the *flushed offset*.
+  Readers may read up to the *high watermark*.
 
 Files:
 

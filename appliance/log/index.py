@@ -17,7 +17,7 @@ two offsets is a number of messages.
 
 It carries no checksum: whatever it says is looked up again in the log (a batch header must stand there, see
 ``reader``), and recovery rebuilds it.  Readers use ``pread``, not ``mmap``: a mapped file that recovery
-shortens is a SIGBUS, a read of it is merely short.  Entries up to what readers may see (END) are final;
+shortens is a SIGBUS, a read of it is merely short.  Entries up to the high watermark are final;
 readers ignore the others.
 """
 

@@ -1,8 +1,8 @@
-"""One partition's log, as its one writer uses it: append, flush, expose, roll, retire.
+"""One partition's log, as its one writer uses it: append, flush, publish, roll, retire.
 
-Four offsets: ``start`` (log start offset), ``exposed`` (high watermark), ``flushed``, ``written`` (log end offset).
-``start <= exposed <= flushed <= written`` when every group of batches is flushed before it is exposed.  A topic that
-leaves flushing to the operating system exposes what is written, so there ``exposed`` may be ahead of ``flushed``.
+Four offsets: ``start`` (log start offset), ``high_watermark``, ``flushed``, ``end_offset`` (log end offset).
+``start <= high_watermark <= flushed <= end_offset`` when every group of batches is flushed before readers may read it.
+In a topic that leaves flushing to the operating system, ``high_watermark`` may be ahead of ``flushed``.
 
 Flushing takes three steps, so that writing goes on meanwhile::
 
@@ -114,7 +114,7 @@ class Log:
         self.settings = settings
         self.state = ONLINE
         self.bases: list[int] = []
-        self.start = self.flushed = self.exposed = 0
+        self.start = self.flushed = self.high_watermark = 0
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
         self._born_steady_ms = 0  # when the active segment was created, by the clock that nobody sets
         self._segments_max = segments_max
@@ -122,7 +122,7 @@ class Log:
         self._point = point
         self._active: Segment
         self._directory: File
-        self._retired: list[int] = []  # bases of segments that are not exposed any more
+        self._retired: list[int] = []  # bases of segments that readers may not read any more
         self._unsynced: dict[File, None] = {}  # by rolling, and not known to be on the disk; the flusher removes
         self._directory_changes = 0
         self._directory_synced = 0
@@ -150,7 +150,7 @@ class Log:
             boot: which boot of the machine this is.
 
         Raises:
-            CorruptLog: what had been exposed or flushed is damaged.
+            CorruptLog: data below the high watermark, or flushed data, is damaged.
             StorageFault: the disk fails.
             DiskFull: there is no room for the little that opening writes.
         """
@@ -184,12 +184,12 @@ class Log:
             self.bases, self.start, state = found.bases, found.start, found.state
         self._active = Segment(self.path, self.bases[-1], state, self._system)
         self._born_steady_ms = self._steady_ms() - max(0, self._clock_ms() - state.born_ms)
-        self.flushed = self.exposed = state.end
+        self.flushed = self.high_watermark = state.end
         point.begin(boot, state.end, self.start, state.born_ms)
         point.sync()
 
     @property
-    def written(self) -> int:
+    def end_offset(self) -> int:
         """Offset where the next batch goes."""
         return self._active.end
 
@@ -201,7 +201,7 @@ class Log:
     # ---- writing
 
     def append(self, batches: Batches) -> None:
-        """Append checked batches, placed one after the other from ``written`` on: all of them or none.
+        """Append checked batches, placed one after the other from ``end_offset`` on: all of them or none.
 
         Raises:
             DiskFull, OutOfResources: try again when there is room.
@@ -333,7 +333,7 @@ class Log:
             self._point.set_faulted()
         return fault
 
-    # ---- flushing and exposing
+    # ---- flushing and publishing
 
     def flush_begin(self) -> FlushTicket:
         """What another thread must sync so that all that is written now is on the disk."""
@@ -367,17 +367,17 @@ class Log:
             raise
         self.flush_done(ticket)
 
-    def expose(self, end: int) -> None:
+    def raise_high_watermark(self, end: int) -> None:
         """Set the high watermark to ``end``; call it before readers see it."""
-        assert self.exposed <= end <= self._active.end
-        self.exposed = end
-        self._point.set_end(end)
+        assert self.high_watermark <= end <= self._active.end
+        self.high_watermark = end
+        self._point.set_high_watermark(end)
 
     # ---- retention
 
     def first_base(self, start: int) -> int:
         """Base of the first segment of the log once it starts at ``start``."""
-        return start if start == self.written else self.bases[max(0, bisect_right(self.bases, start) - 1)]
+        return start if start == self.end_offset else self.bases[max(0, bisect_right(self.bases, start) - 1)]
 
     def retire_before(self, offset: int) -> None:
         """Let the log start at ``offset``, or at the high watermark or the flushed offset if that is less.
@@ -386,7 +386,7 @@ class Log:
         it can leave too.  Without room for a new one it stays, and only the start moves.  The files are for
         :meth:`unlink_retired`, once the new start is published to readers.
         """
-        start = min(offset, self.exposed, self.flushed)
+        start = min(offset, self.high_watermark, self.flushed)
         if start <= self.start:
             return
         with self._disk():
@@ -430,9 +430,9 @@ class Log:
     def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
         """Header, base offset and end of every batch from the one that contains ``offset`` on."""
         offset = max(offset, self.bases[0])
-        found = LogReader(self.path, FileCache(2)).locate(self.bases, self.written, offset, 1)
+        found = LogReader(self.path, FileCache(2)).locate(self.bases, self.end_offset, offset, 1)
         first = 0 if found is None else found.position
-        for base, following in zip(self.bases, [*self.bases[1:], self.written], strict=True):
+        for base, following in zip(self.bases, [*self.bases[1:], self.end_offset], strict=True):
             if following > offset:
                 file = File(log_path(self.path, base))
                 for position, info in headers(file, base, first if base <= offset else 0, following - base):
@@ -442,9 +442,9 @@ class Log:
     def close(self, clean: bool = True) -> None:
         """Flush and leave a marker so that the next one need not recover; ``clean=False`` just lets go."""
         if clean and self.state != OFFLINE:
-            if self._unsynced or self.flushed < self.written or self._directory_synced < self._directory_changes:
+            if self._unsynced or self.flushed < self.end_offset or self._directory_synced < self._directory_changes:
                 self.flush()
-            self.expose(self.written)
+            self.raise_high_watermark(self.end_offset)
             if not self._marked:
                 self._store_marker()
         self._point.close()

@@ -1,27 +1,26 @@
-"""What a log believes when it is opened: the recovery point, the clean-shutdown marker, and the scan without
-it.
+"""What a log trusts when it is opened: the recovery point, the clean-shutdown marker, and the scan without it.
 
 **Recovery point** (``recovery-point``): a mapped file of 4096 bytes, of which these native u64 cells are
 used::
 
-    0  MAGIC         layout and version, stored last
-    1  BOOT_HIGH     boot of the machine that wrote END ...
+    0  MAGIC           layout and version, stored last
+    1  BOOT_HIGH       boot of the machine that wrote HIGH_WATERMARK ...
     2  BOOT_LOW
-    3  FLUSHED       the log up to here is on the disk
-    4  END           readers have been shown the log up to here
-    5  START         first offset that still counts ...
-    6  START_CHECK   ... and its complement
-    7  BORN_MS       when the active segment was created
-    8  FAULTED       1: the disk failed a write or a flush
+    3  FLUSHED         the log up to here is on the disk
+    4  HIGH_WATERMARK  readers may have read the log up to here
+    5  START           first offset that still counts ...
+    6  START_CHECK     ... and its complement
+    7  BORN_MS         when the active segment was created
+    8  FAULTED         1: the disk failed a write or a flush
 
 A store into the mapping costs nothing and survives the death of the process, since it is in the page cache;
 so does everything written.  It does not survive a power loss, which may bring back any older content down to
-the last sync: then END says nothing, and an old FLUSHED is merely low.  The same after a failed flush: the
-page cache shows what the disk never got. So the *trusted point* is max(FLUSHED, END) when the boot is the
-same and no fault was seen, else FLUSHED.  It is synced when a log is opened, before anything is appended (a
+the last sync: then HIGH_WATERMARK says nothing, and an old FLUSHED is merely low.  The same holds after a failed
+flush: the page cache has what the disk never got.  So the *trusted point* is max(FLUSHED, HIGH_WATERMARK) when the
+boot is the same and no fault was seen, else FLUSHED.  It is synced when a log is opened, before anything is appended (a
 log without a valid one could not tell a torn write from damage), and when START moves, before files vanish.
 
-Damage to these cells must not cost data: a FLUSHED or END that is too low lets recovery check more and keep
+Damage to these cells must not cost data: a FLUSHED or HIGH_WATERMARK that is too low lets recovery check more and keep
 as much, one that is too high is a log shorter than it should be, which is refused.  START hides what lies
 before it, so it counts only if its complement agrees; otherwise the log starts at its first segment.
 
@@ -72,7 +71,7 @@ MARKER_NAME: Final = "clean-shutdown"
 POINT_BYTES: Final = 4096
 MARKER_BYTES_MAX: Final = 1 << 20
 MAGIC_V1: Final = 0x31_56_43_45_52_4C_50_41  # b"APLRECV1", read little-endian
-MAGIC, BOOT_HIGH, BOOT_LOW, FLUSHED, END, START, START_CHECK, BORN_MS, FAULTED = range(9)
+MAGIC, BOOT_HIGH, BOOT_LOW, FLUSHED, HIGH_WATERMARK, START, START_CHECK, BORN_MS, FAULTED = range(9)
 CELL_MASK: Final = (1 << 64) - 1
 
 Boot = tuple[int, int]
@@ -106,7 +105,7 @@ class Point:
             return None
         if self.faulted or (cells[BOOT_HIGH], cells[BOOT_LOW]) != boot:
             return self.flushed
-        return max(self.flushed, cells[END])
+        return max(self.flushed, cells[HIGH_WATERMARK])
 
     @property
     def flushed(self) -> int:
@@ -149,7 +148,7 @@ class RecoveryPoint(Point):
     def begin(self, boot: Boot, end: int, start: int, born_ms: int) -> None:
         """All up to ``end`` is good and on the disk.  A crash between two of these stores leaves too little trust."""
         cells = self.cells
-        cells[END], cells[FLUSHED] = end, end
+        cells[HIGH_WATERMARK], cells[FLUSHED] = end, end
         self.set_start(start)
         cells[BORN_MS] = born_ms
         cells[FAULTED] = 0
@@ -159,8 +158,8 @@ class RecoveryPoint(Point):
     def set_flushed(self, offset: int) -> None:
         self.cells[FLUSHED] = offset
 
-    def set_end(self, offset: int) -> None:
-        self.cells[END] = offset
+    def set_high_watermark(self, offset: int) -> None:
+        self.cells[HIGH_WATERMARK] = offset
 
     def set_born_ms(self, born_ms: int) -> None:
         self.cells[BORN_MS] = born_ms
@@ -225,7 +224,7 @@ class Marker:
 
 
 def peek(directory: Path) -> LogSummary | None:
-    """A cleanly stopped log, told from names and sizes alone; None when it is in use or needs recovery."""
+    """A cleanly stopped log, from names and sizes alone; None when it is in use or needs recovery."""
     try:
         marker = Marker.load(directory)
     except OSError:  # whoever opens it for writing finds out what is wrong
@@ -251,7 +250,7 @@ def recover(
     fail with an OSError for lack of it; then all may be done again, from where it stopped.
 
     Raises:
-        CorruptLog: what was exposed or flushed is not there any more as it was.
+        CorruptLog: what readers may have read, or what was flushed, is not there any more as it was.
         StorageFault: the disk does not do what it is asked.
     """
     trusted = point.trusted(boot)

@@ -136,11 +136,11 @@ class ProduceResult(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """``pieces`` together hold ``size`` bytes of whole record batches; ``end``: where readers may read to."""
+    """``pieces`` together hold ``size`` bytes of whole record batches."""
 
     error: int
     log_start: int
-    end: int
+    high_watermark: int
     size: int
     pieces: tuple[bytes | FileRange, ...]
 

@@ -154,7 +154,7 @@ def everything_deleted(run: Run) -> None:
         partition.append(1, size=450)
     partition.flush()
     partition.append(1)  # written, not flushed
-    partition.delete_before(partition.log.written)
+    partition.delete_before(partition.log.end_offset)
     partition.append(2)
     partition.flush()
 
@@ -164,14 +164,14 @@ def restarts(run: Run) -> None:
     run.partition.close()
     run.open()
     run.partition.append(1)
-    run.partition.delete_before(run.partition.log.written - 5)
+    run.partition.delete_before(run.partition.log.end_offset - 5)
     run.kill()
     run.partition.append(2)
     run.partition.flush()
     run.partition.close()
     run.open()
-    run.partition.delete_before(run.partition.log.written - 5)  # the first change after a clean stop
-    run.partition.delete_before(run.partition.log.written)
+    run.partition.delete_before(run.partition.log.end_offset - 5)  # the first change after a clean stop
+    run.partition.delete_before(run.partition.log.end_offset)
 
 
 def full_disk(run: Run) -> None:
@@ -186,7 +186,7 @@ def full_disk(run: Run) -> None:
     partition.flush()
     run.promises.lacked_room = True
     run.disk.room = 0
-    partition.delete_before(partition.log.written)
+    partition.delete_before(partition.log.end_offset)
     run.disk.room = None
     partition.append(1)
 
@@ -240,7 +240,7 @@ def test_a_torn_tail_is_cut_without_any_room(room: Path) -> None:
         os.truncate(log, size)
         run.disk.room = 0
         again = Partition(run.root / NAME, run.promises.copy(), run.disk.system(), (2, 0))
-        assert again.log.written == promises.flushed
+        assert again.log.end_offset == promises.flushed
         log.write_bytes(log.read_bytes() + bytes(100))  # another
     run.close()
 
@@ -307,9 +307,9 @@ def play_at_random(run: Run, random_: random.Random, steps: int) -> None:
             case 6:
                 partition.producers.freeze()
             case 7:
-                partition.delete_before(random_.randrange(partition.log.start, partition.log.written + 1))
+                partition.delete_before(random_.randrange(partition.log.start, partition.log.end_offset + 1))
             case 8:
-                partition.delete_before(random_.choice([*partition.log.bases, partition.log.written]))
+                partition.delete_before(random_.choice([*partition.log.bases, partition.log.end_offset]))
             case 9:
                 run.kill()
             case 10:

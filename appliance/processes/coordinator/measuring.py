@@ -84,15 +84,15 @@ class Measurements:
     async def _wait_until_flushed(self, keys: Iterable[TopicPartition]) -> None:
         """Wait until readers may read what is written by now, but at most FLUSH_WAIT_MS_MAX."""
         tables = [self._partitions.table(*key) for key in keys]
-        behind = [(table, table.written) for table in tables if table.end < table.written]
+        behind = [(table, table.log_end_offset) for table in tables if table.high_watermark < table.log_end_offset]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_WAIT_MS_MAX / 1000):
-                while behind := [(table, end) for table, end in behind if table.end < end]:
+                while behind := [(table, end) for table, end in behind if table.high_watermark < end]:
                     await asyncio.sleep(FLUSH_POLL_S)
 
     def _measure_here(self, key: TopicPartition, offset: int | None) -> Measured:
         table = self._partitions.table(*key)
-        bases, start, end = table.view()
+        bases, start, end = table.snapshot()
         if start == end:
             return Measured(start, end, 0, Lag(0, 0, 0.0))
         reader = LogReader(self._data_dir / f"{key.topic}-{key.partition}", self._files)

@@ -86,8 +86,8 @@ class Partitions:
         table = self.table(topic, partition)
         if table.state == OFFLINE:
             raise StorageFault(f"{topic}-{partition} is offline: see `appliance status`, then `appliance log verify`")
-        view = table.view()
-        return Extent(view.start, max(view.end, table.written))
+        view = table.snapshot()
+        return Extent(view.start, max(view.high_watermark, table.log_end_offset))
 
     def state(self, topic: str, partition: int) -> str:
         table = self._tables.get(TopicPartition(topic, partition))

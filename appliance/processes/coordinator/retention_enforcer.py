@@ -20,7 +20,7 @@ from ...log.files import log_path
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...retention import PartitionUse, Segment, plan
-from ...shared.table import View
+from ...shared.table import TableSnapshot
 from .partitions import Partitions
 from .topics import Topics
 
@@ -72,14 +72,14 @@ class RetentionEnforcer:
                 continue
             table = self._partitions.table(topic, partition)
             try:
-                view = table.view()
+                view = table.snapshot()
             except Unavailable:  # being opened
                 continue
             if table.state == OFFLINE:
                 continue
             sealed = self._sealed[key] = known.get(key, {})
             looked += len(view.bases) - len(sealed)
-            segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.written, sealed)
+            segments = _segments(self._data_dir / f"{topic}-{partition}", view, table.log_end_offset, sealed)
             if segments:
                 settings = self._topics.settings(self._topics.catalog.topics[topic])
                 uses.append(PartitionUse(topic, partition, segments, settings.retention_ms, settings.retention_bytes))
@@ -89,12 +89,12 @@ class RetentionEnforcer:
         return uses
 
 
-def _segments(path: Path, view: View, written: int, sealed: dict[int, Segment]) -> list[Segment]:
+def _segments(path: Path, view: TableSnapshot, written: int, sealed: dict[int, Segment]) -> list[Segment]:
     """What the segments take; ``sealed`` remembers those that cannot change."""
     for base in sealed.keys() - set(view.bases):
         del sealed[base]
     segments: list[Segment] = []
-    stops = [*view.bases[1:], max(written, view.end)]
+    stops = [*view.bases[1:], max(written, view.high_watermark)]
     for base, stop in zip(view.bases, stops, strict=True):
         segment = sealed.get(base)
         if segment is None:

@@ -68,7 +68,8 @@ class Fetching:
     ) -> bool:
         """False when what is awaited has come meanwhile.  A fetch of an unknown partition is never delayed."""
         wait_lists = [partition.wait_list for partition in partitions if partition is not None]
-        return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, [result.end for result in results]))
+        high_watermarks = [result.high_watermark for result in results]
+        return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, high_watermarks))
 
     def _reply(self, pending: Pending, request: Fetch, results: list[FetchResult]) -> None:
         self._connections.answer(pending, pending.connection.codec.encode_fetch(request, results))
@@ -109,4 +110,4 @@ def awaited_by(request: Fetch, wait_lists: Sequence[WaitList], high_watermarks: 
 def _unflushed(request: Fetch, partitions: Sequence[Partition | None]) -> list[Partition]:
     """The partitions that have more written than the fetch has found, above their high watermark."""
     parts = zip(request.parts, partitions, strict=True)
-    return [partition for part, partition in parts if partition is not None and part.offset < partition.table.written]
+    return [held for part, held in parts if held is not None and part.offset < held.table.log_end_offset]

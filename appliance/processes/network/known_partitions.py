@@ -35,7 +35,7 @@ class Partition:
 
     def ask_for_flush(self, now: bool) -> None:
         """Ask the writer to flush what is written above the high watermark: see :meth:`WriterLink.ask_for_flush`."""
-        if (written := self.table.written) > self.table.end:
+        if (written := self.table.log_end_offset) > self.table.high_watermark:
             self.link.ask_for_flush(written, now)
 
 

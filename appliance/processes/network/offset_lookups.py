@@ -67,7 +67,7 @@ class OffsetLookups:
 
     def _delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
         """Wait for the high watermarks that have not come; False when all have."""
-        while missing := [(wait_list, end) for wait_list, end in awaited if wait_list.table.end < end]:
+        while missing := [(wait_list, end) for wait_list, end in awaited if wait_list.table.high_watermark < end]:
             if self._wait_lists.delay(delayed, missing):
                 return True
         return False
@@ -118,7 +118,7 @@ class OffsetLookups:
 def _awaited_by(request: Offsets, partitions: Sequence[Partition | None]) -> list[Awaited]:
     """Where a request asks for the end: the end of all that is written."""
     return [
-        (partition.wait_list, partition.table.written)
+        (partition.wait_list, partition.table.log_end_offset)
         for part, partition in zip(request.parts, partitions, strict=True)
         if part.timestamp != EARLIEST and part.offset < 0 and partition is not None
     ]

@@ -151,7 +151,7 @@ class WaitLists:
         if not delayed.timed:
             delayed.timed = True
             heapq.heappush(self._deadlines, (delayed.deadline_ms, next(_sequence), delayed))
-        if any(wait_list.table.end >= high_watermark for wait_list, high_watermark in lowest.items()):
+        if any(wait_list.table.high_watermark >= high_watermark for wait_list, high_watermark in lowest.items()):
             self.remove(delayed)
             return False
         return True
@@ -218,7 +218,7 @@ class WaitLists:
         """The requests whose high watermark has come."""
         ready: dict[DelayedRequest, None] = {}
         for wait_list in self._lists:
-            for delayed in wait_list.reached(wait_list.table.end):
+            for delayed in wait_list.reached(wait_list.table.high_watermark):
                 ready[delayed] = None
         return list(ready)
 

@@ -77,11 +77,11 @@ def open_partition(config: Config, data_dir: Path, job: Job) -> None:
                 settings = TopicSettings.parse(job.settings, config.topics.defaults)
                 log = Log.open(path, settings, wall_ms, SEGMENTS_MAX)
                 log.close(clean=True)
-                table.publish(log.bases, log.start, log.written, log.records)
-                table.set_written(log.written)
+                table.publish(log.bases, log.start, log.end_offset, log.records)
+                table.set_log_end_offset(log.end_offset)
             else:
                 table.publish(summary.bases, summary.start, summary.end, summary.records)
-                table.set_written(summary.end)
+                table.set_log_end_offset(summary.end)
         except (ApplianceError, OSError):
             table.set_state(OFFLINE)
             raise

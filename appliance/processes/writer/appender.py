@@ -36,7 +36,7 @@ class Appender:
         self._group = group
         ready: list[ReadyAnswer] = []
         refused = 0
-        position = self._log.written
+        position = self._log.end_offset
         self._append_ms = wall_ms() if self._log.settings.message_timestamp_type == "LogAppendTime" else -1
         for source, (token, acks, positions) in arrived:
             arena = source.arena
@@ -69,12 +69,12 @@ class Appender:
         if not group:
             return 0, 0
         log, table = self._log, self._table
-        written, records = log.written, log.records
+        written, records = log.end_offset, log.records
         log.append(group)
-        size = log.written - written
+        size = log.end_offset - written
         self._sequences.commit()
         self.show_segments()
-        table.set_written(log.written)
+        table.set_log_end_offset(log.end_offset)
         if table.state == DISK_FULL:
             table.set_state(ONLINE)
         table.count_group(len(group), size)

@@ -30,9 +30,9 @@ def delete_before(
         DiskFull: files are left; the next call removes them.
         StorageFault: the disk fails.
     """
-    offset = min(offset, log.written)
+    offset = min(offset, log.end_offset)
     covered = producers.covers(log.first_base(offset))
-    if offset > min(log.exposed, log.flushed) or not covered:
+    if offset > min(log.high_watermark, log.flushed) or not covered:
         flush()
     if not covered:
         producers.store_all()

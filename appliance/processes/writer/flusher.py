@@ -1,8 +1,9 @@
 """The thread of a writer process that flushes what is written.
 
 The writer's loop goes on taking, checking and writing while the last group is on its way to the disk.  When it is
-there, this thread itself publishes END, rings doorbells and answers acks=all (one wake-up less); the next flush covers
-all that was written meanwhile.  The slower the disk, the larger the groups.  fdatasync releases the GIL.
+there, this thread itself publishes the high watermark, rings doorbells and answers acks=all (one wake-up less); the
+next flush covers all that was written meanwhile.  The slower the disk, the larger the groups.  fdatasync releases the
+GIL.
 
 ``lock`` guards what both threads touch: the hand-over below and the channels to the workers.  A flush that fails is
 never tried again, since the kernel may have dropped the pages: ``failed`` is called, once, and nothing after it is

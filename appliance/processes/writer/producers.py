@@ -64,7 +64,7 @@ class Producers:
     def _restore(self) -> None:
         log, sequences = self._log, self.sequences
         found = self._load()
-        if found is not None and log.bases[0] <= found.end <= log.written:
+        if found is not None and log.bases[0] <= found.end <= log.end_offset:
             sequences.restore(found)
             self._stored_end = start = found.end
         else:
@@ -75,9 +75,9 @@ class Producers:
                 sequences.record(info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end)
         sequences.commit()
         self._frozen_end = start
-        if found is not None and found.end > log.written:
+        if found is not None and found.end > log.end_offset:
             self._remove()
-        if log.written - start > SNAPSHOT_BYTES:
+        if log.end_offset - start > SNAPSHOT_BYTES:
             self.store_all()
 
     def _load(self) -> Snapshot | None:
@@ -90,7 +90,7 @@ class Producers:
 
     def _remove(self) -> None:
         """Durably: it would be believed once the log is as long again, and then say what was never so."""
-        logger.warning("%s: reaches beyond the log's end %d: removed", self._path, self._log.written)
+        logger.warning("%s: reaches beyond the log's end %d: removed", self._path, self._log.end_offset)
         try:
             files.remove(self._path, self._system)
             files.sync_directory(self._path.parent, self._system)
@@ -101,11 +101,11 @@ class Producers:
 
     @property
     def due(self) -> bool:
-        return self._log.written - self._frozen_end > SNAPSHOT_BYTES
+        return self._log.end_offset - self._frozen_end > SNAPSHOT_BYTES
 
     def freeze(self) -> None:
         """Keep the state as it is now, all of it committed, until the log is flushed up to here."""
-        self._frozen = self.sequences.snapshot(self._log.written)
+        self._frozen = self.sequences.snapshot(self._log.end_offset)
         self._frozen_end = self._frozen.end
 
     def take(self) -> Snapshot | None:
@@ -129,8 +129,8 @@ class Producers:
     def store_all(self) -> None:
         """Store the state as it is now; everything written is flushed, and the flusher at rest."""
         self._frozen = None
-        self._frozen_end = self._log.written
-        self.store(self.sequences.snapshot(self._log.written))
+        self._frozen_end = self._log.end_offset
+        self.store(self.sequences.snapshot(self._log.end_offset))
 
     def covers(self, base: int) -> bool:
         """Whether the snapshot on the disk has seen all of the segments before the one at ``base``."""

@@ -1,6 +1,6 @@
 """What is written and not flushed yet: when it is flushed, shown to readers, and acknowledged.
 
-A message is readable (END) once flushed, unless the topic leaves flushing to the operating system
+A message is readable (below the high watermark) once flushed, unless the topic leaves flushing to the operating system
 (``flush.messages=0``).  Answers to acks=all wait for the flush, others do not.
 
 Threads: the writer's loop collects and decides (methods without an underscore); the flusher's thread calls
@@ -44,7 +44,7 @@ class Unflushed:
         self._table, self._doorbells, self._wake = table, doorbells, wake
         self._flusher = Flusher(self._flushed, self._failed)
         self.lock = self._flusher.lock
-        """Guards what both threads touch: links to workers, END, the jobs of the flusher."""
+        """Guards what both threads touch: links to workers, the high watermark, the jobs of the flusher."""
         self.fault: Exception | None = None
         self.since_ms = 0
         """Since when something waits for a flush; 0 when nothing does."""
@@ -55,12 +55,12 @@ class Unflushed:
     def open(self, log: Log, producers: Producers) -> None:
         """Show a log that has just been opened, all of which is flushed, and start the flusher."""
         self._log, self._producers = log, producers
-        self._expose(log.written, log.records)
+        self._publish(log.end_offset, log.records)
         self._flusher.start()
 
     def close(self) -> None:
         """Flush all, and end the flusher.  Raises what a flush has failed with."""
-        if self._log.written > self._log.flushed:
+        if self._log.end_offset > self._log.flushed:
             with self.lock:
                 self._begin()
         self._flusher.stop()
@@ -81,7 +81,7 @@ class Unflushed:
             self.since_ms = self.since_ms or now_ms()
         else:
             with self.lock:
-                self._expose(log.written, log.records)
+                self._publish(log.end_offset, log.records)
         if self._producers.due:
             with self.lock:
                 self._producers.freeze()
@@ -135,7 +135,7 @@ class Unflushed:
             or self._asked_now
         )
         if due and waited_ms < FLUSH_DELAY_MS and not (self._answers or self._asked or self._asked_now):
-            fence()  # WRITTEN before the wait cells: a worker that waits meanwhile sees it and asks
+            fence()  # LOG_END before the wait cells: a worker that waits meanwhile sees it and asks
             due = self._table.anybody_waits(len(self._doorbells))
         if due or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
@@ -162,8 +162,8 @@ class Unflushed:
         """In the flusher's thread: everything below the ticket's end is on the disk."""
         self._log.flush_done(job.ticket)
         self._table.count(COUNT_FLUSHES, 1)
-        if job.ticket.end > self._log.exposed:
-            self._expose(job.ticket.end, job.records)
+        if job.ticket.end > self._log.high_watermark:
+            self._publish(job.ticket.end, job.records)
         send_answers(waiting)
         snapshot = self._producers.take()
         return None if snapshot is None else partial(self._producers.store, snapshot)
@@ -173,10 +173,10 @@ class Unflushed:
         self.fault = error
         self._wake()
 
-    def _expose(self, end: int, records: int) -> None:
+    def _publish(self, end: int, records: int) -> None:
         """Show everything below ``end`` to readers and wake those that wait for it."""
-        self._log.expose(end)
-        self._table.publish_end(end, records)
+        self._log.raise_high_watermark(end)
+        self._table.publish_high_watermark(end, records)
         fence()
         for worker in self._table.waiting(len(self._doorbells), end):
             self._doorbells[worker].ring()
