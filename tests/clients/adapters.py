@@ -385,9 +385,11 @@ def compiled(name: str, source: str, path: str) -> str:
 
 @functools.cache
 def java_classpath() -> str:
-    """Of our two programs."""
-    kafka = f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*"
-    return compiled("java-client", "Client.java", compiled("java-static-member", "StaticMember.java", kafka))
+    """Of our programs, and Kafka's jars."""
+    path = f"{KAFKA_JARS or jars('java', KAFKA_CLIENT)}/*"
+    for name in ("Client", "StaticMember", "AdminAll"):
+        path = compiled(f"java-{name}", f"{name}.java", path)
+    return path
 
 
 JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]

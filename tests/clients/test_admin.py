@@ -154,6 +154,20 @@ def test_kafkas_own_tools(broker: Broker) -> None:
     assert len(rows) == 2 and all(row[5] == "0" for row in rows), lag
 
 
+@pytest.mark.timeout(400)  # the first time its jars are fetched
+def test_kafkas_admin_client_is_answered_at_once_whatever_it_asks(broker: Broker) -> None:
+    """Each question is answered, or refused by name, and none waits for its time-out."""
+    outcomes = json.loads(java("AdminAll", broker.kafka, new_topic()))
+    assert len(outcomes) == 28 and {name: outcome for name, outcome in outcomes.items() if outcome} == {
+        "createTopics, 3 replicas": "InvalidReplicationFactorException",
+        "incrementalAlterConfigs, brokers": "InvalidRequestException",
+        "electLeaders": "ElectionNotNeededException",
+        "describeAcls": "SecurityDisabledException",
+        "describeTransactions": "TransactionalIdAuthorizationException",
+        "describeMetadataQuorum": "UnsupportedVersionException",
+    }
+
+
 @pytest.mark.timeout(180)
 def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminClient, tmp_path: Path) -> None:
     """Leader elections, reassignments, transactions, quotas: what they ask before and after what they do."""
