@@ -39,7 +39,7 @@ def test_metadata_in_every_version(version: int) -> None:
     assert (lost.error_code, lost.leader_id, lost.replica_nodes, lost.isr_nodes) == (5, -1, [9], [])
     assert [(each.partition_index, each.leader_id, each.error_code) for each in b.partitions] == [(0, 1, 0), (1, 1, 0)]
     assert version < 5 or (lost.offline_replicas, b.partitions[0].offline_replicas) == ([9], [])
-    assert version < 7 or b.partitions[0].leader_epoch == -1
+    assert version < 7 or b.partitions[0].leader_epoch == 0
     assert version < 2 or reply.cluster_id == "cluster"
     assert version < 1 or reply.controller_id == 1
     if version >= 1:
@@ -209,7 +209,7 @@ def test_epochs_end_where_the_log_ends(version: int) -> None:
     cluster.add("t", 3)
     cluster.all["t"].partitions[1] = [9]
     cluster.extents["t", 2] = StorageFault("offline")
-    asked = [(0, -1, 0), (0, 0, -1), (0, -1, 5), (0, 3, 0), (1, -1, 0), (2, -1, 0), (7, -1, 0)]
+    asked = [(0, -1, 0), (0, 0, -1), (0, -1, 5), (0, 3, 0), (0, -2, 0), (1, -1, 0), (2, -1, 0), (7, -1, 0)]
     partitions = [
         {"partition": number, "current_leader_epoch": current, "leader_epoch": epoch}
         for number, current, epoch in asked
@@ -221,6 +221,7 @@ def test_epochs_end_where_the_log_ends(version: int) -> None:
         (0, -1, 1_000),
         (0, -1, -1),
         (Code.UNKNOWN_LEADER_EPOCH, -1, -1),
+        (Code.FENCED_LEADER_EPOCH, -1, -1),
         (6, -1, -1),
         (56, -1, -1),
         (3, -1, -1),

@@ -56,6 +56,8 @@ def random_request(version: int, seed: int) -> dict[str, Any]:
     values.update(session_id=0, isolation_level=seed % 2)
     for topic in values["topics"]:
         topic["partitions"] *= 3
+        for part in topic["partitions"]:
+            part["current_leader_epoch"] = -(seed % 2)
     values["topics"].append({"topic": "last", "partitions": []})
     return values
 
@@ -160,6 +162,30 @@ def test_forgotten_topics_are_ignored() -> None:
     for version in VERSIONS:
         request = decoded(version, values)
         assert isinstance(request, Fetch) and request.parts == [("logs", 1, 9, 100)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_leader_epoch_is_refused(version: int) -> None:
+    rows = [
+        {
+            "partition": number,
+            "current_leader_epoch": epoch,
+            "fetch_offset": 9,
+            "last_fetched_epoch": -1,
+            "log_start_offset": -1,
+            "partition_max_bytes": 100,
+        }
+        for number, epoch in enumerate((-1, 0, 1, -2, 1))
+    ]
+    request = decoded(version, {**empty(), "topics": [{"topic": "logs", "partitions": rows}]})
+    assert isinstance(request, Fetch)
+    if version < 9:
+        assert [part.offset for part in request.parts] == [9] * 5
+        return
+    assert [part.offset for part in request.parts] == [9, 9, -1, -1, -1], "where no log has anything"
+    results = [FetchResult(code, 0, 20, 0, ()) for code in (0, 0, 1, 1, 3)]
+    reply = decode_response(FETCH, version, sent(CODEC.encode_fetch(request, results)))
+    assert [part.error_code for part in reply.responses[0].partitions] == [0, 0, 75, 74, 3]
 
 
 def empty() -> dict[str, Any]:

@@ -55,6 +55,7 @@ def test_requests_and_replies_of_other_codecs(version: int) -> None:
         for topic in values["topics"]:
             for part in topic["partitions"]:
                 part["timestamp"] = max(part["timestamp"], EARLIEST)
+                part["current_leader_epoch"] = rng.choice((-1, 0))
         request = decoded(version, values)
         flat = [
             (name_read(topic["name"]), part["partition_index"], part["timestamp"], -1)
@@ -85,7 +86,7 @@ def part_reply(part: dict[str, Any], result: OffsetsResult) -> dict[str, Any]:
         "error_code": result.error,
         "timestamp": -1 if part["timestamp"] in (EARLIEST, LATEST) else result.timestamp,
         "offset": result.offset,
-        "leader_epoch": -1,
+        "leader_epoch": 0,
     }
 
 
@@ -105,6 +106,24 @@ def test_special_timestamps_are_known_from_their_version_on_and_others_are_refus
         unknown = CODEC.encode_offsets(request, [OffsetsResult(3, -1, -1, 0)] * 5)
         parts = decode_response(LIST_OFFSETS, version, unknown).topics[0].partitions
         assert [part.error_code for part in parts] == [3] * 5
+
+
+def test_another_leader_epoch_is_refused_and_no_offset_has_none() -> None:
+    for version in VERSIONS:
+        values = asked(LATEST, LATEST, LATEST, 5)
+        for part, epoch in zip(values["topics"][0]["partitions"], (0, 1, -2, -1), strict=True):
+            part["current_leader_epoch"] = epoch
+        request = decoded(version, values)
+        results = [*[OffsetsResult(0, 100, -1, 0)] * 3, OffsetsResult(0, -1, -1, 0)]
+        parts = decode_response(LIST_OFFSETS, version, CODEC.encode_offsets(request, results)).topics[0].partitions
+        if version < 4:
+            assert [part.error_code for part in parts] == [0] * 4
+            continue
+        rows = [(part.error_code, part.offset, part.leader_epoch) for part in parts]
+        assert rows == [(0, 100, 0), (75, -1, -1), (74, -1, -1), (0, -1, -1)]
+        unknown = CODEC.encode_offsets(request, [OffsetsResult(3, -1, -1, 0)] * 4)
+        parts = decode_response(LIST_OFFSETS, version, unknown).topics[0].partitions
+        assert [part.error_code for part in parts] == [3] * 4
 
 
 def test_versions_above_ours_are_refused_while_they_can_be_read() -> None:

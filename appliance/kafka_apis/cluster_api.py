@@ -27,6 +27,7 @@ from ..names import INTERNAL_TOPICS, is_reserved, is_topic
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import CLUSTER_OPERATIONS, NO_ID, NO_LEADER, TOPIC_OPERATIONS, topic_id
+from ..wire.kafka.primitives import epoch_refusal
 from .appliance import Appliance
 
 CREATIONS_MAX: Final = 64
@@ -130,6 +131,7 @@ class ClusterApi:
                     "error_code": Code.NONE if alive else Code.LEADER_NOT_AVAILABLE,
                     "partition_index": number,
                     "leader_id": leader,
+                    "leader_epoch": LEADER_EPOCH,
                     "replica_nodes": replicas,
                     "isr_nodes": [leader] if alive else [],
                     "eligible_leader_replicas": [],
@@ -212,8 +214,8 @@ class ClusterApi:
                 raise UnknownPartition(f"there is no partition {name}-{wanted.partition}")
             if self._appliance.leader(topic, wanted.partition) != self._appliance.broker_id:
                 raise NotLeader(f"{name}-{wanted.partition} is stored elsewhere")
-            if wanted.current_leader_epoch > LEADER_EPOCH:
-                return row | {"error_code": Code.UNKNOWN_LEADER_EPOCH}
+            if refusal := epoch_refusal(wanted.current_leader_epoch):
+                return row | {"error_code": refusal}
             end = self._appliance.extent(name, wanted.partition).end
         except ApplianceError as error:
             return row | {"error_code": error.code}

@@ -18,7 +18,8 @@ Reply::
 Fetch sessions are refused by answering session id 0: every fetch then names all its partitions.  A fetch that
 continues a session nobody opened gets FETCH_SESSION_ID_NOT_FOUND, upon which clients start anew; one
 without partitions (the Java client's farewell, epoch -1) is answered at once, as there is nothing to wait
-for.  Leader epochs are not checked: Metadata gives none, and a partition has one leader only.
+for.  A request with another leader epoch than a partition has (-1: any) gets FENCED_LEADER_EPOCH or
+UNKNOWN_LEADER_EPOCH for it.
 """
 
 from __future__ import annotations
@@ -27,26 +28,32 @@ import struct
 from itertools import islice
 from typing import Final
 
-from ...errors import ProtocolFault, UnsupportedVersion
+from ...catalog import LEADER_EPOCH
+from ...errors import OffsetOutOfRange, ProtocolFault, UnsupportedVersion
 from ...records.varints import unsigned
 from ..bounds import FETCH_BYTES_MAX
 from ..requests import Fetch, FetchPart, FetchResult, FileRange, Local
 from .apis import APIS, FETCH
-from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags
+from .primitives import NO_EPOCH, SIZE, Group, epoch_refusal, read_count, read_rows, read_topic, skip_tags
 
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
+NO_OFFSET: Final = -1
+"""Where no log has anything: a part that asks for it is answered at once, with OFFSET_OUT_OF_RANGE."""
+ANY_EPOCH: Final = (NO_EPOCH, LEADER_EPOCH)
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _HEAD_V4 = struct.Struct(">4xiiib")
 _HEAD_V7 = struct.Struct(">4xiiibii")
 _ROW_V4 = struct.Struct(">iqi")
 _ROW_V5 = struct.Struct(">iq8xi")
-_ROW_V9 = struct.Struct(">i4xq8xi")
-_ROW_V12 = struct.Struct(">i4xq4x8xix")
+_ROW_V9 = struct.Struct(">iiq8xi")
+_ROW_V12 = struct.Struct(">iiq4x8xix")
 _ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12]
-"""By version: index, offset and bytes max of a partition; the last byte of version 12 counts its tagged
-fields."""
+"""By version: index, leader epoch (9+), offset and bytes max of a partition.
+
+The last byte of version 12 counts its tagged fields.
+"""
 
 _REPLY_HEAD_V4 = struct.Struct(">i4x")
 _REPLY_HEAD_V7 = struct.Struct(">i4xhi")
@@ -58,9 +65,10 @@ _PART_V12 = struct.Struct(">ihqqqBi")
 _NO_REPLICA: Final = -1
 
 
-Context = tuple[int, int, int, bytes, list[Group]]
-"""Correlation id, version, the count of aborted transactions to answer (null unless the client reads
-committed only, as Kafka does), the count of topics as it came (the reply has the same ones), the topics."""
+Context = tuple[int, int, int, bytes, list[Group], dict[int, int]]
+"""Correlation id, version, the count of aborted transactions to answer (null unless the client reads committed only, as
+Kafka does), the count of topics as it came (the reply has the same ones), the topics, and by part the errors of those
+that are refused if only the partition is there (such a part is asked for NO_OFFSET)."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Fetch | Local:
@@ -78,8 +86,8 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
         position += _HEAD_V4.size
     if session_id != 0 and session_epoch > 0:
         return _refuse(correlation_id, version, FETCH_SESSION_ID_NOT_FOUND)
-    parts, topics, groups = _read_parts(frame, position, version, parts_max)
-    context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups)
+    parts, topics, groups, refused = _read_parts(frame, position, version, parts_max)
+    context: Context = (correlation_id, version, 0 if isolation == 1 else -1, topics, groups, refused)
     request = Fetch(
         context,
         wait_ms if wait_ms > 0 else 0,
@@ -96,24 +104,31 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
 
 def _read_parts(
     frame: memoryview, position: int, version: int, parts_max: int
-) -> tuple[list[FetchPart], bytes, list[Group]]:
+) -> tuple[list[FetchPart], bytes, list[Group], dict[int, int]]:
     flexible = version >= FLEXIBLE_FROM
     row = _ROWS[version]
     count, start = read_count(frame, position, flexible, 3, parts_max)
     topics = bytes(frame[position:start])
     parts: list[FetchPart] = []
     groups: list[Group] = []
+    refused: dict[int, int] = {}
     position = start
     for _ in range(count):
         topic, group, position = read_topic(frame, position, flexible, row.size)
         rows, position = read_rows(frame, position, group[1], row, flexible)
-        parts += [_new(FetchPart, (topic, index, offset, limit)) for index, offset, limit in rows]
+        if version >= 9:
+            for index, epoch, offset, limit in rows:
+                if epoch not in ANY_EPOCH:
+                    refused[len(parts)], offset = epoch_refusal(epoch), NO_OFFSET
+                parts.append(_new(FetchPart, (topic, index, offset, limit)))
+        else:
+            parts += [_new(FetchPart, (topic, index, offset, limit)) for index, offset, limit in rows]
         groups.append(group)
         if flexible:
             position = skip_tags(frame, position)
         if len(parts) > parts_max:
             raise ProtocolFault(f"more than {parts_max} partitions in one fetch")
-    return parts, topics, groups
+    return parts, topics, groups, refused
 
 
 def _refuse(correlation_id: int, version: int, code: int) -> Local:
@@ -125,11 +140,17 @@ def _refuse(correlation_id: int, version: int, code: int) -> Local:
     return Local(SIZE.pack(len(body)) + body)
 
 
+def _refused(result: FetchResult, error: int) -> FetchResult:
+    return FetchResult(error, -1, -1, 0, ()) if error and result.error == OffsetOutOfRange.code else result
+
+
 def encode(request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]:
     """The reply frame in pieces, size prefix first."""
     assert len(results) == len(request.parts)
     context: Context = request.context
-    correlation_id, version, aborted, topics, groups = context
+    correlation_id, version, aborted, topics, groups, refused = context
+    if refused:
+        results = [_refused(result, refused.get(place, 0)) for place, result in enumerate(results)]
     flexible = version >= FLEXIBLE_FROM
     if flexible:
         chunk = [_REPLY_HEAD_V12.pack(correlation_id, 0, 0), topics]

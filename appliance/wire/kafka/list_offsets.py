@@ -9,12 +9,13 @@ Reply::
 
     i32 throttle ms = 0 (2+)
     [topic { name  [partition { i32 index  i16 error  i64 timestamp  i64 offset
-                                i32 leader epoch = -1 (4+) }] }]
+                                i32 leader epoch (4+) }] }]
 
 Timestamps are ms, -1 the latest offset, -2 the earliest, -3 (from 7 on) the offset of the largest timestamp, -4 (from 8
 on) the earliest that is stored locally, which is the earliest, and -5 (from 9 on) the latest that is stored elsewhere,
 of which there is none.  Others below 0, which newer versions know, are UNSUPPORTED_VERSION.  So are the versions 10 and
-11, partition by partition.
+11, partition by partition.  The leader epoch of an answer is -1 where there is no offset.  A request with another epoch
+than a partition has (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH for it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import struct
 from itertools import islice
 from typing import Final
 
+from ...catalog import LEADER_EPOCH
 from ...errors import ProtocolFault, UnsupportedVersion
 from ..requests import EARLIEST, LATEST, MAX_TIMESTAMP, Local, Offsets, OffsetsPart, OffsetsResult
 from .apis import APIS, LIST_OFFSETS
-from .primitives import SIZE, Group, read_count, read_rows, read_topic, skip_tags
+from .primitives import NO_EPOCH, SIZE, Group, epoch_refusal, read_count, read_rows, read_topic, skip_tags
 
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[LIST_OFFSETS]
 VERSION_READABLE_MAX: Final = 11
@@ -37,15 +39,14 @@ _KNOWN_FROM: Final = {EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_T
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _ROW_V1 = struct.Struct(">iq")
-_ROW_V4 = struct.Struct(">i4xq")
-_ROW_V6 = struct.Struct(">i4xqx")
+_ROW_V4 = struct.Struct(">iiq")
+_ROW_V6 = struct.Struct(">iiqx")
 _PART_V1 = struct.Struct(">ihqq")
 _PART_V4 = struct.Struct(">ihqqi")
 _PART_V6 = struct.Struct(">ihqqix")
 _REPLY_HEAD_V1 = struct.Struct(">Ii")
 _REPLY_HEAD_V2 = struct.Struct(">Ii4x")
 _REPLY_HEAD_V6 = struct.Struct(">Ii5x")
-_NO_EPOCH: Final = -1
 _REFUSED: Final = OffsetsResult(UnsupportedVersion.code, -1, -1, 0)
 _NONE: Final = OffsetsResult(0, -1, -1, 0)
 
@@ -65,17 +66,24 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     topics = bytes(frame[position:start])
     parts: list[OffsetsPart] = []
     groups: list[Group] = []
+    answers: dict[int, OffsetsResult] = {}
     position = start
     for _ in range(count):
         topic, group, position = read_topic(frame, position, flexible, row.size)
         rows, position = read_rows(frame, position, group[1], row, flexible)
-        parts += [_new(OffsetsPart, (topic, index, timestamp, -1)) for index, timestamp in rows]
+        if version >= 4:
+            for index, epoch, timestamp in rows:
+                if refusal := epoch_refusal(epoch):
+                    answers[len(parts)] = OffsetsResult(refusal, -1, -1, 0)
+                    timestamp = EARLIEST
+                parts.append(_new(OffsetsPart, (topic, index, timestamp, -1)))
+        else:
+            parts += [_new(OffsetsPart, (topic, index, timestamp, -1)) for index, timestamp in rows]
         groups.append(group)
         if flexible:
             position = skip_tags(frame, position)
         if len(parts) > parts_max:
             raise ProtocolFault(f"more than {parts_max} partitions in one request")
-    answers: dict[int, OffsetsResult] = {}
     for i, part in enumerate(parts):
         if part.timestamp < EARLIEST:
             asked, answer = _special(part.timestamp, version)
@@ -112,10 +120,11 @@ def encode(request: Offsets, results: list[OffsetsResult]) -> bytes:
         for (_, index, asked, _), (error, offset, timestamp, _) in islice(rows, count):
             if asked in (LATEST, EARLIEST):
                 timestamp = -1  # what Kafka answers: such an offset belongs to no record
+            epoch = LEADER_EPOCH if offset >= 0 else NO_EPOCH
             if flexible:
-                body.append(_PART_V6.pack(index, error, timestamp, offset, _NO_EPOCH))
+                body.append(_PART_V6.pack(index, error, timestamp, offset, epoch))
             elif version >= 4:
-                body.append(_PART_V4.pack(index, error, timestamp, offset, _NO_EPOCH))
+                body.append(_PART_V4.pack(index, error, timestamp, offset, epoch))
             else:
                 body.append(_PART_V1.pack(index, error, timestamp, offset))
         if flexible:

@@ -19,8 +19,7 @@ Topic ids are the ids of the catalog, so that a client notices a topic that was 
 there for librdkafka's sake, too: it reserves four times a reply's size for what it makes of it, which in version 9
 is too little for some hundreds of topics with short names and one partition (2.16: "tmpabuf memory shortage").
 
-Leader epochs are -1, "not known", with which no client compares: there is one epoch (``catalog.LEADER_EPOCH``, on
-every batch that is stored), so there is nothing to find out by asking where an earlier one ended.
+There is one leader epoch (``catalog.LEADER_EPOCH``, on every batch that is stored).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from ...catalog import Topic
+from ...catalog import LEADER_EPOCH, Topic
 from ...names import INTERNAL_TOPICS
 from .apis import APIS, METADATA
 from .codes import Code
@@ -151,7 +150,7 @@ class MetadataEncoder:
         leader, *brokers = place
         alive = leader != NO_LEADER
         replicas = p.numbers(brokers)
-        parts = [_I32.pack(leader), b"\xff\xff\xff\xff" if version >= 7 else b"", replicas]
+        parts = [_I32.pack(leader), _I32.pack(LEADER_EPOCH) if version >= 7 else b"", replicas]
         parts.append(p.numbers([leader] if alive else []))
         if version >= 5:
             parts.append(p.numbers([]) if alive else replicas)

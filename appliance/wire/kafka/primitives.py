@@ -15,10 +15,12 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
+from ...catalog import LEADER_EPOCH
 from ...errors import ProtocolFault
 from ...names import is_topic
 from ...records.varints import read_unsigned
 from ..bounds import PARTS_MAX_MAX
+from .codes import Code
 
 TAGS_MAX: Final = 8
 """Tagged fields in one place.  Clients send none in these APIs, newer ones one or two."""
@@ -37,6 +39,17 @@ def read_varint(frame: memoryview, position: int) -> tuple[int, int]:
     if byte < 0x80:
         return byte, position + 1
     return read_unsigned(frame, position, VARINT_BYTES_MAX, ProtocolFault)
+
+
+NO_EPOCH: Final = -1
+"""In place of a leader epoch: not known."""
+
+
+def epoch_refusal(epoch: int) -> int:
+    """The error for a client that asks for the leader of another epoch; 0: of this one, or of any."""
+    if epoch in (NO_EPOCH, LEADER_EPOCH):
+        return 0
+    return Code.FENCED_LEADER_EPOCH if epoch < LEADER_EPOCH else Code.UNKNOWN_LEADER_EPOCH
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
