@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.config import Config
-from appliance.errors import ProtocolFault
+from appliance.errors import CorruptBatch, ProtocolFault, UnknownPartition
 from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import PRODUCE
 from appliance.wire.kafka.codec import KafkaCodec
@@ -29,6 +29,7 @@ from tests.test_wire_kafka_forwarded import mutated
 
 CODEC = KafkaCodec(Limits.of(Config()))
 VERSIONS = range(3, 10)
+INTERNAL = "__consumer_offsets"
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
 
 
@@ -66,6 +67,25 @@ def test_requests_of_other_codecs(version: int) -> None:
         assert (request.acks, request.timeout_ms) == (values["acks"], values["timeout_ms"])
         got = [(p.topic, p.partition, bytes(frame[p.start : p.stop])) for p in request.parts]
         assert got == flat(values)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_internal_topics_take_messages_of_kafkas_tools_only(version: int) -> None:
+    """As in Kafka.  Twice, because a topic that is known takes the faster way."""
+    topics = [{"name": name, "partition_data": [{"index": 5, "records": b"some"}]} for name in ("logs", INTERNAL)]
+    values = one(topic_data=topics)
+    for _ in range(2):
+        _, request = decoded(version, values)
+        assert [(part.topic, part.stop - part.start) for part in request.parts] == [("logs", 4), (INTERNAL, 0)]
+        written, empty = ProduceResult(0, 9, 10, 0), ProduceResult(CorruptBatch.code, -1, -1, -1, "nothing")
+        reply = decode_response(PRODUCE, version, CODEC.encode_produce(request, [written, empty]))
+        assert [topic.partition_responses[0].error_code for topic in reply.responses] == [0, 17]
+        unknown = ProduceResult(UnknownPartition.code, -1, -1, -1)
+        reply = decode_response(PRODUCE, version, CODEC.encode_produce(request, [written, unknown]))
+        assert [topic.partition_responses[0].error_code for topic in reply.responses] == [0, 3]
+        frame = memoryview(request_frame(PRODUCE, version, values, client_id="__admin_client"))
+        request = CODEC.decode(frame)
+        assert isinstance(request, Produce) and [part.stop - part.start for part in request.parts] == [4, 4]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...catalog import LEADER_EPOCH
 from ...errors import ProtocolFault
-from ...names import is_topic
+from ...names import INTERNAL_TOPICS, is_topic
 from ...records.varints import read_unsigned
 from ..bounds import PARTS_MAX_MAX
 from .codes import Code
@@ -78,7 +78,8 @@ NO_TOPIC: Final = ""
 TOPICS_KNOWN_MAX: Final = 4096
 topics_known: dict[tuple[bytes, bool], tuple[str, Group]] = {}
 """By prefix and whether it is flexible.  The same few topics come again and again: looking one up takes a
-third of the time of reading it.  Only names that a topic may have get in, so an entry takes less than 1 KiB."""
+third of the time of reading it.  Only names that a topic may have get in, so an entry takes less than 1 KiB; internal
+topics do not, so that whoever finds a topic here need not ask whether it is one."""
 
 
 def read_count(
@@ -123,6 +124,8 @@ def read_topic(frame: memoryview, position: int, flexible: bool, partition_bytes
         if not is_topic(name):
             return NO_TOPIC, (prefix, count), after
         known = str(name, "ascii"), (prefix, count)
+        if known[0] in INTERNAL_TOPICS:
+            return *known, after
         if len(topics_known) >= TOPICS_KNOWN_MAX:
             topics_known.clear()
         topics_known[prefix, flexible] = known

@@ -15,6 +15,10 @@ A part's record batches stay where they are: ``frame[start:stop]``.  Versions 0 
 sets, which we do not store: each partition is answered with UNSUPPORTED_VERSION.  So are 10 to 12, which no
 client sends that has read ApiVersions.  With acks=0 there is no reply at all; a request that is refused then
 closes the connection, so that the client notices, as Kafka does.
+
+Internal topics take record batches of Kafka's own tools only, which have the client id ADMIN_CLIENT_ID: others get
+INVALID_TOPIC_EXCEPTION.  Such a part is passed on without its batches, so that of a partition that does not exist that
+is said.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from ...errors import InvalidRequest, ProtocolFault, UnsupportedVersion
+from ...errors import CorruptBatch, InvalidRequest, InvalidTopic, ProtocolFault, UnsupportedVersion
+from ...names import INTERNAL_TOPICS
 from ...records.varints import unsigned
 from ..requests import Local, Produce, ProducePart, ProduceResult
 from .apis import APIS, PRODUCE
@@ -50,6 +55,10 @@ CORRELATION_AT: Final = 4
 HEAD_AT: Final = 8
 """Where a frame goes on after its correlation id, the only part of its head in which requests alike differ."""
 
+CLIENT_ID_AT: Final = 8
+ADMIN_CLIENT_ID: Final = b"__admin_client"
+_NONE_INTERNAL: Final[frozenset[int]] = frozenset()
+
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 _HEAD = struct.Struct(">hi")
 _HEAD_ONE = struct.Struct(">hhiih")
@@ -61,9 +70,10 @@ _REPLY_HEAD = struct.Struct(">Ii")
 _REPLY_HEAD_FLEXIBLE = struct.Struct(">Iix")
 
 
-Context = tuple[list[int], int, bytes, list[Group], int]
+Context = tuple[list[int], int, bytes, list[Group], int, frozenset[int]]
 """Correlation ids (one, unless requests have been joined), version, the count of topics as it came (the reply has the
-same ones), the topics, and where the head ends that requests alike have in common, 0: not known."""
+same ones), the topics, where the head ends that requests alike have in common (0: not known), and which parts are of
+internal topics and refused."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
@@ -77,17 +87,23 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     topics = bytes(frame[position:start])
     parts: list[ProducePart] = []
     groups: list[Group] = []
+    internal: set[int] = set()
     position = start
     for _ in range(count):
         topic, group, position = read_topic(frame, position, flexible, PARTITION_BYTES_MIN)
         groups.append(group)
+        if topic in INTERNAL_TOPICS and not _is_admin(frame):
+            internal.update(range(len(parts), len(parts) + group[1]))
         if flexible:
             position = _read_parts_flexible(frame, position, topic, group[1], parts)
         else:
             position = _read_parts(frame, position, topic, group[1], parts)
         if len(parts) > parts_max:
             raise ProtocolFault(f"more than {parts_max} partitions in one request")
-    request = Produce(([correlation_id], version, topics, groups, 0), acks, timeout_ms, parts)
+    for index in internal:
+        parts[index] = parts[index]._replace(stop=parts[index].start)
+    context: Context = ([correlation_id], version, topics, groups, 0, frozenset(internal))
+    request = Produce(context, acks, timeout_ms, parts)
     if transactional or not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
         return _refuse(request, transactional)
     return request
@@ -112,7 +128,7 @@ def decode_one(frame: memoryview, position: int, correlation_id: int, version: i
     if stop < 0:
         return decode(frame, position, correlation_id, version, parts_max)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
-    return Produce(([correlation_id], version, _ONE_TOPIC, [group], head), acks, timeout_ms, [part])
+    return Produce(([correlation_id], version, _ONE_TOPIC, [group], head, _NONE_INTERNAL), acks, timeout_ms, [part])
 
 
 def decode_one_flexible(
@@ -133,13 +149,15 @@ def decode_one_flexible(
     if stop < 0:
         return decode(frame, position, correlation_id, version, parts_max)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
-    return Produce(([correlation_id], version, _ONE_TOPIC_FLEXIBLE, [group], head), acks, timeout_ms, [part])
+    return Produce(
+        ([correlation_id], version, _ONE_TOPIC_FLEXIBLE, [group], head, _NONE_INTERNAL), acks, timeout_ms, [part]
+    )
 
 
 def join(request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
     """See :meth:`appliance.wire.requests.Codec.join`; what the two fast decoders have read can be joined."""
     context: Context = request.context
-    correlations, version, _, _, head = context
+    correlations, version, _, _, head, _ = context
     if not head or len(frame) < head + I32.size:
         return False
     if frame[:CORRELATION_AT] != first[:CORRELATION_AT] or bytes(frame[HEAD_AT:head]) != bytes(first[HEAD_AT:head]):
@@ -220,13 +238,28 @@ def _refuse(request: Produce, transactional: bool) -> Local:
     return Local(encode(request, [ProduceResult(code, -1, -1, -1, why)] * len(request.parts)))
 
 
+def _is_admin(frame: memoryview) -> bool:
+    (size,) = I16.unpack_from(frame, CLIENT_ID_AT)
+    start = CLIENT_ID_AT + I16.size
+    return bytes(frame[start : start + max(size, 0)]) == ADMIN_CLIENT_ID
+
+
+def _refuse_internal(result: ProduceResult) -> ProduceResult:
+    """What is said of a partition that exists is that its topic is internal, and not that nothing was sent."""
+    if result.error != CorruptBatch.code:
+        return result
+    return ProduceResult(InvalidTopic.code, -1, -1, -1, "internal topics take no messages of clients")
+
+
 def encode(request: Produce, results: list[ProduceResult]) -> bytes:
     """The reply frames, one for each request, size prefix included; empty for acks=0, which has none."""
     if request.acks == 0:
         return b""
     assert len(results) == len(request.parts)
     context: Context = request.context
-    correlations, version, topics, groups, _ = context
+    correlations, version, topics, groups, _, internal = context
+    if internal:
+        results = [_refuse_internal(result) if i in internal else result for i, result in enumerate(results)]
     flexible = version >= FLEXIBLE_FROM
     encode_part = _ENCODERS[min(version, VERSION_SERVED_MAX)]
     head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD
