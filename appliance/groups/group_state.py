@@ -56,6 +56,8 @@ class Group:
 
     ``registered`` turns false whenever the members or what they own have changed since the caller last set it.
 
+    It has more than 300 lines, because every request of a member changes the same few fields, by one set of rules.
+
     All transitions are in this one class, because each of them touches the state, the deadlines and the waiting tokens.
     """
 

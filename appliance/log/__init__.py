@@ -23,7 +23,8 @@ Only one process may write them (:class:`Log`); any number may read (:class:`Log
 is being restarted.
 """
 
-from .log import FlushTicket, Log
+from .flush_ticket import FlushTicket
+from .log import Log
 from .reader import FileCache, LogReader
 from .recovery import LogSummary, peek
 

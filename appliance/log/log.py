@@ -49,52 +49,15 @@ from ..partition_states import DISK_FULL, OFFLINE, ONLINE
 from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
+from .flush_ticket import FlushTicket, Unsynced
 from .reader import FileCache, LogReader
 from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
 from .segment import Batches, Segment, headers
+from .segment_list import SegmentList
 
 logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX: Final = 2000
-
-
-class FlushTicket:
-    """What must be synced so that the log is on the disk up to ``end``, the log end offset when it was made."""
-
-    __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "rolled")
-
-    def __init__(
-        self,
-        end: int,
-        active: tuple[File, ...],
-        rolled: tuple[File, ...],
-        directory: File | None,
-        directory_changes: int,
-        point: RecoveryPoint,
-        system: System,
-    ) -> None:
-        self.end = end
-        self.rolled = rolled
-        self.directory_changes = directory_changes
-        self._files = rolled + active
-        self._directory = directory
-        self._point = point
-        self._system = system
-
-    def sync(self) -> None:
-        """Wait until it is on the disk.
-
-        Raises:
-            StorageFault: it is not, and trying again would prove nothing.
-        """
-        try:
-            for file in self._files:
-                self._system.fdatasync(file.fd)
-            if self._directory is not None:
-                self._system.fsync(self._directory.fd)
-        except OSError as error:
-            self._point.set_faulted()
-            raise StorageFault(f"{self._files[-1].path}: cannot be flushed: {error.strerror}") from error
 
 
 class Log:
@@ -113,20 +76,15 @@ class Log:
         self.path = path
         self.settings = settings
         self.state = ONLINE
-        self.bases: list[int] = []
         self.start = self.flushed = self.high_watermark = 0
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
-        self._born_steady_ms = 0  # when the active segment was created, by the clock that nobody sets
         self._segments_max = segments_max
         self._system = system
         self._point = point
-        self._active: Segment
+        self._segments: SegmentList
+        self._unsynced: Unsynced
         self._directory: File
         self._retired: list[int] = []  # bases of segments that readers may not read any more
-        self._unsynced: dict[File, None] = {}  # by rolling, and not known to be on the disk; the flusher removes
-        self._directory_changes = 0
-        self._directory_synced = 0
-        self._directory_needed = 0  # so many changes must be on the disk before anything is unlinked
         self._marked = False  # there is a clean-shutdown marker
 
     @classmethod
@@ -173,7 +131,7 @@ class Log:
         self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
         marker = Marker.load(self.path)
         if marker is not None:
-            self.bases, self.start, state = marker.bases, marker.start, marker.state
+            bases, self.start, state = marker.bases, marker.start, marker.state
             self._marked = True
         else:
             self._remove_marker()
@@ -181,22 +139,38 @@ class Log:
             for file in found.touched:
                 self._system.fdatasync(file.fd)
             self._system.fsync(self._directory.fd)
-            self.bases, self.start, state = found.bases, found.start, found.state
-        self._active = Segment(self.path, self.bases[-1], state, self._system)
-        self._born_steady_ms = self._steady_ms() - max(0, self._clock_ms() - state.born_ms)
+            bases, self.start, state = found.bases, found.start, found.state
+        self._unsynced = Unsynced(self._directory)
+        self._segments = SegmentList(
+            self.path,
+            bases,
+            Segment(self.path, bases[-1], state, self._system),
+            directory=self._directory,
+            unsynced=self._unsynced,
+            point=point,
+            system=self._system,
+            clock_ms=self._clock_ms,
+            steady_ms=self._steady_ms,
+            segments_max=self._segments_max,
+        )
         self.flushed = self.high_watermark = state.end
         point.begin(boot, state.end, self.start, state.born_ms)
         point.sync()
 
     @property
+    def bases(self) -> list[int]:
+        """Bases of the segments, ascending; the last one is active."""
+        return self._segments.bases
+
+    @property
     def end_offset(self) -> int:
         """Offset where the next batch goes."""
-        return self._active.end
+        return self._segments.active.end
 
     @property
     def records(self) -> int:
         """Records written over the life of the log."""
-        return self._active.state.records
+        return self._segments.active.state.records
 
     # ---- writing
 
@@ -210,64 +184,20 @@ class Log:
         if not batches:
             return
         view, info = batches[0]
-        assert int.from_bytes(view[:8], "big") == self._active.end + info.size - info.count, "not placed"
+        assert int.from_bytes(view[:8], "big") == self._segments.active.end + info.size - info.count, "not placed"
         size = 0
         for _, info in batches:
             size += info.size
         try:
             if self._marked:
                 self._remove_marker()
-            if self._has_room(size):
-                self._active.append(batches, self.settings.index_interval_bytes)
-            else:
-                self._append_rolling(batches)
+            self._segments.append(batches, size, self.settings)
         except OSError as error:
             raise self._failed(error) from error
         except StorageFault:
             self.state = OFFLINE
             raise
         self.state = ONLINE
-
-    def _has_room(self, size: int) -> bool:
-        """Whether the active segment takes ``size`` more bytes, and is not too old to take any."""
-        active, settings = self._active, self.settings
-        return (
-            active.end + size - active.base <= settings.segment_bytes
-            and self._steady_ms() - self._born_steady_ms < settings.segment_ms
-        )
-
-    def _append_rolling(self, batches: Batches) -> None:
-        """Append piece by piece, each to a segment that has room for it; undo everything when one fails."""
-        active, state, count, unsynced = self._active, self._active.state, len(self.bases), tuple(self._unsynced)
-        born_steady_ms = self._born_steady_ms
-        interval_bytes = self.settings.index_interval_bytes
-        try:
-            first = 0
-            while first < len(batches):
-                full = len(self.bases) >= self._segments_max
-                if not full and not self._has_room(batches[first][1].size):
-                    self._roll()  # an empty one stays: a batch larger than a segment gets one for itself
-                room = self.settings.segment_bytes - (self._active.end - self._active.base)
-                stop = first
-                while stop < len(batches) and (full or stop == first or batches[stop][1].size <= room):
-                    room -= batches[stop][1].size
-                    stop += 1
-                self._active.append(batches[first:stop], interval_bytes)
-                first = stop
-        except OSError:
-            for base in self.bases[count:]:
-                remove(log_path(self.path, base), self._system)
-                remove(index_path(self.path, base), self._system)
-            del self.bases[count:]
-            for file in tuple(self._unsynced):
-                if file not in unsynced:
-                    self._unsynced.pop(file, None)
-            self._active = active
-            active.restore(state)
-            self._born_steady_ms = born_steady_ms
-            self._point.set_born_ms(state.born_ms)
-            self._system.fsync(self._directory.fd)  # see _roll
-            raise
 
     def roll(self) -> None:
         """Seal the active segment and start the next one; an empty one stays, its age counted from now.
@@ -280,31 +210,10 @@ class Log:
             self._roll()
 
     def _roll(self) -> None:
-        sealed, born_ms = self._active, self._clock_ms()
-        state = sealed.state
-        if sealed.end == sealed.base:
-            sealed.state = state._replace(born_ms=born_ms)
-            self._born_steady_ms = self._steady_ms()
-            self._point.set_born_ms(born_ms)
-            return
-        if self._marked:
+        active = self._segments.active
+        if self._marked and active.end > active.base:
             self._remove_marker()
-        sealed.seal()
-        try:
-            self._active = Segment.create(self.path, sealed.end, state.records, born_ms, self._system)
-        except OSError:
-            sealed.restore(state)
-            # The active one grows on: a next one that came back after a power loss would contradict it.
-            self._system.fsync(self._directory.fd)
-            raise
-        self._directory_changes += 1
-        self._directory_needed = self._directory_changes
-        # The new index too: its first entry is the only place that knows the records before, once these are retired.
-        for file in (sealed.log, sealed.index, self._active.index):
-            self._unsynced[file] = None
-        self.bases.append(sealed.end)
-        self._born_steady_ms = self._steady_ms()
-        self._point.set_born_ms(born_ms)
+        self._segments.roll()
 
     def _remove_marker(self) -> None:
         if remove(self.path / MARKER_NAME, self._system) or self._marked:
@@ -337,22 +246,12 @@ class Log:
 
     def flush_begin(self) -> FlushTicket:
         """What another thread must sync so that all that is written now is on the disk."""
-        changes = self._directory_changes
-        return FlushTicket(
-            self._active.end,
-            (self._active.log,),
-            tuple(self._unsynced),
-            self._directory if changes != self._directory_synced else None,
-            changes,
-            self._point,
-            self._system,
-        )
+        active = self._segments.active
+        return self._unsynced.ticket(active.end, active.log, self._point, self._system)
 
     def flush_done(self, ticket: FlushTicket) -> None:
         """``ticket`` has been synced."""
-        for file in ticket.rolled:
-            self._unsynced.pop(file, None)
-        self._directory_synced = max(self._directory_synced, ticket.directory_changes)
+        self._unsynced.on_synced(ticket)
         if ticket.end > self.flushed:
             self.flushed = ticket.end
             self._point.set_flushed(ticket.end)
@@ -369,7 +268,7 @@ class Log:
 
     def raise_high_watermark(self, end: int) -> None:
         """Set the high watermark to ``end``; call it before readers see it."""
-        assert self.high_watermark <= end <= self._active.end
+        assert self.high_watermark <= end <= self._segments.active.end
         self.high_watermark = end
         self._point.set_high_watermark(end)
 
@@ -391,7 +290,7 @@ class Log:
             return
         with self._disk():
             self._remove_marker()
-            if start == self._active.end:
+            if start == self._segments.active.end:
                 self._roll_if_room()
             self.start = start
             self._point.set_start(start)
@@ -411,7 +310,7 @@ class Log:
     @property
     def must_flush_to_unlink(self) -> bool:
         """Whether the names of the segments that stay are not known to be on the disk."""
-        return self._directory_synced < self._directory_needed
+        return self._unsynced.names_needed
 
     def unlink_retired(self) -> int:
         """Remove the files of what :meth:`retire_before` took; returns how many."""
@@ -421,7 +320,7 @@ class Log:
             while self._retired:
                 for path in (log_path(self.path, self._retired[0]), index_path(self.path, self._retired[0])):
                     count += remove(path, self._system)
-                self._directory_changes += 1
+                self._unsynced.on_unlinked()
                 del self._retired[0]
         return count
 
@@ -442,7 +341,7 @@ class Log:
     def close(self, clean: bool = True) -> None:
         """Flush and leave a marker so that the next one need not recover; ``clean=False`` just lets go."""
         if clean and self.state != OFFLINE:
-            if self._unsynced or self.flushed < self.end_offset or self._directory_synced < self._directory_changes:
+            if self._unsynced or self.flushed < self.end_offset:
                 self.flush()
             self.raise_high_watermark(self.end_offset)
             if not self._marked:
@@ -453,9 +352,9 @@ class Log:
         logs, indexes = files.sizes(self.path)
         if not list(logs) == list(indexes) == self.bases:
             return  # retired segments that nobody has unlinked: the next one does, when it recovers
-        marker = Marker(self.bases, list(indexes.values()), self.start, self._active.state)
+        marker = Marker(self.bases, list(indexes.values()), self.start, self._segments.active.state)
         try:
-            self._system.fdatasync(self._active.index.fd)
+            self._system.fdatasync(self._segments.active.index.fd)
             marker.store(self.path, self._system)
         except OSError as error:  # then the next one recovers: slower, no worse
             logger.warning("%s: not marked as cleanly stopped: %s", self.path, error.strerror)

@@ -1,0 +1,99 @@
+"""What of a log is not on the disk yet, and the tickets with which another thread brings it there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ..errors import StorageFault
+from .files import File, System
+from .recovery import RecoveryPoint
+
+
+class FlushTicket:
+    """What must be synced so that the log is on the disk up to ``end``, the log end offset when it was made."""
+
+    __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "rolled")
+
+    def __init__(
+        self,
+        end: int,
+        active: tuple[File, ...],
+        rolled: tuple[File, ...],
+        directory: File | None,
+        directory_changes: int,
+        point: RecoveryPoint,
+        system: System,
+    ) -> None:
+        self.end = end
+        self.rolled = rolled
+        self.directory_changes = directory_changes
+        self._files = rolled + active
+        self._directory = directory
+        self._point = point
+        self._system = system
+
+    def sync(self) -> None:
+        """Wait until it is on the disk.
+
+        Raises:
+            StorageFault: it is not, and trying again would prove nothing.
+        """
+        try:
+            for file in self._files:
+                self._system.fdatasync(file.fd)
+            if self._directory is not None:
+                self._system.fsync(self._directory.fd)
+        except OSError as error:
+            self._point.set_faulted()
+            raise StorageFault(f"{self._files[-1].path}: cannot be flushed: {error.strerror}") from error
+
+
+class Unsynced:
+    """Sealed files, and changes of names in the directory, that are not known to be on the disk.
+
+    Changed by the writer's loop; :meth:`on_synced` may be called by the thread that syncs.
+    """
+
+    def __init__(self, directory: File) -> None:
+        self._directory = directory
+        self._files: dict[File, None] = {}
+        self._changes = 0  # of names in the directory
+        self._synced = 0  # so many of them are on the disk
+        self._needed = 0  # so many must be on the disk before anything is unlinked
+
+    def __bool__(self) -> bool:
+        return bool(self._files) or self._synced < self._changes
+
+    @property
+    def names_needed(self) -> bool:
+        """Whether the names of the segments that stay are not known to be on the disk."""
+        return self._synced < self._needed
+
+    def on_rolled(self, files: Iterable[File]) -> None:
+        """A segment was sealed and another one created; ``files`` must be synced."""
+        self._changes += 1
+        self._needed = self._changes
+        for file in files:
+            self._files[file] = None
+
+    def on_unlinked(self) -> None:
+        self._changes += 1
+
+    def files(self) -> tuple[File, ...]:
+        return tuple(self._files)
+
+    def keep_only(self, kept: Collection[File]) -> None:
+        """Forget all other files: they are gone again."""
+        for file in self.files():
+            if file not in kept:
+                self._files.pop(file, None)
+
+    def ticket(self, end: int, active: File, point: RecoveryPoint, system: System) -> FlushTicket:
+        """What must be synced so that the log is on the disk up to ``end``, which lies in ``active``."""
+        directory = self._directory if self._changes != self._synced else None
+        return FlushTicket(end, (active,), self.files(), directory, self._changes, point, system)
+
+    def on_synced(self, ticket: FlushTicket) -> None:
+        for file in ticket.rolled:
+            self._files.pop(file, None)
+        self._synced = max(self._synced, ticket.directory_changes)

@@ -1,0 +1,123 @@
+"""The segments of a log as its writer sees them: which there are, the active one, and when it is rolled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config import TopicSettings
+from .files import File, System, index_path, log_path, remove
+from .flush_ticket import Unsynced
+from .recovery import RecoveryPoint
+from .segment import Batches, Segment
+
+
+class SegmentList:
+    """``bases`` of the segments, ascending; the last one is ``active``.
+
+    ``clock_ms`` is the time of day, ``steady_ms`` a clock that cannot be set.  With ``segments_max`` segments the
+    active one grows on instead of being rolled.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        bases: list[int],
+        active: Segment,
+        *,
+        directory: File,
+        unsynced: Unsynced,
+        point: RecoveryPoint,
+        system: System,
+        clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
+        segments_max: int,
+    ) -> None:
+        self.bases = bases
+        self.active = active
+        self._path = path
+        self._directory = directory
+        self._unsynced = unsynced
+        self._point = point
+        self._system = system
+        self._clock_ms, self._steady_ms = clock_ms, steady_ms
+        self._segments_max = segments_max
+        self._born_steady_ms = steady_ms() - max(0, clock_ms() - active.state.born_ms)
+        """When the active segment was created, by the clock that cannot be set."""
+
+    def append(self, batches: Batches, size: int, settings: TopicSettings) -> None:
+        """Append batches of ``size`` bytes in all: all of them or none.
+
+        Raises:
+            OSError, StorageFault: nothing has changed, or the disk fails.
+        """
+        if self._has_room(size, settings):
+            self.active.append(batches, settings.index_interval_bytes)
+        else:
+            self._append_rolling(batches, settings)
+
+    def _has_room(self, size: int, settings: TopicSettings) -> bool:
+        """Whether the active segment takes ``size`` more bytes, and is not too old to take any."""
+        active = self.active
+        return (
+            active.end + size - active.base <= settings.segment_bytes
+            and self._steady_ms() - self._born_steady_ms < settings.segment_ms
+        )
+
+    def _append_rolling(self, batches: Batches, settings: TopicSettings) -> None:
+        """Append piece by piece, each to a segment that has room for it; undo everything when one fails."""
+        active, state, count, unsynced = self.active, self.active.state, len(self.bases), self._unsynced.files()
+        born_steady_ms = self._born_steady_ms
+        interval_bytes = settings.index_interval_bytes
+        try:
+            first = 0
+            while first < len(batches):
+                full = len(self.bases) >= self._segments_max
+                if not full and not self._has_room(batches[first][1].size, settings):
+                    self.roll()  # an empty one stays: a batch larger than a segment gets one for itself
+                room = settings.segment_bytes - (self.active.end - self.active.base)
+                stop = first
+                while stop < len(batches) and (full or stop == first or batches[stop][1].size <= room):
+                    room -= batches[stop][1].size
+                    stop += 1
+                self.active.append(batches[first:stop], interval_bytes)
+                first = stop
+        except OSError:
+            for base in self.bases[count:]:
+                remove(log_path(self._path, base), self._system)
+                remove(index_path(self._path, base), self._system)
+            del self.bases[count:]
+            self._unsynced.keep_only(unsynced)
+            self.active = active
+            active.restore(state)
+            self._born_steady_ms = born_steady_ms
+            self._point.set_born_ms(state.born_ms)
+            self._system.fsync(self._directory.fd)  # see roll
+            raise
+
+    def roll(self) -> None:
+        """Seal the active segment and start the next one; an empty one stays, its age counted from now.
+
+        Raises:
+            OSError: nothing has changed.
+        """
+        sealed, born_ms = self.active, self._clock_ms()
+        state = sealed.state
+        if sealed.end == sealed.base:
+            sealed.state = state._replace(born_ms=born_ms)
+            self._born_steady_ms = self._steady_ms()
+            self._point.set_born_ms(born_ms)
+            return
+        sealed.seal()
+        try:
+            self.active = Segment.create(self._path, sealed.end, state.records, born_ms, self._system)
+        except OSError:
+            sealed.restore(state)
+            # The active one grows on: a next one that came back after a power loss would contradict it.
+            self._system.fsync(self._directory.fd)
+            raise
+        # The new index too: once these are retired, only its first entry has the number of records before.
+        self._unsynced.on_rolled((sealed.log, sealed.index, self.active.index))
+        self.bases.append(sealed.end)
+        self._born_steady_ms = self._steady_ms()
+        self._point.set_born_ms(born_ms)
