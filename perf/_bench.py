@@ -1,4 +1,4 @@
-"""What all benchmarks share: an appliance of their own, CPU accounts of its processes, and an honest printout.
+"""Shared by all benchmarks: starts an appliance, accounts for the CPU of its processes, prints the results.
 
 A benchmark is a file named after its question.  ``--smoke`` runs it at a size that proves that it still works; the
 canonical size is its default.  Each result line carries a hash of what arrived, so that a fast wrong answer shows.
@@ -29,7 +29,7 @@ PAYLOAD_BYTES = 200
 class Appliance:
     """``appliance start`` as a process of its own; the default settings, but for listeners on free ports.
 
-    ``serving_s``: from exec until its Kafka listener answers; ``ready_s``: until it says so, with ZooKeeper.
+    ``serving_s``: from exec until its Kafka listener answers; ``ready_s``: until it reports so, with ZooKeeper.
     """
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:

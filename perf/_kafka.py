@@ -1,6 +1,6 @@
-"""Apache Kafka 4.1 as it comes, for benchmarks side by side: one KRaft broker with its own default settings.
+"""Starts Apache Kafka 4.1 for benchmarks side by side: one KRaft broker with Kafka's default settings.
 
-The jars lie in the directory that KAFKA_LIB names, or are brought by Maven (``perf/kafka/pom.xml``) when there is one.
+The jars are in the directory that KAFKA_LIB names.  Without it Maven fetches them (``perf/kafka/pom.xml``).
 """
 
 from __future__ import annotations

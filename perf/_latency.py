@@ -1,4 +1,4 @@
-"""End-to-end latency at a given rate, measured from the time at which each message was due.
+"""Measures the end-to-end latency at a given rate, from the time at which each message was due.
 
 The producer keeps to its timetable whatever the broker does: a message that could not be sent in time counts from when
 it should have been sent, so a stall shows in all the messages that it held up.  Producer and consumer are processes of
