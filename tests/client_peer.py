@@ -20,7 +20,7 @@ from appliance.errors import ClientFault, UnknownPartition, WriterGone
 from appliance.records import batch as batches
 from appliance.records.decode import decode_batch
 from appliance.wire.bounds import Limits
-from appliance.wire.frames import cut
+from appliance.wire.frames import split
 from appliance.wire.native import ADMIN, METADATA, NativeCodec, decode_header, encode_frame
 from appliance.wire.requests import (
     EARLIEST,
@@ -142,7 +142,7 @@ class Peer:
             data = b""
         pending += data
         view = memoryview(bytes(pending))
-        frames, rest = cut(view, 0, len(view), FRAME_BYTES_MAX)
+        frames, rest = split(view, 0, len(view), FRAME_BYTES_MAX)
         del pending[:rest]
         alive = bool(data)
         for start, stop in frames:

@@ -19,7 +19,7 @@ from appliance.processes.network.connection_state import TURNS_TO_HAND_OVER
 from appliance.records.decode import decode_batch, decode_values
 from appliance.records.encode import encode_values
 from appliance.wire import native
-from appliance.wire.frames import cut
+from appliance.wire.frames import split
 
 from .native_peer import Peer
 from .server import Server, wait_for
@@ -89,7 +89,7 @@ def receive_many(peer: Peer, count: int) -> list[list[Any]]:
     while len(headers) < count:
         data = memoryview(rest + peer.sock.recv(1 << 16))
         assert len(data) > len(rest), "the server has hung up"
-        frames, parsed = cut(data, 0, len(data), 1 << 20)
+        frames, parsed = split(data, 0, len(data), 1 << 20)
         headers += [native.decode_header(data[start:stop])[0] for start, stop in frames]
         rest = bytes(data[parsed:])
     return headers

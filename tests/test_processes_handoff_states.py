@@ -38,7 +38,7 @@ from appliance.shared import memory
 from appliance.shared.doorbell import Doorbell
 from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES
 from appliance.wire import native
-from appliance.wire.frames import cut
+from appliance.wire.frames import split
 
 CONFIG: Final = Config(network=Network(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
 SETTINGS: Final = {"flush.messages": "0"}
@@ -229,7 +229,7 @@ class Client:
             data = b""
         self.hung_up = self.hung_up or not data
         received = memoryview(self._received + data)
-        frames, parsed = cut(received, 0, len(received), 1 << 20)
+        frames, parsed = split(received, 0, len(received), 1 << 20)
         self.replies += [native.decode_header(received[first:last])[0] for first, last in frames]
         self._received = bytes(received[parsed:])
 

@@ -20,7 +20,7 @@ from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, Hand
 from appliance.processes.writer.worker_link import AppendRequest, Link, Source
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
-from appliance.wire.frames import cut
+from appliance.wire.frames import split
 
 BUFFER_BYTES = 2_048
 TOKEN = 7
@@ -73,7 +73,7 @@ class Desk:
     def replies(self) -> list[int]:
         """Correlation ids of what the client has been answered."""
         data = memoryview(received(self.client))
-        return [native.decode_header(data[start:stop])[0][0] for start, stop in cut(data, 0, len(data), 1 << 20)[0]]
+        return [native.decode_header(data[start:stop])[0][0] for start, stop in split(data, 0, len(data), 1 << 20)[0]]
 
     def given_back(self) -> tuple[bytes, bytes]:
         """(unsent replies, received bytes that nobody has taken), as the worker is told; nothing when it is not."""
@@ -202,7 +202,7 @@ def test_what_a_client_does_not_read_is_for_the_worker_to_send() -> None:
         assert unsent and left == b""
         made.server.setblocking(True)
         answered = memoryview(received(made.client) + unsent)
-        assert len(cut(answered, 0, len(answered), 1 << 20)[0]) == count
+        assert len(split(answered, 0, len(answered), 1 << 20)[0]) == count
 
 
 def test_the_end_of_the_stream_and_silence_give_it_back() -> None:

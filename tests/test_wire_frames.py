@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import FrameTooLarge
-from appliance.wire.frames import SIZE_BYTES, cut
+from appliance.wire.frames import SIZE_BYTES, split
 
 STREAM = b"\0\0\0\3abc" + b"\0\0\0\0" + b"\0\0\0\2hi"
 FRAMES = [b"abc", b"", b"hi"]
@@ -18,7 +18,7 @@ def frames_of(stream: bytes, sizes: list[int]) -> tuple[list[bytes], int]:
     buffer, filled, parsed, found = memoryview(bytearray(stream)), 0, 0, []
     for size in [*sizes, len(stream)]:
         filled = min(filled + size, len(stream))
-        frames, parsed = cut(buffer, parsed, filled, frame_bytes_max=1_000)
+        frames, parsed = split(buffer, parsed, filled, frame_bytes_max=1_000)
         found += [bytes(buffer[start:stop]) for start, stop in frames]
     return found, parsed
 
@@ -36,5 +36,5 @@ def test_frames_come_whole_and_the_rest_stays(bodies: list[bytes], rest: bytes, 
 
 def test_an_oversized_frame_is_refused_on_its_first_four_bytes() -> None:
     with pytest.raises(FrameTooLarge, match="1001 bytes, limit 1000"):
-        cut(memoryview(b"\0\0\3\xe9"), 0, 4, frame_bytes_max=1_000)
-    assert cut(memoryview(b"\0\0\3"), 0, 3, frame_bytes_max=1_000) == ([], 0)
+        split(memoryview(b"\0\0\3\xe9"), 0, 4, frame_bytes_max=1_000)
+    assert split(memoryview(b"\0\0\3"), 0, 3, frame_bytes_max=1_000) == ([], 0)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from appliance.errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
 from appliance.wire import native
 from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
-from appliance.wire.frames import cut
+from appliance.wire.frames import split
 from appliance.wire.requests import (
     Fetch,
     FetchPart,
@@ -285,8 +285,8 @@ def test_the_first_frame_is_small() -> None:
     codec = native.NativeCodec(0, LIMITS)
     hello = native.encode_frame(HELLO)
     memory = memoryview(hello + native.encode_frame(GOOD["produce"], 50_000) + bytes(50_000))
-    frames, _ = cut(memory, 0, len(memory), LIMITS.frame_bytes_max, codec.first_bytes_max)
+    frames, _ = split(memory, 0, len(memory), LIMITS.frame_bytes_max, codec.first_bytes_max)
     assert len(frames) == 2 and codec.decode(memory[slice(*frames[0])]) and codec.decode(memory[slice(*frames[1])])
     assert codec.first_bytes_max == LIMITS.frame_bytes_max == native.NativeCodec(0, LIMITS, True).first_bytes_max
     with pytest.raises(FrameTooLarge, match="limit 4096"):
-        cut(memoryview(b"\0\0\x10\x01"), 0, 4, LIMITS.frame_bytes_max, native.NativeCodec(0, LIMITS).first_bytes_max)
+        split(memoryview(b"\0\0\x10\x01"), 0, 4, LIMITS.frame_bytes_max, native.NativeCodec(0, LIMITS).first_bytes_max)

@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 
 from ..addresses import parse_addresses
 from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
-from ..wire.frames import SIZE_BYTES, cut
+from ..wire.frames import SIZE_BYTES, split
 from ..wire.native import HELLO, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
 from ..wire.sockets import set_options
 
@@ -220,7 +220,7 @@ class Connection:
         if self._partial:
             data = self._partial + data
         view = memoryview(data)
-        frames, rest = cut(view, 0, len(data), REPLY_BYTES_MAX)
+        frames, rest = split(view, 0, len(data), REPLY_BYTES_MAX)
         for start, stop in frames:
             self._take(view[start:stop], replies)
         self._partial = b""

@@ -216,9 +216,7 @@ class Group:
             self._complete_if_ready(now_ms)
 
     def dissolve(self, error: Code) -> None:
-        """Everybody out, whoever waits is told ``error``: the group is deleted or another broker's from now
-        on.
-        """
+        """Remove everybody; who waits is answered ``error``.  The group is deleted, or another broker's from now on."""
         for member in list(self.members.values()):
             self._remove(member, error)
         self.roster.expected.clear()

@@ -30,7 +30,7 @@ class OffsetsApi:
         }
 
     async def _commit(self, call: Call) -> Answer:
-        """Without a lease a commit waits: told to try again, librdkafka would send it behind newer ones."""
+        """Without a lease a commit waits: if it were refused, librdkafka would send it again behind newer ones."""
         request = call.request
         name = request.group_id
         error = self._coordinator.refuse(

@@ -196,14 +196,14 @@ class TopicApi:
             for each in topic.partitions:
                 row = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": Code.NONE}
                 try:
-                    row["low_watermark"] = await self._cut(topic.name, each.partition_index, each.offset)
+                    row["low_watermark"] = await self._delete_before(topic.name, each.partition_index, each.offset)
                 except ApplianceError as error:
                     row["error_code"] = error.code
                 partitions.append(row)
             topics.append({"name": topic.name, "partitions": partitions})
         return {"topics": topics}
 
-    async def _cut(self, name: str, partition: int, offset: int) -> int:
+    async def _delete_before(self, name: str, partition: int, offset: int) -> int:
         topic = self._topic(name)
         if partition not in topic.partitions:
             raise UnknownPartition(f"there is no partition {name}-{partition}")

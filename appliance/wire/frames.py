@@ -1,4 +1,4 @@
-"""Length-prefixed frames cut out of a buffer that somebody else fills.
+"""Splits a buffer, which somebody else fills, into length-prefixed frames.
 
 Both protocols frame alike: a big-endian u32 size, then that many bytes.  An oversized frame is refused as soon as
 its four size bytes are in, so a peer can never make us hold more than one frame and one ``recv``.
@@ -14,7 +14,7 @@ _SIZE = struct.Struct(">I")
 SIZE_BYTES = _SIZE.size
 
 
-def cut(
+def split(
     buffer: memoryview, start: int, stop: int, frame_bytes_max: int, first_bytes_max: int | None = None
 ) -> tuple[list[tuple[int, int]], int]:
     """Find the whole frames in ``buffer[start:stop]``.

@@ -25,7 +25,7 @@ from typing import Final
 
 from ...errors import FrameTooLarge
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
-from ...wire.frames import SIZE_BYTES, cut
+from ...wire.frames import SIZE_BYTES, split
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """A connection that sends large frames is given up to this much at once, so that one recv takes several."""
@@ -139,7 +139,7 @@ class Inbox:
         if self._private is not None and not self._come_back(first_bytes_max):
             return []
         memory = self._buffers.memory
-        frames, self._parsed = cut(memory, self._parsed, self._filled, frame_bytes_max, first_bytes_max)
+        frames, self._parsed = split(memory, self._parsed, self._filled, frame_bytes_max, first_bytes_max)
         return frames
 
     def _come_back(self, frame_bytes_max: int) -> bool:

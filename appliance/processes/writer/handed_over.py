@@ -25,7 +25,7 @@ from ...config import Config, Network
 from ...errors import ProtocolFault
 from ...names import TopicPartition
 from ...shared.table import SegmentTable
-from ...wire.frames import SIZE_BYTES, cut
+from ...wire.frames import SIZE_BYTES, split
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
@@ -213,7 +213,7 @@ class HandedOver:
         frames: list[tuple[int, int]] = []
         taken = 0
         try:
-            frames, parsed = cut(self.arena, self._parsed, self._filled, self._common.limits.frame_bytes_max)
+            frames, parsed = split(self.arena, self._parsed, self._filled, self._common.limits.frame_bytes_max)
             for request, start, _ in decode_frames(self._codec, self.arena, frames):
                 if not self._is_usual(request):
                     break

@@ -9,7 +9,7 @@ client can choose::
 (from 3 on with a compact count, and tagged fields at the ``}`` and at the end).
 
 SaslHandshake is not served; clients that are configured for SASL send it all the same and get
-ILLEGAL_SASL_STATE, as from a Kafka listener without SASL, instead of a cut connection.
+ILLEGAL_SASL_STATE, as from a Kafka listener without SASL, instead of a closed connection.
 """
 
 from __future__ import annotations

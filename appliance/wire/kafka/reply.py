@@ -33,7 +33,7 @@ class Reply:
         return (unsigned(len(encoded) + 1) if self.flexible else I16.pack(len(encoded))) + encoded
 
     def message(self, text: str | None) -> bytes:
-        """An error message, cut to MESSAGE_CHARACTERS_MAX; "" is null: there is no error."""
+        """An error message, shortened to MESSAGE_CHARACTERS_MAX; "" is null: there is no error."""
         return self.string(text[:MESSAGE_CHARACTERS_MAX] if text else None)
 
     def numbers(self, numbers: Sequence[int]) -> bytes:
