@@ -19,6 +19,11 @@ import pytest
 from appliance.catalog import Catalog, Change, Removal
 from appliance.errors import DiskFull, RequestTimedOut, StorageFault, WriterGone
 from appliance.log import partition_directory
+from appliance.names import TopicPartition
+from appliance.processes.supervisor.actions import Actions
+from appliance.processes.supervisor.children import Restarts
+from appliance.processes.supervisor.hosted import Hosted
+from appliance.processes.supervisor.removal import Removals
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
@@ -313,3 +318,32 @@ def test_the_log_of_another_topic_is_not_served(make_appliance: Callable[..., Se
     server.start()
     with Peer(server.native) as peer:
         assert holds(peer, OLD)
+
+
+class Forked:
+    """Stands for the supervisor's children: notes what is forked."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self.restarts = Restarts()
+        self.keys: list[object] = []
+
+    def fork(self, role: str, key: object, *_: object, work: bool) -> None:
+        self.keys.append(key)
+
+
+def test_a_deletion_ordered_before_the_remover_has_ended_waits_for_the_next_one(tmp_path: Path) -> None:
+    """Goal: the end of the first remover does not count as an interruption of what the second one is to do."""
+    children = Forked()
+    removals = Removals(tmp_path, Hosted(), children, Actions(lambda: None), set())  # type: ignore[arg-type]
+    first, second = TopicPartition("a", 0), TopicPartition("b", 0)
+    removals.add(first, "a" * 32)
+    removals.start_remover()
+    removals.on_removed([(first, "", "")])
+    removals.add(second, "b" * 32)
+    removals.start_remover()
+    assert children.keys == [(first,)]
+    assert removals.on_remover_end() == []
+    removals.start_remover()
+    assert children.keys == [(first,), (second,)]
+    assert removals.on_remover_end() == [(second, "WriterGone", "removing it was interrupted")]

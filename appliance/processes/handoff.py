@@ -1,4 +1,4 @@
-"""Handing connections over: a connection that only produces to one partition moves to that partition's writer.
+"""How a connection that only produces to one partition is handed over to that partition's writer, and taken back.
 
 Through a worker a produce request costs four wake-ups: worker, writer, worker, client.  A connection that does nothing
 but produce to one partition therefore moves to the partition's writer, which receives, writes and answers by itself,

@@ -1,6 +1,6 @@
 """The snapshot of brokers and topics that network workers answer from, so that the coordinator is not asked.
 
-The coordinator tells each worker what has changed, on the stream that also brings its answers::
+The coordinator sends each worker what has changed, on the stream that also brings its answers::
 
     [0, ["begin"]]                              what follows, up to "end", replaces everything
     [0, ["facts", {...}]]                       :class:`Facts`, all of them
@@ -15,9 +15,9 @@ How stale can an answer be?  The coordinator writes a change to every worker's s
 after it (:meth:`Publisher.changes`, called before each answer), and a worker reads its stream before it answers from
 the snapshot.  So a client that has the answer to CreateTopics, DeleteTopics and the like sees the change on every
 connection, whichever worker has it.  Two exceptions, both harmless, since what has moved is refused with a retriable
-error and then asked about again: a worker that does not take its answers is told when it does (its snapshot is behind
-by what lies in its own socket), and while a dead coordinator's successor starts, the last snapshot stands, which is
-what that coordinator had made known.  A change that no request made (another broker's) comes as soon as it is known.
+error and then asked about again: a worker that does not take its answers gets the changes when it does (its snapshot is
+behind by what lies in its own socket), and while a dead coordinator's successor starts, the last snapshot stands, which
+is what that coordinator had made known.  A change that no request made (another broker's) comes as soon as it is known.
 
 A snapshot that is being replaced is used until the new one is whole.  Memory: that of the catalog, once or, while it
 is replaced, twice per worker; the coordinator keeps references only.
@@ -68,7 +68,7 @@ def brokers(broker_id: int, own: str, peers: Mapping[int, Mapping[str, str]], pr
 
 
 class Publisher:
-    """What one worker has been told; :meth:`changes` are the messages that bring it up to date."""
+    """What one worker has been sent; :meth:`changes` are the messages that bring it up to date."""
 
     def __init__(self) -> None:
         self._facts: Facts | None = None

@@ -2,8 +2,8 @@
 
 Every quarter of the timeout :meth:`Liveness.overdue` compares each cell with what it held the time before.  A child is
 charged for the time since then, but for no more than that quarter, however long the supervisor itself was stopped or
-had to wait for a processor: a machine that was paused, or a supervisor that was, costs nobody more than one of the four
-quarters, and the others give every child the time to move.
+had to wait for a processor.  So a pause of the machine, or of the supervisor, costs a child one of the four quarters at
+most, and the others give every child the time to move.
 
 A child whose main thread waits in the kernel for a device (state D) is not counted as hanging: a disk may be slow, and
 such a process could not be killed anyway.  Its time goes on counting when it has returned.

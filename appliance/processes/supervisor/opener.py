@@ -1,7 +1,7 @@
 """The opener: opens partitions that have no writer, shows them in their tables, and exits.
 
-At start the partitions of a data directory are dealt out to a few openers, so that a thousand quiet partitions cost a
-thousand tables and not a thousand processes.  A cleanly stopped log is shown from its marker and file names; another
+At start the partitions of a data directory are divided among a few openers, so that a thousand quiet partitions cost
+a thousand tables and not a thousand processes.  A cleanly stopped log is shown from its marker and file names; another
 is recovered.  The remover is its counterpart (:mod:`.remover`).
 """
 

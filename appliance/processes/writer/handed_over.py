@@ -1,11 +1,11 @@
-"""Connections that workers have handed over to this writer: produce requests with no process in between.
+"""Serves connections that workers have handed over: produce requests reach the writer with no process in between.
 
 The writer takes the requests of a connection that has been handed over and answers them, and gives it back as soon as
 anything else comes: another request, a frame that is wrong or larger than the buffer, a client that does not read its
 replies, the end of the stream, a second with little to do.  :mod:`appliance.processes.handoff` has the states, the
 messages, and what happens when either side dies.
 
-A connection is received into a buffer of its own.  What it holds has been written before the next turn receives.
+Each connection has a receive buffer of its own.  What it holds has been written before the next turn receives.
 
 Threads: the writer's loop takes; it and the flusher answer, holding the flusher's lock.
 
