@@ -32,10 +32,10 @@ durably, before the first change: one that came back after a power loss would un
 last entry), the segments from the trusted point on, and the active one in any case, are read and checked
 batch by batch.
 
-* Below the trusted point every batch must be valid, else :class:`CorruptLog`: nothing is cut, a person
+* Below the trusted point every batch must be valid, else :class:`CorruptLog`: nothing is truncated, a person
   decides.
-* Above it, a bad batch is where a write was torn: the log is cut there.  Should anything valid follow, what
-  is cut off is kept in ``<base>.log.cut-<position>``.
+* Above it, a bad batch is where a write was torn: the log is truncated there.  Should anything valid follow, what
+  is truncated is kept in ``<base>.log.cut-<position>``.
 * Without a recovery point nothing tells where to trust, so a bad batch that is followed by a valid one is
   corruption.
 
@@ -246,7 +246,7 @@ def recover(
 ) -> Recovered:
     """Bring the files of a log that was not closed in order into a state to go on from.
 
-    Cutting needs no room on the disk.  What does (an index that must be rebuilt, a copy of what is cut off) may
+    Truncating needs no room on the disk.  What does (an index that must be rebuilt, a copy of what is truncated) may
     fail with an OSError for lack of it; then all may be done again, from where it stopped.
 
     Raises:
@@ -357,7 +357,7 @@ def read_index(directory: Path, base: int) -> bytes:
 
 
 class _Scanner:
-    """Goes through the segments that must be checked, in order; cuts a torn tail."""
+    """Goes through the segments that must be checked, in order; truncates a torn tail."""
 
     def __init__(
         self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int, system: System
@@ -372,7 +372,7 @@ class _Scanner:
         """The index of the last segment."""
 
     def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
-        """Check the segment at ``base``; false when it was cut, so that nothing may come after it."""
+        """Check the segment at ``base``; false when it was truncated, so that nothing may come after it."""
         file = File(log_path(self._directory, base), os.O_RDWR, self._system)
         if self._faulted:  # what the disk refused is still in the page cache
             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -395,7 +395,7 @@ class _Scanner:
         return torn is None
 
     def _cut(self, file: File, base: int, size: int, torn: CorruptLog, more: bool) -> None:
-        """Cut off a torn write, or raise ``torn`` when it is no such thing."""
+        """Truncate a torn write, or raise ``torn`` when it is no such thing."""
         position = torn.position
         if self._trusted is not None and base + position < self._trusted:
             raise torn

@@ -4,7 +4,7 @@ The file holds record batches (``records.batch``) and nothing else, so it can be
 position p of the segment with base B has the base offset ``B + p + size - count``; whatever does not, is not
 a batch of ours, even if its checksum holds: message payloads may contain forged batches.
 
-Appending is all or nothing: when the disk is full, log and index are cut back to what they were.  The log is
+Appending is all or nothing: when the disk is full, log and index are truncated to what they were.  The log is
 written first, its index after it, so an index may lag behind a crash but never runs ahead.
 
 Two ways to go through a segment: :func:`scan` reads everything and checks every checksum (recovery, verify);
@@ -132,7 +132,7 @@ class Segment:
         self.state = State(end, timestamp, records, index_bytes + ENTRY_BYTES, end, born_ms)
 
     def restore(self, state: State) -> None:
-        """Cut log and index back to an earlier state.
+        """Truncate log and index to an earlier state.
 
         Raises:
             StorageFault: not even that is possible, so nobody knows what is in the files.

@@ -5,7 +5,7 @@ may then be in the middle of a write and is called *torn*, which is no fault.  :
 
 Repair mends what can be mended without guessing.  A batch tells a lot twice: where it stands gives its base offset,
 where the next one starts its length, its checksum the rest.  So a single flipped bit anywhere in it is found and put
-back (CRC32C tells all errors of one and of two bits apart).  What cannot be mended is cut off, and everything after
+back (CRC32C tells all errors of one and of two bits apart).  What cannot be mended is truncated, and everything after
 it, since offsets are positions.  Each file is first kept as it was under ``<name>.broken``.
 """
 
@@ -82,7 +82,7 @@ class Damage(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """``kind``: CORRUPT: the log cannot be served; TORN: cut at the next start; INDEX: rebuilt by repair."""
+    """``kind``: CORRUPT: the log cannot be served; TORN: truncated at the next start; INDEX: rebuilt by repair."""
 
     kind: str
     path: Path
@@ -229,7 +229,7 @@ def _verify_segment(directory: Path, base: int, following: int | None, before: i
 
 
 def _is_torn(damage: Damage, base: int, stop: int, following: int | None, trusted: int | None) -> bool:
-    """Whether recovery takes it for a torn write and cuts it off."""
+    """Whether recovery takes it for a torn write and truncates it."""
     if trusted is not None:
         return base + damage.position >= trusted
     return following is None and damage.stop == stop
@@ -239,7 +239,7 @@ def _is_torn(damage: Damage, base: int, stop: int, following: int | None, truste
 
 
 def repair(directory: Path, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
-    """Mend what can be mended, cut off what cannot, so that the log opens again.
+    """Mend what can be mended, truncate what cannot, so that the log opens again.
 
     ``interval_bytes`` is that of the index entries to be made.
 
@@ -294,7 +294,7 @@ def _reopen(directory: Path, start: int, end: int, born_ms: int, interval_bytes:
 
 
 def _repair_segment(directory: Path, base: int, following: int | None, trusted: int | None, actions: list[str]) -> int:
-    """Mend or cut the segment at ``base``; returns the offset up to which it is valid."""
+    """Mend or truncate the segment at ``base``; returns the offset up to which it is valid."""
     path = log_path(directory, base)
     size = path.stat().st_size
     stop = size if following is None else min(size, following - base)

@@ -117,7 +117,7 @@ def _hashed(key: bytes, partitions: int) -> int:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionQueue:
     """One partition: records that wait to be a batch, and batches that are not confirmed yet, in order."""
 
     key: Key
@@ -138,10 +138,10 @@ class TaskWriter:
         self._options = options
         self._who = who
         self._access = Access(options.bootstrap, options.retry_timeout_ms)
-        self._lanes: dict[Key, _Lane] = {}
+        self._queues: dict[Key, _PartitionQueue] = {}
         self._partitions: dict[str, int] = {}
         self._turn: dict[str, int] = {}
-        self._awaited: dict[Connection, deque[_Lane]] = {}
+        self._awaited: dict[Connection, deque[_PartitionQueue]] = {}
         self._posted_bytes = 0
         self._timestamp = int(time.time() * 1000)
         self.written = Written(0, 0)
@@ -153,8 +153,8 @@ class TaskWriter:
             for batch in batches:
                 self._timestamp = int(time.time() * 1000)
                 self._add(batch)
-            for lane in self._lanes.values():
-                self._seal(lane)
+            for queue in self._queues.values():
+                self._seal(queue)
             self._settle(0)
         finally:
             self._access.close()
@@ -172,26 +172,26 @@ class TaskWriter:
         for value, topic, key, partition, row_headers in zip(values, topics, keys, partitions, headers, strict=True):
             value = value.encode() if isinstance(value, str) else value
             key = key.encode() if isinstance(key, str) else key
-            lane = self._lane(topic, key, partition)
+            queue = self._queue_for(topic, key, partition)
             size = RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
             pairs = _pairs(row_headers) if row_headers else ()
             size += sum(16 + len(name) + len(content or b"") for name, content in pairs)
-            if lane.waiting_bytes + size > lane.bytes_max and lane.waiting_bytes:
-                self._seal(lane)
+            if queue.waiting_bytes + size > queue.bytes_max and queue.waiting_bytes:
+                self._seal(queue)
                 if key is None and partition is None:
                     self._turn[topic] += 1
-                    lane = self._lane(topic, key, partition)
-            lane.waiting_bytes += size
-            if key is None and value is not None and not pairs and not lane.records:
-                lane.values.append(value)
+                    queue = self._queue_for(topic, key, partition)
+            queue.waiting_bytes += size
+            if key is None and value is not None and not pairs and not queue.records:
+                queue.values.append(value)
             else:
-                if lane.values:
-                    lane.records += [(None, each, (), self._timestamp) for each in lane.values]
-                    lane.values = []
-                lane.records.append((key, value, pairs, self._timestamp))
+                if queue.values:
+                    queue.records += [(None, each, (), self._timestamp) for each in queue.values]
+                    queue.values = []
+                queue.records.append((key, value, pairs, self._timestamp))
         self.written.rows += count
 
-    def _lane(self, topic: str, key: bytes | None, partition: int | None) -> _Lane:
+    def _queue_for(self, topic: str, key: bytes | None, partition: int | None) -> _PartitionQueue:
         if not topic:
             raise BadValue("a row has no topic, and there is no option topic")
         count = self._partitions.get(topic) or self._learn(topic)
@@ -199,13 +199,15 @@ class TaskWriter:
             partition = self._turn[topic] % count if key is None else _hashed(key, count)
         elif not 0 <= partition < count:
             raise UnknownPartition(f"a row is for {topic}-{partition}, but there are {count} partitions")
-        lane = self._lanes.get((topic, partition))
-        if lane is None:
+        queue = self._queues.get((topic, partition))
+        if queue is None:
             head = ProduceHead(topic, partition, self._options.acks, int(REQUEST_TIMEOUT_S * 1000))
             limit = int(self._access.cluster.topic(topic).settings.get("max.message.bytes", 1 << 30))
-            lane = _Lane((topic, partition), head, min(self._options.batch_bytes_max, limit * 9 // 10), limit)
-            self._lanes[topic, partition] = lane
-        return lane
+            queue = _PartitionQueue(
+                (topic, partition), head, min(self._options.batch_bytes_max, limit * 9 // 10), limit
+            )
+            self._queues[topic, partition] = queue
+        return queue
 
     def _learn(self, topic: str) -> int:
         """How many partitions the topic has; it is created if that is allowed."""
@@ -223,43 +225,43 @@ class TaskWriter:
         self._turn[topic] = self._who.producer_id % count
         return count
 
-    def _seal(self, lane: _Lane) -> None:
+    def _seal(self, queue: _PartitionQueue) -> None:
         """Make a batch of what waits, and send it."""
-        count = len(lane.records) or len(lane.values)
+        count = len(queue.records) or len(queue.values)
         if not count:
             return
         numbers: dict[str, Any] = {
             "codec": self._options.codec,
             "producer_id": self._who.producer_id,
             "producer_epoch": self._who.epoch,
-            "base_sequence": lane.sequence,
+            "base_sequence": queue.sequence,
         }
-        if lane.records:
-            batch = encode_batch(lane.records, **numbers)
+        if queue.records:
+            batch = encode_batch(queue.records, **numbers)
         else:
-            batch = encode_values(lane.values, self._timestamp, **numbers)
-        if len(batch) > lane.message_bytes_max:
+            batch = encode_values(queue.values, self._timestamp, **numbers)
+        if len(batch) > queue.message_bytes_max:
             raise MessageTooLarge(
-                f"{lane.key[0]}-{lane.key[1]}: a row makes a batch of {len(batch)} bytes, limit "
-                f"{lane.message_bytes_max}: raise the topic's max.message.bytes"
+                f"{queue.key[0]}-{queue.key[1]}: a row makes a batch of {len(batch)} bytes, limit "
+                f"{queue.message_bytes_max}: raise the topic's max.message.bytes"
             )
-        lane.sequence += count
-        lane.values, lane.records, lane.waiting_bytes = [], [], 0
-        lane.unconfirmed.append(batch)
+        queue.sequence += count
+        queue.values, queue.records, queue.waiting_bytes = [], [], 0
+        queue.unconfirmed.append(batch)
         self.written.bytes += len(batch)
         try:
-            self._post(lane, batch)
+            self._post(queue, batch)
         except Unavailable as error:
             self._again(error, self._access.patience())
         self._settle(IN_FLIGHT_BYTES_MAX)
 
     # ---- the conversation with the brokers
 
-    def _post(self, lane: _Lane, batch: bytes) -> None:
-        topic, partition = lane.key
+    def _post(self, queue: _PartitionQueue, batch: bytes) -> None:
+        topic, partition = queue.key
         connection = self._access.connection(self._access.cluster.leader(topic, partition))
-        connection.post_batch(lane.head, batch, expects_reply=True)
-        self._awaited.setdefault(connection, deque()).append(lane)
+        connection.post_batch(queue.head, batch, expects_reply=True)
+        self._awaited.setdefault(connection, deque()).append(queue)
         self._posted_bytes += len(batch)
         connection.flush()
 
@@ -280,7 +282,7 @@ class TaskWriter:
 
     def _receive(self) -> None:
         """Take some confirmations."""
-        connection = next(each for each, lanes in self._awaited.items() if lanes)
+        connection = next(each for each, queues in self._awaited.items() if queues)
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         connection.flush()
         replies = connection.receive()
@@ -290,11 +292,11 @@ class TaskWriter:
             connection.flush()
             replies = connection.receive()
         for reply in replies:
-            lane = self._awaited[connection].popleft()
+            queue = self._awaited[connection].popleft()
             code, message = reply.header[1], reply.header[5]
             if code:
-                raise _refusal(code, message, lane.key)
-            self._posted_bytes -= len(lane.unconfirmed.popleft())
+                raise _refusal(code, message, queue.key)
+            self._posted_bytes -= len(queue.unconfirmed.popleft())
 
     def _again(self, error: Unavailable, patience: Patience) -> None:
         """Start over with all that is unconfirmed; what has arrived already is known by its numbers."""
@@ -304,10 +306,10 @@ class TaskWriter:
             self._awaited.clear()
             self._posted_bytes = 0
             try:
-                self._access.cluster.refresh(sorted({topic for topic, _ in self._lanes}))
-                for lane in self._lanes.values():
-                    for batch in lane.unconfirmed:
-                        self._post(lane, batch)
+                self._access.cluster.refresh(sorted({topic for topic, _ in self._queues}))
+                for queue in self._queues.values():
+                    for batch in queue.unconfirmed:
+                        self._post(queue, batch)
                 return
             except Unavailable as another:
                 error = another

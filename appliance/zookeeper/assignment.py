@@ -1,8 +1,7 @@
 """Who reads what, and who stores what: two pure functions that every participant computes alike.
 
-Both take complete pictures and return complete answers, so that members of a group that see the same
-registries come to the same assignment without talking to each other (the paper's rebalance), and any broker
-may place a topic.
+Both take a complete snapshot and return a complete answer.  So members of a group that read the same registries come to
+the same assignment without talking to each other (the paper's rebalance), and any broker may place a topic.
 """
 
 from __future__ import annotations
