@@ -19,8 +19,9 @@ __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that
 settings.register_profile("suite", deadline=None)  # the machine may be busy: no test is about time
 settings.load_profile("suite")
 
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: commands that tests start would ignore it, too
-    signal.signal(signal.SIGHUP, lambda *_: None)  # exec() resets a handler to the default, but keeps SIG_IGN
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) is signal.SIG_IGN:  # under nohup, in the background: what tests start would ignore it
+        signal.signal(_number, lambda *_: None)  # exec() resets a handler to the default, but keeps SIG_IGN
 
 HERE = Path(__file__).parent
 _topics = itertools.count()
