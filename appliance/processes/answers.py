@@ -1,4 +1,4 @@
-"""A writer's answer to produce requests that came to it together; codecs encode results from it."""
+"""The answer of a writer to the produce requests of one batch; codecs encode their replies from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from ..wire.requests import ProduceResult
 
 FOR_ALL: Final = -1
-"""Index of a text that is about every request."""
+"""Index of a text that holds for every request."""
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
     append_ms: int
 
     def results(self, log_start: int) -> Iterator[ProduceResult]:
-        """One for each request."""
+        """The result of each request, in order."""
         numbers, texts, append_ms = self
         for_all = texts.get(FOR_ALL, "")
         numbers_left = iter(numbers)

@@ -1,4 +1,4 @@
-"""What every forked child does first: it takes its name, ignores signals, and ends with its supervisor."""
+"""Prepares a forked child: sets its name, ignores signals, and lets it end with its supervisor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import ClassVar, Final
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 GARBAGE_ALLOCATIONS: Final = 50_000
-"""Requests make and drop many small objects but no cycles: looking for garbage every 700 of them finds none."""
+"""Requests make and drop many small objects but no cycles: a collection every 700 allocations would find nothing."""
 
 SLICE_NS: Final = 100_000
-"""The shortest turn on a processor that Linux gives.  A process that asks for short turns gets no more of the time, but
-gets it sooner: it interrupts one with long turns when it wakes up, which is what a reply waits for on a busy host."""
+"""The shortest time slice that Linux gives.  Short slices do not give a process more time, but give it sooner: when it
+wakes up, it interrupts processes with longer slices.  On a busy host replies wait for that."""
 SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 """The number of sched_setattr(2), for which the C library has no function."""
 
@@ -38,13 +38,13 @@ class _SchedAttr(ctypes.Structure):
 def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGKILL) -> None:
     """Make this process a child that cannot outlive its supervisor.
 
-    Signals from the terminal or the service manager are the supervisor's business: it stops its children in order
-    over their control channels.
+    The child ignores signals from the terminal or the service manager: the supervisor stops its children in order, over
+    their control channels.
 
     Args:
         name: shown by ps, at most 15 bytes.
-        supervisor_pid: exits at once when that process is already gone.
-        death_signal: what the kernel sends when the supervisor dies; 0 leaves it to EOF on the control channel.
+        supervisor_pid: the child exits at once when that process is already gone.
+        death_signal: sent by the kernel when the supervisor dies; 0: the child ends at EOF on the control channel.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN if number != signal.SIGCHLD else signal.SIG_DFL)
@@ -59,9 +59,9 @@ def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGK
 
 
 def give_back_memory() -> None:
-    """Return to the system the pages that nothing in them uses any more; glibc alone can do it.
+    """Return the unused pages of the heap to the system; only glibc can do it.
 
-    Without it one burst of large requests shapes the heap for good: what is freed between two blocks that stay is kept.
+    Without it one burst of large requests enlarges the heap for good: free memory between two used blocks is kept.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -69,7 +69,7 @@ def give_back_memory() -> None:
 
 
 def _take_short_turns(libc: ctypes.CDLL) -> None:
-    """Ask for SLICE_NS; threads started later inherit it.  A kernel that does not know it leaves all as it is."""
+    """Set the time slice to SLICE_NS; threads started later inherit it.  Kernels before Linux 6.12 ignore it."""
     number = SCHED_SETATTR.get(platform.machine())
     if number is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
         nice = os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,4 +1,4 @@
-"""The clocks of the processes, passed on as arguments where logic depends on them."""
+"""The clocks of the processes.  Logic that depends on one takes it as an argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def now_ms() -> int:
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970: for what is stored."""
+    """Milliseconds since 1970: for stored timestamps."""
     return time.time_ns() // 1_000_000
 
 

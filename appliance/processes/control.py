@@ -1,12 +1,12 @@
 """Control messages between the supervisor and its children, and between workers and writers.
 
 A :class:`Channel` is one end of a ``SOCK_SEQPACKET`` socketpair.  One message is one msgpack array of at most
-``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks: what the kernel
-does not take waits in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF: ``closed`` becomes true.
-A peer that does not take its messages until the queue is full is given up like a dead one.
+``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks: messages that the
+kernel does not take wait in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF: ``closed`` becomes
+true.  When the queue is full, the peer counts as dead.
 
-A receiver that has no room for the descriptors of a message gets it as ``["refused", *message]``, without any, and
-sends that back.  A sender that has none left gets the OSError, and nothing is sent.
+A receiver that has no room for the descriptors of a message gets ``["refused", *message]`` without descriptors, and
+sends that back.  A sender that has no room gets the OSError, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import msgpack
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 """A sequenced packet must fit the socket buffer as a whole (net.core.wmem_default is 208 KiB)."""
 QUEUE_BYTES_MAX: Final = 64 << 20
-"""Room to name 100,000 tables to a new worker (about 360 bytes each) before it has read the first."""
+"""Room for the names of 100,000 tables (about 360 bytes each) for a new worker that has not read the first yet."""
 QUEUE_OVERHEAD_BYTES: Final = 256
-"""What a queued message takes besides its bytes."""
+"""Memory of a queued message besides its bytes."""
 FDS_MAX: Final = 8
 INT_BYTES: Final = array("i").itemsize
 FDS_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * INT_BYTES)
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _pack = msgpack.Packer().pack
 _buffer = memoryview(bytearray(MESSAGE_BYTES_MAX))
-"""Where one message at a time is received; a forked child has a copy of its own."""
+"""Receives one message at a time; each forked child has its own copy."""
 
 
 class Channel:
@@ -67,9 +67,9 @@ class Channel:
         return bool(self._queue)
 
     def send(self, message: Sequence[Any], fds: Sequence[int] = ()) -> None:
-        """Send a message, or queue what the kernel does not take.  The caller may close its descriptors.
+        """Send a message, or queue it if the kernel does not take it.  The caller may close its descriptors.
 
-        A message to a closed channel is dropped: the peer is dead and whoever reads ``closed`` acts on that.
+        A message to a closed channel is dropped: the peer is dead, and the reader of ``closed`` handles that.
 
         Raises:
             OSError: the machine has no room for the descriptors; nothing is sent.
@@ -124,7 +124,7 @@ class Channel:
         self._queue_bytes += size
 
     def take(self) -> tuple[list[Any] | None, list[int]]:
-        """One message, the cheapest way; None when none has come.  Sets ``closed`` at EOF, else as :meth:`receive`."""
+        """Receive one message, at the least cost; None when none has come.  Else as :meth:`receive`."""
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -142,7 +142,7 @@ class Channel:
         return message, fds
 
     def receive(self) -> list[tuple[list[Any], list[int]]]:
-        """All messages that have arrived; sets ``closed`` at EOF.  The caller owns the descriptors."""
+        """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors."""
         messages: list[tuple[list[Any], list[int]]] = []
         while not self.closed:
             message, fds = self.take()

@@ -1,11 +1,11 @@
-"""How a connection that only produces to one partition is handed over to that partition's writer, and taken back.
+"""The handoff: a connection that only produces to one partition moves to the partition's writer, and back.
 
-Through a worker a produce request costs four wake-ups: worker, writer, worker, client.  A connection that does nothing
-but produce to one partition therefore moves to the partition's writer, which receives, writes and answers by itself,
-and moves back as soon as anything else comes.  What is unusual is a worker's business alone.
+Through a worker a produce request costs four wake-ups: worker, writer, worker, client.  A connection that only produces
+to one partition therefore moves to the partition's writer, which receives, writes and answers by itself.  It moves back
+as soon as any other request comes.
 
-A connection, its descriptor and its bytes have one owner at any time.  They travel in one message each way; whoever has
-sent it has closed its own descriptor and holds none of its bytes any more::
+A connection, its descriptor and its bytes have one owner at any time.  The sender of a handoff message has closed its
+own descriptor and keeps none of the connection's bytes::
 
     state         owner            the worker has            the writer has        leaves it by
     owned         worker           socket, inbox, requests   -                     hand over: nothing is outstanding
@@ -14,26 +14,26 @@ sent it has closed its own descriptor and holds none of its bytes any more::
     coming back   message queue    token, names              -                     the worker takes the message
     closing       -                -                         -                     the kernel closes the descriptor
 
-*Nothing is outstanding*: every request has been answered, the ones with acks=0 included, every reply has left, and no
-whole request waits in the inbox (worker), or every request taken has been answered (writer; replies that the client
-has not taken travel along as bytes).
+*Nothing is outstanding* means, in the worker: every request has been answered (with acks=0: appended), every reply has
+been sent, and no whole request waits in the inbox.  In the writer: every request taken has been answered; replies that
+the client has not received move along as bytes.
 
-When one side dies, in any state: the kernel closes the descriptors that it owned, and those in messages that nobody
-can take any more, so the client sees the connection end and reconnects.  A worker whose writer is gone forgets its
-tokens.  A writer whose worker is gone closes what that worker had handed over: nobody is left to take it back.
-Messages that were sent before the sender died are still taken: the end of a channel comes behind them.
+When one side dies, in any state, the kernel closes the descriptors that it owned, and those in messages that no process
+can receive any more.  So the client sees the connection end and reconnects.  A worker whose writer is gone forgets its
+tokens.  A writer whose worker is gone closes the connections that this worker had handed over.  Messages that were sent
+before the sender died are still received: EOF comes after them.
 
 Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
 
     worker → writer   ["handoff", token, protocol, acks, buffer bytes, received bytes] +fd
-                      ["recall"]                          give all back
-    writer → worker   ["received", token, bytes] ...      what nobody has taken of the stream, in order
-                      ["unsent", token, bytes] ...        what the client has not taken of the replies, in order
-                      ["back", token] +fd                 the connection itself, behind its bytes
+                      ["recall"]                          give all connections back
+    writer → worker   ["received", token, bytes] ...      bytes received but not parsed, in order
+                      ["unsent", token, bytes] ...        bytes of replies not sent yet, in order
+                      ["back", token] +fd                 the connection itself, after its bytes
                       ["gone", token]                     its descriptor did not arrive: the kernel has closed it
 
-Bounds: ``PIECE_BYTES`` a message; ``CONNECTIONS_MAX`` of one worker at one writer; ``network.handoff_bytes_max`` of
-buffers for all that a worker has handed over.
+Bounds: ``PIECE_BYTES`` a message; ``CONNECTIONS_MAX`` connections of one worker at one writer;
+``network.handoff_bytes_max`` for the buffers of all connections that a worker has handed over.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PIECE_BYTES: Final = 64 * 1024
 CONNECTIONS_MAX: Final = 16
 """Connections of one worker at one writer."""
 BUFFER_BYTES_MIN: Final = 256 * 1024
-"""A writer receives into at least this much: what one recv takes is written and flushed together."""
+"""Smallest receive buffer of a writer: the requests of one recv are written and flushed together."""
 
 
 def pieces(what: str, token: int, data: bytes | memoryview) -> Iterator[tuple[Any, ...]]:

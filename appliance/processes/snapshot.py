@@ -1,8 +1,8 @@
-"""The snapshot of brokers and topics that network workers answer from, so that the coordinator is not asked.
+"""The snapshot of brokers and topics.  Network workers answer from it without a request to the coordinator.
 
-The coordinator sends each worker what has changed, on the stream that also brings its answers::
+The coordinator sends each worker the changes, on the stream that also brings its answers::
 
-    [0, ["begin"]]                              what follows, up to "end", replaces everything
+    [0, ["begin"]]                              the messages up to "end" replace everything
     [0, ["facts", {...}]]                       :class:`Facts`, all of them
     [0, ["topics", [[name, id, [[partition, [broker ...]] ...], {setting: value}] ...]]]     new, or changed
     [0, ["gone", [name ...]]]                   deleted
@@ -11,16 +11,20 @@ The coordinator sends each worker what has changed, on the stream that also brin
 
 (Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
 
-How stale can an answer be?  The coordinator writes a change to every worker's stream before it answers any request
-after it (:meth:`Publisher.changes`, called before each answer), and a worker reads its stream before it answers from
-the snapshot.  So a client that has the answer to CreateTopics, DeleteTopics and the like sees the change on every
-connection, whichever worker has it.  Two exceptions, both harmless, since what has moved is refused with a retriable
-error and then asked about again: a worker that does not take its answers gets the changes when it does (its snapshot is
-behind by what lies in its own socket), and while a dead coordinator's successor starts, the last snapshot stands, which
-is what that coordinator had made known.  A change that no request made (another broker's) comes as soon as it is known.
+How stale can an answer be?  The coordinator writes a change to every worker's stream before it answers any later
+request (:meth:`Publisher.changes`, called before each answer).  A worker reads its stream before it answers from the
+snapshot.  So a client that has the answer to CreateTopics, DeleteTopics and the like sees the change on every
+connection, whichever worker has it.  There are two exceptions:
 
-A snapshot that is being replaced is used until the new one is whole.  Memory: that of the catalog, once or, while it
-is replaced, twice per worker; the coordinator keeps references only.
+* A worker that does not read its answers gets the changes when it does: its snapshot lacks the messages that are still
+  in its socket.
+* While the successor of a dead coordinator starts, workers use the last snapshot.
+
+Both are harmless: a request for a partition that has moved is refused with a retriable error, and the client asks for
+metadata again.  A change by another broker is sent as soon as this broker knows it.
+
+A snapshot that is being replaced is used until the new one is complete.  Memory per worker: that of the catalog, twice
+while it is replaced.  The coordinator keeps references only.
 """
 
 from __future__ import annotations
@@ -45,11 +49,11 @@ PRODUCER_IDS_LOW: Final = 128
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """All that is not a topic.
+    """The part of the snapshot besides the topics.
 
-    ``advertised``: by protocol, the address that clients get instead of the one that they came to; ``peers``: the other
-    live brokers, with the address of each listener that they have open; ``defaults``: what holds where a topic does not
-    set it.
+    ``advertised``: by protocol, the address that clients get instead of the one that they connected to; ``peers``: the
+    other live brokers, with the address of each open listener; ``defaults``: the settings of topics that do not set
+    their own.
     """
 
     cluster_id: str
@@ -62,13 +66,13 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def brokers(broker_id: int, own: str, peers: Mapping[int, Mapping[str, str]], protocol: str) -> list[Broker]:
-    """Live brokers with a listener of this protocol, by id; this one, which is at ``own``, always among them."""
+    """Live brokers with a listener of this protocol, by id; always with this broker, at the address ``own``."""
     known = {peer: open_[protocol] for peer, open_ in peers.items() if open_.get(protocol)} | {broker_id: own}
     return [Broker(number, *parse_addresses(known[number])[0]) for number in sorted(known)]
 
 
 class Publisher:
-    """What one worker has been sent; :meth:`changes` are the messages that bring it up to date."""
+    """Remembers what one worker was sent; :meth:`changes` are the messages that bring its snapshot up to date."""
 
     def __init__(self) -> None:
         self._facts: Facts | None = None
@@ -76,7 +80,10 @@ class Publisher:
         self._topics: dict[str, Topic] = {}
 
     def changes(self, facts: Facts, topics: Mapping[str, Topic]) -> Iterator[list[Any]]:
-        """``topics`` and each topic in it are other objects when they have changed, and are never changed."""
+        """Messages with all changes since the last call.
+
+        ``topics`` and each topic in it are immutable: a change makes a new object, so identity shows what has changed.
+        """
         first = self._facts is None
         if first:
             yield ["begin"]
@@ -101,8 +108,8 @@ def _row(topic: Topic) -> list[Any]:
 class ProducerIdStock:
     """Producer ids that a worker may give to clients.
 
-    No id is given twice: the coordinator gives each to one worker once (``coordinator.producer_ids``), and here it is
-    taken once.  A killed worker's are lost.
+    No id is given twice: the coordinator gives each id to one worker once (``coordinator.producer_ids``), and a worker
+    takes it from the stock once.  The ids of a killed worker are lost.
     """
 
     def __init__(self) -> None:
@@ -111,14 +118,14 @@ class ProducerIdStock:
         self._asked = False
 
     def add(self, first: int, count: int) -> None:
-        """Take a block that the coordinator has sent; an empty one when it has none to give."""
+        """Add a block that the coordinator has sent; it is empty when the coordinator has none to give."""
         self._asked = False
         if count:
             self._blocks.append(range(first, first + count))
             self._count += count
 
     def take(self) -> int | None:
-        """An id; None when there is none left."""
+        """Take an id; None when none is left."""
         if not self._blocks:
             return None
         block = self._blocks.popleft()
@@ -128,19 +135,19 @@ class ProducerIdStock:
         return block[0]
 
     def ask(self) -> bool:
-        """Whether the coordinator is to be asked for more now; then it is not asked again before it has answered."""
+        """Whether to ask the coordinator for more now.  True is returned once until the coordinator has answered."""
         if self._asked or self._count >= PRODUCER_IDS_LOW:
             return False
         self._asked = True
         return True
 
     def new_coordinator(self) -> None:
-        """The one that was asked is gone."""
+        """The coordinator that was asked is gone: ask the new one."""
         self._asked = False
 
 
 class Snapshot:
-    """A worker's; implements :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
+    """The snapshot in a worker: :class:`appliance.broker.metadata_answers.Directory` once it is :attr:`complete`."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -149,10 +156,10 @@ class Snapshot:
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
         self._next: dict[str, Topic] = self._topics
-        """The same, but between "begin" and "end"."""
+        """The same object as ``_topics``, except between "begin" and "end"."""
 
     def take(self, message: list[Any]) -> None:
-        """One message of the coordinator."""
+        """Apply one message of the coordinator."""
         match message:
             case ["producer ids", first, count]:
                 self.producer_ids.add(first, count)

@@ -1,8 +1,8 @@
-"""One group's commits as they wait for their turn, and the state of this broker's claim on it; without I/O.
+"""Queues the commits of one group, and keeps the state of this broker's claim on it; without I/O.
 
 :class:`GroupQueue` keeps the newest change of each partition in order of arrival, and the commits that wait for it.
-What could not be written is put back in front of what has come since, and what was given up is taken out, so a
-change that was refused is never written afterwards.
+Changes that could not be written go back to the front.  Changes of a commit that was given up are removed, so a refused
+change is never written afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Commit:
     def __init__(self, changes: Changes, info: GroupInfo | None, done: asyncio.Future[Refusals]) -> None:
         self.changes, self.info, self.done = changes, info, done
 
-    def settle(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
+    def complete(self, errors: Mapping[TopicPartition, ApplianceError]) -> None:
         if not self.done.done():
             self.done.set_result({part: errors[part] for part in self.changes if part in errors})
 
@@ -43,7 +43,7 @@ class Commit:
 
 
 class GroupQueue:
-    """``lock`` is held by whoever speaks with ZooKeeper about the group; ``users`` hold it or wait for it."""
+    """``lock`` is held during requests to ZooKeeper about the group; ``users`` counts those that hold it or wait."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class GroupQueue:
     def put_back(
         self, queue: Mapping[TopicPartition, tuple[Commit, CommittedOffset | None]], commits: Sequence[Commit]
     ) -> None:
-        """What could not be written, in front of what has come since; but not what has been given up."""
+        """Put changes that could not be written back to the front, except those of commits that were given up."""
         again = {part: (commit, to) for part, (commit, to) in queue.items() if not commit.done.done()}
         self.queue = again | self.queue
         self.commits = dict.fromkeys(commit for commit in commits if not commit.done.done()) | self.commits

@@ -1,14 +1,13 @@
 """The committed offsets of groups: stored in ZooKeeper under the group's claim (:mod:`.group_claims`).
 
-Commits of a group queue here.  One write is under way at a time; when it is done all that has come since becomes the
-next.  Of several commits of one partition the newest in order of arrival is stored and the others succeed with it, so
-there may be any number.  A commit waits COMMIT_MS_MAX for ZooKeeper.  Then it fails, and is taken out of the queue:
-what was refused is never stored over something newer.  (A write that was sent already may still land, before all later
-ones.)
+The commits of a group wait in a queue.  One write is in progress at a time; the next write takes all commits that have
+come meanwhile.  Of several commits of one partition the newest in order of arrival is stored, and the others succeed
+with it.  A commit waits at most COMMIT_MS_MAX for ZooKeeper.  Then it fails and leaves the queue: a refused commit is
+never stored over a newer one.  (A write that was sent already may still be stored, before all later ones.)
 
-Bounds: ``offsets_max`` offsets, as counted by the last look at all groups and corrected with every write; a new one
-beyond it is :class:`PositionsFull`.  See :mod:`.offset_count`.  Commits waiting: as many as requests of workers may be
-unanswered.
+Bounds: ``offsets_max`` offsets, as counted by the last check of all groups and corrected with every write; a new offset
+beyond it is refused with :class:`PositionsFull` (see :mod:`.offset_count`).  The number of waiting commits is bounded
+by the workers' unanswered requests.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ COMMIT_MS_MAX: Final = 10_000
 
 
 class CommittedOffsets:
-    """See the module's docstring.  ``claims``: on the groups that this broker coordinates."""
+    """Reads, stores and deletes committed offsets.  ``claims``: on the groups that this broker coordinates."""
 
     def __init__(
         self,
@@ -48,13 +47,13 @@ class CommittedOffsets:
         self.claims = GroupClaims(registry, claimant, self.count, spawn, coordinates, new_epoch)
         self._registry, self._spawn, self._clock_ms = registry, spawn, clock_ms
 
-    # ---- what the listeners ask
+    # ---- requests of both listeners
 
     async def claim(self, group: str) -> None:
-        """Claim the group, for somebody who joins it.
+        """Claim the group, for a member that joins it.
 
         Raises:
-            NotCoordinator, ZooKeeperAway: not now.
+            NotCoordinator, ZooKeeperAway: it cannot be claimed now.
             InvalidRequest: this appliance runs without ZooKeeper.
         """
         entry = self.claims.get(group)
@@ -88,7 +87,7 @@ class CommittedOffsets:
             entry.withdraw(commit)
 
     async def read(self, group: str, parts: Sequence[TopicPartition] | None) -> Mapping[TopicPartition, StoredOffset]:
-        """Stored offsets; commits that came before count."""
+        """Stored offsets, including those of commits that came before this call."""
         entry = self.claims.get(group)
         if entry is not None and entry.commits:
             await asyncio.wait([commit.done for commit in entry.commits], timeout=COMMIT_MS_MAX / 1000)
@@ -98,7 +97,7 @@ class CommittedOffsets:
         """Delete a group with all its offsets; False when there is none.
 
         Raises:
-            InvalidRequest: it has live members.
+            InvalidRequest: the group has live members.
         """
         async with self.claims.locked(group) as entry:
             held = await self.claims.hold(entry, make=False)
@@ -109,10 +108,10 @@ class CommittedOffsets:
             self.count.drop(group)
             return True
 
-    # ---- what happens around them
+    # ---- events
 
     async def left(self, group: str) -> None:
-        """Nobody is in the group any more: note when, or, if it has no offsets, remove what is there of it."""
+        """The last member has left the group: note the time, or, if it has no offsets, remove the group."""
         async with self.claims.locked(group) as entry:
             if self.claims.has_members(group) or entry.commits:
                 return
@@ -124,14 +123,14 @@ class CommittedOffsets:
                 await self.claims.vacate(entry, entry.held)
 
     async def note_active(self, group: str) -> None:
-        """The group has members at this moment, of whichever listener."""
+        """Note that the group has members now, of either listener."""
         async with self.claims.locked(group) as entry:
             held = await self.claims.hold(entry, make=False)
             if held is not None:
                 await self._note_active(entry, held)
 
     async def expire(self, group: str, old: Mapping[TopicPartition, Node]) -> int:
-        """Delete offsets that nobody has changed since they were seen; how many.  Of an empty group nothing stays."""
+        """Delete offsets that have not changed since they were read; return how many.  Remove a group left empty."""
         async with self.claims.locked(group) as entry:
             held = await self.claims.hold(entry, make=False)
             if held is None or self.claims.has_members(group):
@@ -143,13 +142,13 @@ class CommittedOffsets:
             return gone
 
     def counted(self, sizes: Mapping[str, Mapping[TopicPartition, int]]) -> None:
-        """All groups were looked at: so large are their offsets."""
+        """Take the result of a check of all groups: the sizes of their offsets."""
         self.count.replace(sizes, self.claims.held())
 
     # ---- writing
 
     async def _pump(self, entry: GroupQueue) -> None:
-        """Write what waits until nothing does."""
+        """Write waiting commits until none is left."""
         try:
             while entry.commits:
                 try:
@@ -166,7 +165,7 @@ class CommittedOffsets:
             self.claims.drop_if_idle(entry)
 
     async def _write(self, entry: GroupQueue) -> None:
-        """Write all that waits at this moment."""
+        """Write the commits that wait at this moment."""
         held = await self.claims.hold(entry)
         assert held is not None
         queue, commits = entry.take()
@@ -178,7 +177,7 @@ class CommittedOffsets:
         before = units(held, changes)
         try:
             await self.claims.carry_out(entry, zookeeper_claims.write(entry.name, held, changes, info))
-        except NotCoordinator:  # the members are out; what others have committed goes with the next claim
+        except NotCoordinator:  # the group was dissolved: commits of its members fail, others wait for the next claim
             entry.put_back(queue, [commit for commit in commits if commit.info is None])
             for commit in commits:
                 if commit.info is not None:
@@ -197,7 +196,7 @@ class CommittedOffsets:
             entry.held = held._replace(info=info)
         entry.used = asyncio.get_running_loop().time()
         for commit in commits:
-            commit.settle(errors)
+            commit.complete(errors)
 
     async def _note_active(self, entry: GroupQueue, held: Held) -> None:
         info = GroupInfo(held.info.protocol_type, self._clock_ms())

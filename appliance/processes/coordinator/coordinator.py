@@ -1,14 +1,15 @@
-"""The coordinator: the one process that speaks with ZooKeeper, and the one that answers forwarded requests.
+"""The coordinator is the only process with a ZooKeeper session.  It answers the forwarded requests.
 
-It is one thread around asyncio's epoll loop.  asyncio and not a loop of our own, because nearly every request here
-waits for others (the supervisor, ZooKeeper, other members of a group) with a deadline, several times in a row:
-coroutines keep such a sequence in one readable function.  asyncio also brings the flow control of streams and the
-wake-up from other threads (kazoo's callbacks only call ``call_soon_threadsafe``, that is: enqueue and ring).
+It is one thread with asyncio's epoll loop.  Nearly every request here waits several times, with a deadline, for the
+supervisor, for ZooKeeper or for other members of a group: a coroutine keeps such a sequence in one readable function.
+asyncio also brings flow control for streams, and timers.  kazoo's threads only enqueue and ring an eventfd that the
+loop polls (:mod:`.registry_session`).
 
-Around the loop: the control channel to the supervisor (messages: see ``supervisor``), and one stream per network worker
+The loop serves the control channel to the supervisor (messages: see ``supervisor``), and one stream per network worker
 (:mod:`.worker_stream`).
 
-Killed, it is forked again: topics come back from the catalog and ZooKeeper, producer ids start a new generation.
+When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper, and producer ids start a
+new generation.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def clock_ms() -> int:
 
 
 def run(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart | None = None) -> None:
-    """The coordinator process, until the supervisor says stop or is gone.
+    """Run the coordinator process until the supervisor stops it or is gone.
 
     Raises:
         StorageFault: the catalog cannot be read.
@@ -78,7 +79,7 @@ async def _serve(config: Config, data_dir: Path, instance: str, channel: Channel
 
 
 async def _beat(heart: Heart) -> None:
-    """Beat while the loop turns."""
+    """Beat as long as the loop runs."""
     while True:
         heart.beat()
         await asyncio.sleep(heart.beat_ms / 1000)
@@ -174,7 +175,7 @@ class Coordinator:
     def _on_control(self) -> None:
         for message, fds in self._channel.receive():
             self._on_message(message, fds)
-        if self._channel.closed:  # the supervisor is gone, and with it all that we coordinate
+        if self._channel.closed:  # the supervisor is gone, and with it all other processes
             self._stopped.set()
 
     def _on_message(self, message: list[Any], fds: list[int]) -> None:
@@ -190,7 +191,7 @@ class Coordinator:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
             case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
                 self._send(message)
-            case ["listeners", listening]:  # follows the tables: now we know what is missing
+            case ["listeners", listening]:  # comes after the tables: now the missing partitions are known
                 self._brokers.listening = listening
                 self._registry.announce()
                 self._spawn(self._topic_sync.reconcile())
@@ -206,7 +207,7 @@ class Coordinator:
             os.close(fd)
 
     def _reload(self, config: Config) -> None:
-        """Take what can change while running: defaults of topics, limits of the disk, advertised addresses."""
+        """Take the settings that may change while running: topic defaults, disk limits, advertised addresses."""
         self._config = config
         self._broker.reload(config)
         self._brokers.reload(config)
@@ -216,20 +217,20 @@ class Coordinator:
         self._publish_soon()
 
     async def _maintain(self) -> None:
-        """From time to time: do what was left undone, and remove what is too old."""
+        """Every ``disk.check_ms``: repeat unfinished changes, enforce retention, release claims, expire offsets."""
         while True:
             await asyncio.sleep(self._config.disk.check_ms / 1000)
             self._measurements.forget_unlinked_files()
             give_back_memory()
-            duties = (
+            steps = (
                 self._topic_sync.reconcile,
                 lambda: self._retention.run(self._config),
                 self._groups.offsets.claims.tidy,
                 self._expire,
             )
-            for duty in duties:
+            for step in steps:
                 try:
-                    await duty()
+                    await step()
                 except ApplianceError as error:
                     log.error("%s", error)
 
@@ -239,13 +240,13 @@ class Coordinator:
     # ---- ZooKeeper
 
     def _on_zookeeper_state(self, connect: str, state: str) -> None:
-        """Report to the supervisor, which waits with READY: connected only when we know which cluster this is."""
+        """Report the state to the supervisor; CONNECTED only once the cluster id is known, since READY waits for it."""
         if state != SessionState.CONNECTED.value or self._broker.cluster_id:
             self._send(["zookeeper", {"connect": connect, "state": state}])
         self._publish_soon()
 
     def _on_connected(self) -> None:
-        self._groups.offsets.claims.new_session()  # at once: nobody is answered for a group that may be another's
+        self._groups.offsets.claims.new_session()  # before any answer: another broker may have our groups now
         self._spawn(self._connected())
 
     def _on_brokers(self) -> None:
@@ -263,7 +264,7 @@ class Coordinator:
         await self._expire()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run in the background; a fault that no request waits for is logged, a bug ends the process."""
+        """Run in the background: log an ApplianceError, end the process at a bug."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -282,7 +283,7 @@ class Coordinator:
     # ---- the network workers
 
     async def _attach_worker(self, index: int, fd: int) -> None:
-        """A new incarnation of worker ``index``; the stream of the old one has seen its EOF, or will."""
+        """Connect a new incarnation of worker ``index``, and close the stream of the old one."""
         frame_bytes_max = Limits.of(self._config).forwarded_bytes_max
         stream = WorkerStream(self._answer, self._publish, self._producer_ids.take_block, frame_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
@@ -293,13 +294,13 @@ class Coordinator:
         self._publish()
 
     def _publish_soon(self) -> None:
-        """Something has changed that no request has asked for, or that has not been answered yet."""
+        """Publish a change in the next turn of the loop; an answer that comes first publishes it itself."""
         if not self._publishing:
             self._publishing = True
             self._loop.call_soon(self._publish)
 
     def _publish(self, due: WorkerStream | None = None) -> None:
-        """Bring the snapshots of the workers up to date; of those that do not take what they are sent, only ``due``."""
+        """Bring the snapshots of the workers up to date; congested workers are skipped, except ``due``."""
         self._publishing = False
         state, topics = self._broker.state, self._catalog.topics
         behind = [one for one in self._workers.values() if one.published != state and (one is due or not one.congested)]

@@ -1,16 +1,16 @@
 """Deletes the committed offsets of groups that have been empty for ``offsets.retention.ms``.
 
-Every CHECK_MS all groups in ZooKeeper are looked at, one after the other.  That counts their offsets (see
-``offsets.positions_max``), and for the groups that this broker coordinates:
+Every CHECK_MS it reads all groups in ZooKeeper, one after the other, and counts their offsets (see
+``offsets.positions_max``).  For the groups that this broker coordinates:
 
-* A group with members, of either listener, is noted as active: its time counts from then.  A note is made again
-  when it is older than an eighth of the retention, so a group whose last member vanished unseen loses at most that.
-* An offset of a group without members goes when both the group was last active, and the offset last committed,
-  longer ago than the retention.  So the time of a group counts from when it became empty, and that of a consumer that
-  commits without ever joining from each commit, as in Kafka.  An offset that is committed meanwhile stays.
-* What nobody has anything in (left by a crash, or by hand) goes.
+* A group with members, of either listener, is noted as active at that time.  The note is renewed when it is older than
+  an eighth of the retention, so a group whose last member vanished unseen loses at most an eighth.
+* An offset of a group without members is deleted when the group was last active, and the offset last committed, longer
+  ago than the retention.  So the time of a group counts from when it became empty, and that of a consumer that commits
+  without joining from each commit, as in Kafka.  An offset that is committed meanwhile stays.
+* A group without members and offsets (left by a crash, or made by hand) is removed.
 
-The clock is the wall clock, as ZooKeeper stamps nodes with it.
+The clock is the wall clock, because ZooKeeper stamps nodes with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Expiry:
-    """``coordinates``: is the group this broker's?"""
+    """Checks all groups every CHECK_MS.  ``coordinates``: whether this broker coordinates a group."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Expiry:
         self._due_ms = 0
 
     async def run(self, retention_ms: int, now_ms: int) -> None:
-        """Look at all groups, if that is due at ``now_ms`` of a clock that never goes back.
+        """Check all groups, if that is due at ``now_ms`` of a clock that never goes back.
 
         Raises:
-            ZooKeeperAway: the rest is looked at next time.
+            ZooKeeperAway: the rest is checked next time.
         """
         if now_ms < self._due_ms or not self._registry.leased:
             return
@@ -62,7 +62,7 @@ class Expiry:
             raise
 
     async def look(self, retention_ms: int) -> None:
-        """One look at all groups; one that cannot be seen to is named in the log, and the others are seen to."""
+        """Check all groups once.  A group that fails is named in the log, and the others are checked."""
         sizes: dict[str, dict[TopicPartition, int]] = {}
         for group in await self._registry.ask(self._registry.groups.groups()):
             try:
@@ -72,14 +72,14 @@ class Expiry:
             sizes[group] = {part: node.size for part, node in seen.positions.items()}
             if self._coordinates(group):
                 try:
-                    await self._see_to(group, seen, retention_ms)
+                    await self._check(group, seen, retention_ms)
                 except Unavailable:
                     raise
                 except ApplianceError as error:
                     log.error("group %r: %s", group, error)
         self._offsets.counted(sizes)
 
-    async def _see_to(self, group: str, seen: Seen, retention_ms: int) -> None:
+    async def _check(self, group: str, seen: Seen, retention_ms: int) -> None:
         now_ms = self._clock_ms()
         if seen.members or self._offsets.claims.has_members(group):
             if seen.positions and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:

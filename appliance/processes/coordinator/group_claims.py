@@ -5,21 +5,21 @@ A group's claim (see :mod:`appliance.zookeeper.claims`) goes through these state
     state       event                                              next
     UNCLAIMED   a member joins or a commit comes, with a lease     CLAIMING
     CLAIMING    ZooKeeper has stored the claim                     HELD
-    CLAIMING    another has it; ZooKeeper is away; session over    UNCLAIMED   an error, or another try in time
+    CLAIMING    another has it; ZooKeeper is away; session over    UNCLAIMED   an error, or a retry within the deadline
     HELD        write, join                                        HELD
     HELD        a new session; a write refused for its claim       UNCLAIMED   ``on_lost``: the group is dissolved
     HELD        another broker is to coordinate the group          UNCLAIMED   ``on_lost``; the claim is given back
-    HELD        nobody in it, and nothing asked for CLAIM_IDLE_S   UNCLAIMED   the claim is given back
-    HELD        nobody in it, and no offsets                       UNCLAIMED   and nothing of the group stays
+    HELD        no members, and no request for CLAIM_IDLE_S        UNCLAIMED   the claim is given back
+    HELD        no members, and no offsets                         UNCLAIMED   the group is removed
 
-A claim that is UNCLAIMED here may still stand in ZooKeeper: its request, or the one that gives it back, was not
+A claim that is UNCLAIMED here may still be stored in ZooKeeper, if the request that made it or gave it back was not
 answered.  No other broker can take the group then.  So ``_withdraw`` goes on until it is certain that no claim is left.
 
-While the session's lease is over, held claims are kept but nothing is done with them: if the same session comes back,
-nobody else can have had the group.
+After the session's lease has ended, held claims are kept but not used: if the same session comes back, no other broker
+can have had the group.
 
-Bounds: CLAIMS_MAX claims; idle ones are given back first.  As many withdrawals at once; a claim beyond them stands
-until its broker takes it again, or its session ends.
+Bounds: CLAIMS_MAX claims; idle ones are given back first.  At most CLAIMS_MAX withdrawals at once; a claim beyond them
+remains until its broker takes it again, or its session ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
-    """The part of the registry that is needed here."""
+    """The part of the registry that claims need."""
 
     enabled: bool
     groups: GroupRegistry
@@ -64,10 +64,11 @@ class Asker(Protocol):
 
 
 class GroupClaims:
-    """``coordinates``: is the group this broker's, by the brokers that live?  ``new_epoch``: a text never used again.
+    """Takes and gives back claims: all steps of the table above are here, so that no claim is left behind.
 
-    ``has_members``: are there any at our Kafka listener?  ``on_lost`` is called with a group whose claim is over, and
-    dissolves it before anything else happens.  All steps of the table above are here, so that no claim is left behind.
+    ``coordinates``: whether this broker coordinates a group, by the brokers that live; ``new_epoch``: a text never used
+    again; ``has_members``: whether a group has members at our Kafka listener.  ``on_lost`` is called with a group whose
+    claim is over, and dissolves it in the same step.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class GroupClaims:
 
     @property
     def leads(self) -> bool:
-        """May this broker coordinate anything now?  Without ZooKeeper by configuration there is nothing to lead."""
+        """Whether this broker may coordinate groups now; always without ZooKeeper, where claims are refused."""
         return self._registry.leased or not self._registry.enabled
 
     def state(self, group: str) -> State:
@@ -105,13 +106,13 @@ class GroupClaims:
     # ---- events
 
     def new_session(self) -> None:
-        """The session is a new one: claims of the old one are over, and with them their groups."""
+        """A new session has begun: the claims of the old one are over, and their groups are dissolved."""
         for entry in list(self._groups.values()):
             if entry.held is not None and entry.session_id != self._registry.session_id:
                 self._lose(entry)
 
     async def review(self) -> None:
-        """The brokers that live have changed: give back the groups that another is to coordinate now."""
+        """The live brokers have changed: give back the groups that another broker coordinates now."""
         for entry in list(self._groups.values()):
             if not self._coordinates(entry.name):
                 try:
@@ -120,7 +121,7 @@ class GroupClaims:
                     log.warning("the claim on group %r is not given back yet: %s", entry.name, error)
 
     async def tidy(self) -> None:
-        """From time to time: give claims back that nobody uses."""
+        """Give back idle claims; called from time to time."""
         idle = [entry for entry in self._groups.values() if self._idle(entry, CLAIM_IDLE_S)]
         for entry in idle[:RELEASES_MAX]:
             await self._release_idle(entry)
@@ -129,7 +130,7 @@ class GroupClaims:
 
     @contextlib.asynccontextmanager
     async def locked(self, group: str) -> AsyncIterator[GroupQueue]:
-        """A group, for one at a time; nothing is remembered of one that was only asked for."""
+        """Lock a group.  It is forgotten afterwards if it has neither a claim nor commits."""
         entry = self.entry(group)
         entry.users += 1
         try:
@@ -140,7 +141,7 @@ class GroupClaims:
             self.drop_if_idle(entry)
 
     async def carry_out(self, entry: GroupQueue, operation: Operation[T]) -> T:
-        """An operation that needs the claim, in its session."""
+        """Carry out an operation that needs the claim, in the claim's session."""
         try:
             return await self._registry.ask(operation, session_id=entry.session_id)
         except NotCoordinator:  # deposed
@@ -165,7 +166,7 @@ class GroupClaims:
         return entry.held is not None and entry.session_id == self._registry.session_id and self._registry.leased
 
     async def hold(self, entry: GroupQueue, make: bool = True) -> Held | None:
-        """The claim, taken if need be; None only for a group that is not there and not to be made.  Under the lock."""
+        """The claim, taken if need be; None if the group does not exist and ``make`` is false.  Needs the lock."""
         if not self._coordinates(entry.name):
             raise NotCoordinator(f"another broker coordinates group {entry.name!r}")
         if entry.held is not None and entry.session_id != self._registry.session_id:
@@ -197,8 +198,9 @@ class GroupClaims:
         entry.held, entry.state = None, State.UNCLAIMED
 
     def _lose(self, entry: GroupQueue) -> None:
-        """The claim is over: the group is dissolved in the same step.  What its members have committed, but nobody has
-        stored, is theirs to commit again when they have joined again.
+        """The claim is over: dissolve the group in the same step.
+
+        Members' commits that are not stored yet fail; the members commit again after they have joined again.
         """
         log.warning("the claim on group %r is over", entry.name)
         self.unclaim(entry)
@@ -206,15 +208,15 @@ class GroupClaims:
         entry.fail(dissolved(entry.name), members_only=True)
 
     async def _give_up(self, entry: GroupQueue) -> None:
-        """Another broker is to coordinate the group, which it cannot before our claim is gone."""
+        """Give the claim back, because another broker coordinates the group; that broker has to wait for it."""
         refusal = NotCoordinator(f"another broker coordinates group {entry.name!r}")
         self.on_lost(entry.name)
         entry.fail(refusal)
         async with self.locked(entry.name) as entry:
             if entry.held is not None and not self._coordinates(entry.name):
-                if self.has_members(entry.name):  # they have come while we waited
+                if self.has_members(entry.name):  # they joined while we waited
                     self.on_lost(entry.name)
-                entry.fail(refusal)  # as commits have, or what could not be written has been put back
+                entry.fail(refusal)  # commits have come, or were put back, while we waited
                 await self._release(entry, entry.held)
 
     async def _release_idle(self, entry: GroupQueue) -> None:
@@ -242,7 +244,7 @@ class GroupClaims:
             self._spawn(self._withdraw(group, session_id))
 
     async def _withdraw(self, group: str, session_id: int) -> None:
-        """Remove what claim of ours may stand, until it is certain, or we have the group again, or the session ends."""
+        """Remove our claim, retrying until it is certainly gone, or held again, or the session ends."""
         try:
             while self._registry.session_id == session_id:
                 async with self.locked(group) as entry:
@@ -265,8 +267,8 @@ class GroupClaims:
             await self._release_idle(entry)
 
     def _idle(self, entry: GroupQueue, idle_s: float) -> bool:
-        rests = entry.held is not None and not entry.users and not self.has_members(entry.name)
-        return rests and asyncio.get_running_loop().time() - entry.used >= idle_s
+        unused = entry.held is not None and not entry.users and not self.has_members(entry.name)
+        return unused and asyncio.get_running_loop().time() - entry.used >= idle_s
 
 
 def dissolved(group: str) -> NotCoordinator:

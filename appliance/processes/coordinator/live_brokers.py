@@ -1,4 +1,4 @@
-"""The brokers that live, how clients reach them, and which of them leads a partition or coordinates a group."""
+"""The live brokers: their addresses, and which of them leads a partition or coordinates a group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROTOCOLS: Final = ("native", "kafka")
 
 
 class LiveBrokers:
-    """``listening``: by protocol, "host:port" where this broker listens; empty before it serves."""
+    """Answers from the registered brokers.  ``listening``: by protocol, this broker's "host:port"; empty at first."""
 
     def __init__(self, config: Config, registry: RegistrySession) -> None:
         self.listening: dict[str, str] = {}
@@ -35,7 +35,7 @@ class LiveBrokers:
 
     @property
     def revision(self) -> int:
-        """Another number after every change of another broker."""
+        """Grows with every change of a broker."""
         return self._registry.revision
 
     # ---- as clients see them
@@ -47,7 +47,7 @@ class LiveBrokers:
 
     @property
     def advertised(self) -> dict[str, str]:
-        """By protocol, the address that clients get instead of the one that they came to; "" for that one."""
+        """By protocol, the address that clients get instead of the one that they connected to; "": that one."""
         return {protocol: getattr(self._config, protocol).advertised for protocol in PROTOCOLS}
 
     def peers(self) -> dict[int, dict[str, str]]:
@@ -56,20 +56,20 @@ class LiveBrokers:
         return {peer: {"native": info.native, "kafka": info.kafka} for peer, info in found if peer != self.broker_id}
 
     def leader(self, topic: Topic, partition: int) -> int:
-        """The live broker that serves a partition, NO_LEADER while none can."""
+        """The live broker that serves a partition; NO_LEADER when it is not alive."""
         leader = topic.leader(partition)
         alive = leader == self.broker_id or leader in self._registry.brokers
         return leader if alive else NO_LEADER
 
-    # ---- among themselves
+    # ---- between brokers
 
     def native_address(self, broker_id: int) -> str:
-        """Where another broker's native listener is; "" when it has none, or is not known."""
+        """The address of another broker's native listener; "" when it has none, or is not known."""
         peer = self._registry.brokers.get(broker_id)
         return "" if peer is None else peer.native
 
     def coordinator(self, group: str) -> int:
-        """The id of the broker that coordinates a group, by the brokers that live as far as we know."""
+        """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""
         others = [broker_id for broker_id, info in self._registry.brokers.items() if info.kafka]
         closed = bool(others and self.listening and not self.listening.get("kafka"))
         candidates = {*others, self.broker_id} - ({self.broker_id} if closed else set())
@@ -79,7 +79,7 @@ class LiveBrokers:
         return self.coordinator(group) == self.broker_id
 
     def registration(self, hosted: Iterable[TopicPartition]) -> BrokerInfo | None:
-        """What this broker is registered as, with the partitions stored here; None before it serves."""
+        """This broker's registration, with the partitions stored here; None before it listens."""
         if not self.listening:
             return None
         stored: dict[str, list[int]] = {}
@@ -90,7 +90,7 @@ class LiveBrokers:
         return BrokerInfo(self._registry.instance, host, native, kafka, stored)
 
     def _address(self, protocol: str, host: str) -> str:
-        """Where others reach a listener: as configured, else where it listens; "" when it is closed."""
+        """The address of a listener for others: the advertised one, else its own; "" when it is closed."""
         listening = parse_addresses(self.listening.get(protocol, ""))
         advertised = self.advertised[protocol]
         if advertised or not listening:

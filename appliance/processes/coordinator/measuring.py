@@ -1,4 +1,4 @@
-"""Measures partitions: what is in them, and how far a group's committed offsets are behind."""
+"""Measures the extent of partitions, and the lag of a group's committed offsets."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .topics import Topics
 
 FILES_MAX: Final = 64
 FLUSH_WAIT_MS_MAX: Final = 50
-"""How long a lag waits for the flush of what acks=1 has acknowledged, as the workers' ListOffsets does."""
+"""How long a lag waits for the flush of messages acknowledged with acks=1, like ListOffsets in the workers."""
 FLUSH_POLL_S: Final = 0.005
 
 
 class Lag(NamedTuple):
-    """How far a position is behind the end of its partition; 0 everywhere when it is caught up.
+    """The distance of a committed offset from the high watermark; all 0 when there is nothing left to read.
 
-    ``seconds``: how long ago the next message to be read was stamped.
+    ``seconds``: the age of the next message to be read, by its timestamp.
     """
 
     messages: int
@@ -36,7 +36,7 @@ class Lag(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What can be read of a partition: offsets [start, end), ``messages`` in all (None: the log is damaged)."""
+    """The readable part of a partition: offsets [start, end), and its ``messages`` (None: the log is damaged)."""
 
     start: int
     end: int
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 
 
 class Measurements:
-    """Reads the partitions that are stored here, and asks the other brokers about theirs."""
+    """Measures the partitions that are stored here, and asks the other brokers about theirs."""
 
     def __init__(
         self, data_dir: Path, partitions: Partitions, topics: Topics, brokers: LiveBrokers, clock_ms: Callable[[], int]
@@ -58,9 +58,9 @@ class Measurements:
         self._files = FileCache(FILES_MAX)
 
     async def measure(self, offsets: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, Measured]:
-        """What is in these partitions, wherever they are stored, and how far the offsets (if any) are behind.
+        """Measure partitions, wherever they are stored, and the lag of the given offsets.
 
-        A partition that cannot be read now, or whose broker does not answer soon, is left out.
+        The result lacks partitions that cannot be read now, or whose broker does not answer within PEER_MS_MAX.
         """
         measured: dict[TopicPartition, Measured] = {}
         elsewhere: dict[str, list[TopicPartition]] = {}
@@ -82,7 +82,7 @@ class Measurements:
         return measured
 
     async def _wait_until_flushed(self, keys: Iterable[TopicPartition]) -> None:
-        """Wait until readers may read what is written by now, but at most FLUSH_WAIT_MS_MAX."""
+        """Wait until the high watermark reaches the present log end offset, but at most FLUSH_WAIT_MS_MAX."""
         tables = [self._partitions.table(*key) for key in keys]
         behind = [(table, table.log_end_offset) for table in tables if table.high_watermark < table.log_end_offset]
         with contextlib.suppress(TimeoutError):
@@ -131,9 +131,9 @@ class Measurements:
     # ---- files that are kept open
 
     def forget_files(self, topic: str, partition: int) -> None:
-        """Close the files of a partition that was deleted: another may come under its name."""
+        """Close the files of a deleted partition: a new one may have the same name."""
         self._files.drop(f"{self._data_dir / f'{topic}-{partition}'}/")
 
     def forget_unlinked_files(self) -> None:
-        """Close segments that retention has unlinked since they were looked at."""
+        """Close files of segments that retention has unlinked."""
         self._files.drop_unlinked()

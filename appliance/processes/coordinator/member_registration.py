@@ -1,15 +1,15 @@
-"""Registers the members of Kafka groups in the registries of the paper, after the answers, as far as there is room.
+"""Registers the members of Kafka groups in the registries of the paper, in the background, as far as there is room.
 
-A group that changed is noted with a function that describes its members (:meth:`MemberRegistration.register`): that is
-an entry in a dictionary and cannot fail.  One background task takes the groups one by one, writes what differs as
-ephemeral nodes of the session, WINDOW at a time, and ends when nothing is left to do.  While ZooKeeper is away the
-groups wait, each once, for :meth:`MemberRegistration.reconnected`.
+:meth:`MemberRegistration.register` notes a changed group, with a function that describes its members: an entry in a
+dictionary, which cannot fail.  One background task takes the groups one by one, writes the differences as ephemeral
+nodes of the session, WINDOW at a time, and ends when no group is left.  While ZooKeeper is away the groups wait for
+:meth:`MemberRegistration.reconnected`.
 
 Bounds: NODES_BYTES_MAX for all nodes together (the ensemble's heap allows for them), VALUE_BYTES_MAX for one value.
-Members come before what they own, so a group that is too large loses its owners first.  Only topics and partitions that
-exist are registered, whatever a member claims to read.
+Members come before owners, so a group that is too large loses its owners first.  Only topics and partitions that exist
+are registered, whatever a member subscribes to.
 
-What is registered is for people and tools.  The coordinator itself never reads it back for its own groups.
+The registration is for people and tools.  The coordinator itself never reads it back for its own groups.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ...zookeeper.operations import Node, Operation, Refused, ask, create, delet
 from ...zookeeper.paths import Subscription
 
 WINDOW: Final = 100
-"""Nodes written by one operation: other requests come between two of them."""
+"""Nodes written by one operation; other requests are sent between two operations."""
 NODES_BYTES_MAX: Final = 8 << 20
 NODE_BYTES: Final = 300
-"""What a node takes in ZooKeeper's heap besides path and value, rounded up."""
+"""Heap of ZooKeeper that a node takes besides path and value, rounded up."""
 VALUE_BYTES_MAX: Final = 16 << 10
 
 Members = Callable[[], Sequence[RegisteredMember]]
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
-    """The part of the registry that is needed here."""
+    """The part of the registry that the registration needs."""
 
     groups: GroupRegistry
 
@@ -51,7 +51,7 @@ class Asker(Protocol):
 
 
 class MemberRegistration:
-    """``topics``: those that exist.  ``emptied`` is called with a group whose last member is gone from the registry."""
+    """``topics``: those that exist; ``emptied`` is called with a group whose last member was unregistered."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MemberRegistration:
         self._busy = False
 
     def register(self, group: str, members: Members) -> None:
-        """Register the group's members, as they are when its turn has come; none: take them away."""
+        """Register the group's members, as they are when its turn has come; none: unregister them."""
         self._members[group] = members
         self._changed[group] = None
         self._start()
@@ -115,7 +115,7 @@ class MemberRegistration:
         wanted = self._nodes(group, members, self._bytes - _size(before))
         gone = [path for path in before if path not in wanted]
         for some in _windows(gone):
-            await self._registry.ask(_take_away(some, session_id))
+            await self._registry.ask(_delete_own(some, session_id))
             self._forget(before, some)
         for some in _windows([path for path, value in wanted.items() if before.get(path) != value]):
             self._forget(before, some)
@@ -168,15 +168,15 @@ def _windows(paths: list[str]) -> Iterable[list[str]]:
 
 
 def _put(nodes: Mapping[str, bytes], session_id: int) -> Operation[None]:
-    """Have these ephemeral nodes in this session, also where an earlier one of ours has left some."""
+    """Create or replace these ephemeral nodes, also those that an earlier session of ours has left."""
     replies = yield from ask([create(path, value, ephemeral=True) for path, value in nodes.items()])
     for (path, value), reply in zip(nodes.items(), replies, strict=True):
         if reply is Refused.NODE_EXISTS:
             yield from hold_ephemeral(path, value, session_id, lambda _: True)
 
 
-def _take_away(some: list[str], session_id: int) -> Operation[None]:
-    """Delete these nodes, but not what somebody else has put in their place."""
+def _delete_own(some: list[str], session_id: int) -> Operation[None]:
+    """Delete those of these nodes that this session owns."""
     nodes = yield from ask([get(path) for path in some])
     ours = [path for path, node in zip(some, nodes, strict=True) if isinstance(node, Node) and node.owner == session_id]
     yield from ask([delete(path) for path in ours])
