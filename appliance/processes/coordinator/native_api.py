@@ -1,4 +1,4 @@
-"""Answers the native requests that network workers forward: metadata and the admin verbs, frames in, frames out.
+"""Answers the native requests that network workers forward: metadata and the admin verbs.
 
 ``wire/native.py`` specifies the frames, ``wire/native_admin.py`` the verbs.
 """
@@ -46,7 +46,7 @@ STATES = {
 
 
 class NativeApi:
-    """One for all connections; requests run side by side.
+    """Answers requests of all connections, side by side.
 
     ``kafka_groups``: the groups with members that this coordinator keeps for the Kafka listener.
     """

@@ -1,4 +1,4 @@
-"""Counts the committed offsets of all groups, so that they never become more than ZooKeeper's heap was made for."""
+"""Counts the committed offsets of all groups, and refuses those for which ZooKeeper's heap has no room."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from ...zookeeper.claims import Held
 from .commit_queue import Changes, Refusals
 
 UNIT_BYTES: Final = 512
-"""An offset whose path and value are longer counts as several: both are kept in ZooKeeper's memory."""
+"""An offset counts once, and once more for each UNIT_BYTES of path and value: ZooKeeper keeps both in memory."""
 PATH_REST_BYTES: Final = 16
-"""Of an offset's path: what is neither the group's path nor the topic."""
+"""Bytes of an offset's path besides the group's path and the topic."""
 
 
 class OffsetCount:
-    """The last look at all groups, corrected with every write of ours since; those of others count at the next look."""
+    """The count of the last check of all groups, corrected with every write of this broker since.
+
+    Writes of other brokers count at the next check.
+    """
 
     def __init__(self, offsets_max: int) -> None:
         self.offsets_max = offsets_max
@@ -29,7 +32,7 @@ class OffsetCount:
         return group in self._by_group
 
     def replace(self, sizes: Mapping[str, Mapping[TopicPartition, int]], held: Iterable[tuple[str, Held]]) -> None:
-        """All groups were looked at; for those in ``held`` our own claim is more recent."""
+        """Take the result of a check of all groups; for those in ``held`` our own claim is more recent."""
         self._by_group = {
             group: sum(_units(paths.group(group), part, size) for part, size in positions.items())
             for group, positions in sizes.items()
@@ -45,11 +48,11 @@ class OffsetCount:
         self.total += more
 
     def drop(self, group: str) -> None:
-        """Nothing is left of the group."""
+        """Forget a group that was removed."""
         self.total -= self._by_group.pop(group, 0)
 
     def refuse(self, held: Held, changes: Changes) -> Refusals:
-        """The changes for which there is no room.  Changing what there is, is possible unless it becomes larger."""
+        """The changes for which there is no room.  A change that needs no more units is never refused."""
         errors: Refusals = {}
         room = self.offsets_max - self.total
         for part, to in changes.items():
@@ -66,7 +69,7 @@ class OffsetCount:
 
 
 def units(held: Held, parts: Iterable[TopicPartition]) -> int:
-    """What these offsets count as, as far as the group has them."""
+    """The units of those of these offsets that the group has."""
     return sum(_units(held.group_path, part, held.positions[part]) for part in parts if part in held.positions)
 
 

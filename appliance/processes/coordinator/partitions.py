@@ -1,10 +1,10 @@
-"""The partitions stored on this broker: their tables to read, and orders to the supervisor.
+"""Reads the tables of the partitions stored on this broker, and sends orders about them to the supervisor.
 
-The supervisor owns the tables and the writers.  It sends the coordinator the name of each table when the partition is
-there (``["table", …]``), and a message when it is gone (``["drop", …]``); the coordinator reads the tables like any
-network worker and never stores.  Orders (create, delete) carry a token and are answered by ``["done", token, rows]``.
-An order that is not answered within ORDER_MS_MAX fails with :class:`RequestTimedOut`, so nobody waits for ever on a
-supervisor that is stopping.  Long orders are split into messages that fit the control channel.
+The supervisor owns the tables and the writers.  It sends the coordinator the name of each table when the partition
+exists (``["table", …]``), and a message when it is gone (``["drop", …]``).  The coordinator reads the tables like any
+network worker and never stores.  Orders (create, delete) carry a token; the supervisor answers ``["done", token,
+rows]``.  An order that is not answered within ORDER_MS_MAX fails with :class:`RequestTimedOut`, so no request waits for
+ever for a supervisor that is stopping.  Long orders are split into messages that fit the control channel.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Send = Callable[[Sequence[Any]], None]
 
 
 class Partitions:
-    """``send`` queues one control message to the supervisor."""
+    """The partitions by name.  ``send`` queues one control message to the supervisor."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._tables: dict[TopicPartition, SegmentTable] = {}
         self._orders: dict[int, asyncio.Future[list[list[Any]]]] = {}
-        # Tokens differ between incarnations: an answer to an order of a killed coordinator is nobody's.
+        # Tokens differ between incarnations: an answer to an order of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
     # ---- messages of the supervisor
 
     def attach(self, topic: str, partition: int, name: str) -> None:
-        """A name that is gone already belongs to a partition that was dropped since: the next message says so."""
+        """Map a partition's table; if the name is gone, the partition was dropped: its message follows."""
         try:
             mapped = memory.attach(name, writable=False)
         except FileNotFoundError:
@@ -76,12 +76,12 @@ class Partitions:
             raise UnknownPartition(f"{topic}-{partition} is not stored on this broker") from None
 
     def extent(self, topic: str, partition: int) -> Extent:
-        """Where the log starts and ends now.
+        """The log start offset and the log end offset.
 
         Raises:
-            UnknownPartition: not stored here.
-            WriterGone: being opened.
-            StorageFault: offline.
+            UnknownPartition: the partition is not stored here.
+            WriterGone: it is being opened.
+            StorageFault: it is offline.
         """
         table = self.table(topic, partition)
         if table.state == OFFLINE:
@@ -96,34 +96,34 @@ class Partitions:
     # ---- orders
 
     async def create(self, keys: Iterable[TopicPartition], topic_id: str, settings: Mapping[str, str]) -> None:
-        """Have partitions of the topic with this id opened, made if need be; one that is open is no error.
+        """Open partitions of the topic with this id, and create missing ones; one that is open is no error.
 
         Raises:
-            ApplianceError: the first partition's that could not be.
+            ApplianceError: the error of the first partition that could not be opened.
         """
         await self._order("create", [[*key, topic_id, dict(settings)] for key in keys])
 
     async def delete(self, keys: Iterable[TopicPartition], topic_id: str) -> None:
-        """Have partitions of the topic with this id closed and their names freed; one that is gone is no error.
+        """Close partitions of the topic with this id, and free their names; one that is gone is no error.
 
-        Partitions of another topic under the same name are left alone.
+        Partitions of another topic with the same name stay.
 
         Raises:
-            ApplianceError: the first partition's whose name is not free.
+            ApplianceError: the error of the first partition whose name is not free.
         """
         await self._order("delete", [[*key, topic_id] for key in keys])
 
     def set(self, keys: Iterable[TopicPartition], settings: Mapping[str, str]) -> None:
-        """Send writers the settings that a topic has now."""
+        """Send the settings of a topic to the writers of these partitions."""
         for some in _chunks([list(key) for key in keys]):
             self._send(["settings", some, dict(settings)])
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Have what lies before ``offset`` deleted: the log starts there, and segments wholly before it go."""
+        """Move the log start offset to ``offset``; segments wholly before it are removed."""
         self._send(["delete_before", topic, partition, offset])
 
     def roll(self, topic: str, partition: int) -> None:
-        """Have the active segment sealed, so that it can be removed."""
+        """Seal the active segment, so that it can be removed."""
         self._send(["roll", topic, partition])
 
     async def _order(self, verb: str, rows: list[list[Any]]) -> None:

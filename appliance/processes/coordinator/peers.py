@@ -1,8 +1,8 @@
-"""Asks other brokers: what only a partition's leader knows, what only a group's coordinator may do.
+"""Sends requests to other brokers: for offsets to a partition's leader, for changes to a group's coordinator.
 
-One short connection to the peer's native listener per request, closed after the answer; asked only when somebody looks
-at topics or groups, or changes committed offsets.  The offsets of a peer that does not answer within PEER_MS_MAX are
-left out; what it was to do has failed.
+Each request opens a connection to the peer's native listener, and closes it after the answer.  Only requests that list
+topics or groups, or change committed offsets, need one.  The offsets of a peer that does not answer within PEER_MS_MAX
+are left out.  A change that is not answered within ADMIN_MS_MAX fails.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ...wire.requests import OffsetsPart, OffsetsResult
 
 PEER_MS_MAX: Final = 2_000
 ADMIN_MS_MAX: Final = 12_000
-"""More than a commit waits for ZooKeeper."""
+"""Longer than a commit waits for ZooKeeper."""
 REPLY_BYTES_MAX: Final = 4 << 20
-"""More than the answer to PARTS_MAX_MIN parts."""
+"""Larger than the answer to PARTS_MAX_MIN parts."""
 FAULTS: Final = (OSError, ValueError, TypeError, EOFError, ProtocolFault)
-"""What a peer that is away, or no appliance, ends in; TimeoutError is an OSError."""
+"""Errors of a peer that is away, or is no appliance; TimeoutError is an OSError."""
 log = logging.getLogger(__name__)
 
 
 async def ask_offsets(address: str, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
-    """One result per part, from the broker whose native listener is at ``address``; none when it does not answer."""
+    """Ask the broker at ``address`` (its native listener) for one result per part; empty if it does not answer."""
     results: list[OffsetsResult] = []
     try:
         async with asyncio.timeout(PEER_MS_MAX / 1000), _connected(address) as peer:
@@ -46,11 +46,11 @@ async def ask_offsets(address: str, parts: Sequence[OffsetsPart]) -> list[Offset
 
 
 async def ask_admin(address: str, verb: str, arguments: Mapping[str, Any]) -> None:
-    """Have the broker whose native listener is at ``address`` carry an admin verb out.
+    """Let the broker whose native listener is at ``address`` carry an admin verb out.
 
     Raises:
         BrokerAway: it does not answer; the verb may have been carried out.
-        ApplianceError: what it answers.
+        ApplianceError: its answer.
     """
     try:
         async with asyncio.timeout(ADMIN_MS_MAX / 1000), _connected(address) as peer:
@@ -68,7 +68,7 @@ class _Peer:
         self._reader, self._writer = reader, writer
 
     async def ask(self, request: Sequence[Any]) -> list[Any]:
-        """The reply's header."""
+        """Send a request, and return the header of the reply."""
         self._writer.write(native.encode_frame(request))
         size = int.from_bytes(await self._reader.readexactly(4), "big")
         if size > REPLY_BYTES_MAX:

@@ -1,15 +1,14 @@
-"""Producer ids that are never given out twice: ``<data>/producer-id``.
+"""Gives out producer ids, each once.  The file ``<data>/producer-id`` holds the generation::
 
     id = broker id << 32 | generation << GENERATION_SHIFT | counter
 
-The file holds the generation in decimal text.  It is raised, and synced, before the first id of a generation
-is given out, so a killed coordinator's successor starts a new one and nothing has to be remembered.  A data
-directory without the file starts at a random generation: partitions on other brokers may remember the
-producers of the one that was lost.  Generations wrap after 2**22, that is after 4 thousand million ids of one
-broker.
+The generation is stored as decimal text.  It is raised, and synced, before the first id of a generation is given out;
+the successor of a killed coordinator starts a new generation.  A data directory without the file starts at a random
+generation, because partitions on other brokers may remember producers of the lost directory.  Generations wrap after
+2**22, that is after 4 thousand million ids of one broker.
 
-Ids are given to producers one by one, and to network workers in blocks, so that these can give them to producers
-while the coordinator hangs or is replaced.  What is left of a block when its worker ends is lost.
+Ids are given to producers one by one, and to network workers in blocks.  So workers can give ids to producers while the
+coordinator hangs or is replaced.  The rest of a block is lost when its worker ends.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ class ProducerIds:
         self._counter = COUNTERS
 
     def take(self, count: int = 1) -> int:
-        """The first of ``count`` ids that follow each other, at most COUNTERS.
+        """Take ``count`` consecutive ids, at most COUNTERS; return the first.
 
         Raises:
-            DiskFull: no new generation can be stored: try again.
+            DiskFull: no new generation can be stored; try again.
             StorageFault: the file cannot be read or stored.
         """
         if self._counter + count > COUNTERS:
@@ -53,7 +52,7 @@ class ProducerIds:
         return taken
 
     def take_block(self) -> tuple[int, int]:
-        """The first and the number of ids for a worker.
+        """Take a block of ids for a worker: the first, and their number.
 
         Raises:
             DiskFull, StorageFault: as :meth:`take`.

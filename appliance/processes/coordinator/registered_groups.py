@@ -27,7 +27,10 @@ from .topic_sync import Spawn
 
 
 class RegisteredGroups:
-    """``offsets``: those of the groups that this broker coordinates; ``topics``: those that exist."""
+    """Lists, changes and registers groups.  ``offsets``: of the groups that this broker coordinates.
+
+    ``topics``: those that exist.
+    """
 
     def __init__(
         self,
@@ -67,11 +70,11 @@ class RegisteredGroups:
     async def carried_out_elsewhere(
         self, group: str, verb: str, arguments: Mapping[str, object], forwarded: bool
     ) -> bool:
-        """Have the group's coordinator carry an admin verb out, if that is another broker; False if it is this one.
+        """Let another broker carry an admin verb out, if it coordinates the group; False if this broker does.
 
         Raises:
-            NotCoordinator: another broker takes us for it; they will agree soon.
-            ApplianceError: what it answers.
+            NotCoordinator: another broker forwarded the verb to us, but we do not coordinate the group; try again.
+            ApplianceError: the other broker's answer.
         """
         broker_id = self._brokers.coordinator(group)
         if broker_id == self._brokers.broker_id:
@@ -130,12 +133,12 @@ class RegisteredGroups:
         return _group(name, decode_info(node.value), members, owners)
 
     def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
-        """Have these as the group's members in the registry, when ZooKeeper permits; none: take them away."""
+        """Register these as the group's members, once ZooKeeper is there; none: unregister them."""
         if self._registry.enabled:
             self._members.register(group, members)
 
     async def reconnected(self) -> None:
-        """ZooKeeper is back, perhaps with a new session: register what could not be registered, or is gone."""
+        """ZooKeeper is back, perhaps with a new session: register the members that are not registered."""
         self._members.reconnected()
 
 

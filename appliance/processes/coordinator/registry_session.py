@@ -1,13 +1,12 @@
-"""The coordinator's ZooKeeper session as coroutines, and what it tells: brokers, topics, its own state.
+"""Runs the broker's ZooKeeper session in the coordinator's loop, and reports changes of brokers, topics and its state.
 
-One :class:`~appliance.zookeeper.session.Session` per broker.  kazoo's threads only enqueue and ring the
-session's eventfd; the loop polls it then, and when the session says that something is due.  Every question
-has a deadline of QUESTION_MS_MAX, the wait for a connection included: away is :class:`ZooKeeperAway`, never a
-hang.
+There is one :class:`~appliance.zookeeper.session.Session` per broker.  kazoo's threads only enqueue and ring the
+session's eventfd; the loop polls the session then, and when the session's next deadline comes.  Every question has a
+deadline of QUESTION_MS_MAX, which includes the wait for a connection: without ZooKeeper it raises
+:class:`ZooKeeperAway` and never hangs.
 
-Without ZooKeeper by configuration (``zookeeper.nodes = 0`` and no ``connect``), ``enabled`` is false and
-every question is an :class:`InvalidRequest` that says so; the rest of the coordinator then keeps to the
-catalog.
+Without ZooKeeper by configuration (``zookeeper.nodes = 0`` and no ``connect``), ``enabled`` is false and every question
+raises :class:`InvalidRequest`; the rest of the coordinator then uses only the catalog.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from ...zookeeper.session import Session, SessionState
 
 QUESTION_MS_MAX: Final = 5_000
 REGISTER_DELAY_S: Final = 0.05
-"""A burst of new partitions changes the registration once."""
+"""Delay of a registration, so that a burst of new partitions changes it once."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class RegistrySession:
-    """``brokers``: the live brokers as last seen, also while ZooKeeper is away."""
+    """The session as coroutines.  ``brokers``: the live brokers as last seen, also while ZooKeeper is away."""
 
     def __init__(
         self,
@@ -49,13 +48,13 @@ class RegistrySession:
     ) -> None:
         """
         Args:
-            instance: names the owner of this data directory, unlike that of any other.
-            describe: what this broker is to be registered as, asked for after each :meth:`announce`; None
-                while it does not serve yet.
-            on_state: (connect string, state) after every change of either.
-            on_connected: the session works (again): things may have changed unseen.
-            on_brokers: a broker has come, gone or changed.
-            on_topic: a topic was found, has changed, or (None) is not registered any more.
+            instance: unique name of the owner of this data directory.
+            describe: returns the registration of this broker, called after each :meth:`announce`; None while it does
+                not serve yet.
+            on_state: called with (connect string, state) after every change of either.
+            on_connected: called when the session works (again); changes may have been missed.
+            on_brokers: called when a broker has come, gone or changed.
+            on_topic: called when a topic was found, has changed, or (None) is not registered any more.
         """
         self.enabled = bool(config.zookeeper.connect or config.zookeeper.nodes)
         self.brokers: dict[int, BrokerInfo] = {}
@@ -82,18 +81,18 @@ class RegistrySession:
 
     @property
     def session_id(self) -> int:
-        """Of the session as it is now; 0 before the first one."""
+        """The id of the present session; 0 before the first one."""
         return 0 if self._session is None else self._session.session_id
 
     @property
     def leased(self) -> bool:
-        """Is it certain at this moment that nobody can have taken what the session's ephemeral nodes protect?"""
+        """Whether the session's ephemeral nodes certainly still exist, by its lease."""
         return self._session is not None and self._session.lease_left_ms > 0
 
     # ---- life
 
     def connect(self, connect: str) -> None:
-        """Begin to connect to an ensemble, or learn that it has moved."""
+        """Begin to connect to an ensemble, or move to its new address."""
         assert self.enabled
         self.connect_string = connect
         if self._session is not None:
@@ -112,12 +111,12 @@ class RegistrySession:
         self._on_state(connect, self.state)
 
     def announce(self) -> None:
-        """Register this broker, or what has changed about it, soon."""
+        """Register this broker, or its changes, after REGISTER_DELAY_S."""
         if self.enabled and self._announcing is None:
             self._announcing = self._loop.call_later(REGISTER_DELAY_S, self._announce)
 
     def close(self) -> None:
-        """Take the registration back and end the session, as far as ZooKeeper answers at once."""
+        """End the session, and the registration with it; wait at most 1 s for ZooKeeper."""
         for timer in (self._timer, self._announcing):
             if timer is not None:
                 timer.cancel()
@@ -129,12 +128,12 @@ class RegistrySession:
     # ---- questions
 
     async def ask(self, operation: Operation[T], *, session_id: int | None = None) -> T:
-        """Carry an operation out, in a certain session if it makes sense in no other.
+        """Carry an operation out; with ``session_id`` only in that session.
 
         Raises:
             InvalidRequest: this appliance runs without ZooKeeper.
             ZooKeeperAway: no answer within QUESTION_MS_MAX; a change may or may not have been made.
-            ApplianceError: what the operation raises.
+            ApplianceError: raised by the operation.
         """
         if not self.enabled:
             operation.close()
@@ -153,7 +152,7 @@ class RegistrySession:
 
         def done(result: T | ApplianceError) -> None:
             if answer.done():
-                return  # the one who asked is gone
+                return  # the caller was cancelled
             if isinstance(result, ApplianceError):
                 answer.set_exception(result)
             else:
@@ -178,7 +177,7 @@ class RegistrySession:
             )
         return set(found)
 
-    # ---- what the session tells
+    # ---- events of the session
 
     def _poll(self) -> None:
         if self._session is None:

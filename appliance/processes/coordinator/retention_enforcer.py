@@ -1,8 +1,8 @@
-"""Enforces retention: looks at what the logs take, has :mod:`appliance.retention` decide, and orders what is to go.
+"""Enforces retention: measures the logs, lets :mod:`appliance.retention` decide, and orders deletions from the writers.
 
-Sizes come from the tables, times and disk blocks from ``stat`` of the segment files; a sealed segment never changes, so
-it is looked at once.  The partition's writer deletes.  One run orders at most ORDERS_MAX deletions, those that make
-room first: each may fork a writer, and there is another run soon.
+Sizes come from the tables, times and disk blocks from ``stat`` of the segment files.  A sealed segment never changes,
+so it is measured once.  One run orders at most ORDERS_MAX deletions, those that make room on the disk first: each may
+fork a writer, and the next run orders the others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .topics import Topics
 
 ORDERS_MAX: Final = 100
 STATS_PER_TURN: Final = 500
-"""Files looked at before the loop may do something else."""
+"""Files measured before the loop serves others."""
 log = logging.getLogger(__name__)
 
 
 class RetentionEnforcer:
-    """Looks at all partitions stored here in one :meth:`run`."""
+    """Checks all partitions stored here in one :meth:`run`."""
 
     def __init__(self, data_dir: Path, topics: Topics, partitions: Partitions, clock_ms: Callable[[], int]) -> None:
         self._data_dir = data_dir
@@ -42,7 +42,7 @@ class RetentionEnforcer:
         self._lacking = False
 
     async def run(self, config: Config) -> None:
-        """Look at everything stored here, and order what is to go."""
+        """Measure all partitions stored here, and order deletions."""
         uses = await self._uses()
         disk = config.disk
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
@@ -90,7 +90,7 @@ class RetentionEnforcer:
 
 
 def _segments(path: Path, view: TableSnapshot, written: int, sealed: dict[int, Segment]) -> list[Segment]:
-    """What the segments take; ``sealed`` remembers those that cannot change."""
+    """Measure the segments of one partition; ``sealed`` caches those that cannot change."""
     for base in sealed.keys() - set(view.bases):
         del sealed[base]
     segments: list[Segment] = []
@@ -100,7 +100,7 @@ def _segments(path: Path, view: TableSnapshot, written: int, sealed: dict[int, S
         if segment is None:
             try:
                 status = log_path(path, base).stat()
-            except FileNotFoundError:  # removed since the view was taken
+            except FileNotFoundError:  # removed since the snapshot was taken
                 continue
             segment = Segment(base, stop - base, status.st_blocks * 512, status.st_mtime_ns // 1_000_000)
             if base != view.bases[-1]:

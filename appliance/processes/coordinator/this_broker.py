@@ -1,6 +1,6 @@
-"""What the forwarded requests of both listeners ask of this broker: its topics, partitions, settings and producer ids.
+"""Gives the forwarded requests of both listeners this broker's topics, partitions, settings and producer ids.
 
-:class:`ThisBroker` composes them; it is the coordinator's ``kafka_apis.appliance.Appliance``.
+:class:`ThisBroker` is the coordinator's ``kafka_apis.appliance.Appliance``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DELETE_RECORDS_POLL_S: Final = 0.02
 
 
 class ThisBroker:
-    """Answers from memory, but for changes of topics and deletions of records, which wait for the supervisor.
+    """Answers from memory; only changes of topics and deletions of records wait for the supervisor.
 
-    It has as many methods as the interface that it implements; most of them pass a question on to the part that knows.
+    It has as many methods as the interface that it implements; most of them call one of the parts given to it.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class ThisBroker:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Another value whenever the facts or the topics may have changed; cheap to compare."""
+        """Changes whenever the facts or the topics may have changed; cheap to compare."""
         return self.revision, self.zookeeper, self.cluster_id, self._topics.catalog.topics
 
     @property
     def facts(self) -> snapshot.Facts:
-        """What network workers answer from, besides the topics."""
+        """The part of the workers' snapshot besides the topics."""
         return snapshot.Facts(
             self.cluster_id,
             self.broker_id,
@@ -152,9 +152,9 @@ class ThisBroker:
         await self._topics.alter(name, {}, count)
 
     async def delete_records(self, topic: str, partition: int, offset: int) -> int:
-        """Delete what lies before ``offset``; returns the new log start offset, once readers have it.
+        """Delete the records before ``offset``; return the new log start offset, once readers have it.
 
-        The writer flushes what is not flushed yet before it moves the start.  Files go by whole segments.
+        The writer flushes unflushed records before it moves the start.  Files are removed by whole segments.
         """
         start, end = self.extent(topic, partition)
         if not start <= offset <= end:

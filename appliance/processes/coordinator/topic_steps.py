@@ -1,15 +1,15 @@
-"""The steps that every change of a topic is made of.
+"""Creates, changes and deletes topics in steps, so that a failed change leaves the topic whole or removes it wholly.
 
-Every topic has an id, made at its creation (``catalog``); whatever is kept of it somewhere carries the id.
+Every topic has an id, made at its creation (``catalog``); the catalog, ZooKeeper and the data directory store it.
 
-Whatever is made is first noted in the catalog as a removal (:meth:`TopicSteps.making`); the store that makes it known
-takes the note back.  Where a step is refused, or a process dies, the removal that is noted clears everything away: the
-topic is there as a whole, or there is nothing of it in the catalog, in ZooKeeper and on the disk.
+A creation is first noted in the catalog as a removal (:meth:`TopicSteps.making`); the store that adds the topic drops
+the note.  Where a step is refused, or a process dies, the noted removal is carried out.  So the topic exists as a
+whole, or there is nothing of it in the catalog, in ZooKeeper and on the disk.
 
-A deletion is decided by one store of the catalog, which drops the topic and notes its removal
-(:meth:`TopicSteps.decide_deletion`).  What is left to do then (``supervisor.removal`` has the table) is done by
-:meth:`TopicSteps.finish`, as often as it takes.  The name is free when the removal has left the catalog: old data, and
-old offsets of groups, never show up in a new topic.
+One store of the catalog decides a deletion: it drops the topic and notes its removal
+(:meth:`TopicSteps.decide_deletion`).  :meth:`TopicSteps.finish` carries out the rest (``supervisor.removal`` has the
+table), and is repeated until it succeeds.  The name is free when the removal has left the catalog: old data, and old
+offsets of groups, never appear in a new topic.
 
 Changes of one topic happen one after another (:meth:`TopicSteps.changing`); every step has a deadline.
 """
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 
 class TopicSteps:
-    """``defaults``: what holds where a topic does not set it.
+    """The steps.  ``defaults``: the settings of topics that do not set their own.
 
-    ``revision`` grows with every change of what :attr:`catalog` says; ``on_change`` is called then.
+    ``revision`` grows with every change of :attr:`catalog`; ``on_change`` is called then.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TopicSteps:
         self.on_change()
 
     def settings(self, topic: Topic) -> TopicSettings:
-        """What holds for a topic: its own settings over the defaults."""
+        """The settings of a topic: its own over the defaults."""
         return TopicSettings.parse(topic.settings, self.defaults)
 
     def hosted(self, topic: Topic) -> list[TopicPartition]:
@@ -84,7 +84,11 @@ class TopicSteps:
 
     @asynccontextmanager
     async def changing(self, name: str) -> AsyncIterator[None]:
-        """One change of a topic at a time; who waits too long for the others gets an error."""
+        """Allow one change of a topic at a time.
+
+        Raises:
+            RequestTimedOut: earlier changes took longer than QUEUE_MS_MAX.
+        """
         lock = self._locks.setdefault(name, asyncio.Lock())
         try:
             async with asyncio.timeout(QUEUE_MS_MAX / 1000):
@@ -99,7 +103,7 @@ class TopicSteps:
     # ---- steps, each within ``changing``
 
     async def place(self, partitions: range) -> dict[int, list[int]]:
-        """Which broker is to store each of some new partitions."""
+        """Choose the broker that is to store each of some new partitions."""
         live = {self._broker_id}
         if self._registry.enabled:
             live |= await self._registry.live_brokers()
@@ -112,7 +116,7 @@ class TopicSteps:
         return place_partitions(partitions, live, hosted, prefer=[self._broker_id])
 
     async def adopt(self, topic: Topic) -> None:
-        """Make the catalog, then the partitions here, agree with ``topic``."""
+        """Store ``topic`` in the catalog, then set and open its partitions here."""
         old = self.catalog.topics.get(topic.name)
         if topic == old and all(key in self._partitions for key in self.hosted(topic)):
             return
@@ -133,7 +137,7 @@ class TopicSteps:
 
     @asynccontextmanager
     async def making(self, removal: Removal) -> AsyncIterator[Removal]:
-        """Note what is to be removed unless the block, which makes it, succeeds and takes the note back."""
+        """Note a removal, and carry it out if the block fails; the block drops the note when it succeeds."""
         await self.commit(Change(note=removal))
         try:
             yield removal
@@ -146,7 +150,7 @@ class TopicSteps:
             raise
 
     async def decide_deletion(self, topic: Topic) -> Removal:
-        if self._registry.enabled:  # who cannot ask cannot unregister: nothing is begun then
+        if self._registry.enabled:  # without ZooKeeper it could not be unregistered: do not begin
             await self._registry.ask(self._registry.topics.topics([topic.name]))
         removal = Removal(topic.name, topic.id, [partition for _, partition in self.hosted(topic)])
         await self.commit(Change(drop=topic.name, note=removal))
@@ -154,7 +158,7 @@ class TopicSteps:
         return removal
 
     async def finish(self, removal: Removal) -> None:
-        """Do what a removal noted in the catalog asks for, and forget it; each step may be repeated.
+        """Carry out a removal noted in the catalog, and drop the note; each step may be repeated.
 
         Raises:
             ApplianceError: it stays noted; try again.
@@ -171,7 +175,7 @@ class TopicSteps:
     # ---- the catalog
 
     async def commit(self, change: Change) -> None:
-        """Change the catalog.  What comes together is stored together, so that many topics cost few stores.
+        """Change the catalog.  Changes of one turn of the loop are stored together, so many topics cost few stores.
 
         Raises:
             DiskFull, StorageFault: nothing is changed.
@@ -191,7 +195,7 @@ class TopicSteps:
         except ApplianceError as refused:
             error = refused
         for _, stored in waiting:
-            if stored.done():  # who waited has been cancelled
+            if stored.done():  # the caller was cancelled
                 continue
             if error is None:
                 stored.set_result(None)

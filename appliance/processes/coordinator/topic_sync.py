@@ -1,11 +1,11 @@
-"""Keeps the topics here in step with the cluster: with what is registered in ZooKeeper, and with what is open.
+"""Synchronises the catalog with the topics registered in ZooKeeper, and opens the partitions that the catalog has.
 
-Changes that other brokers registered come in one by one (:meth:`TopicSync.on_topic`), and wholesale after every
-(re)connection (:meth:`TopicSync.synchronise`).  What is registered wins, for the same id.  A topic that is *not*
-registered is deleted here only if ZooKeeper says that it was deleted (see ``zookeeper/cluster_identity.py``); otherwise
-ZooKeeper has lost it, or never had it, and it is registered again.
+Changes by other brokers come one by one (:meth:`TopicSync.on_topic`); after every (re)connection all topics are
+compared (:meth:`TopicSync.synchronise`).  For the same id, the registration in ZooKeeper wins.  A topic that is *not*
+registered is deleted here only if ZooKeeper has a mark of its deletion (see ``zookeeper/cluster_identity.py``).
+Otherwise ZooKeeper has lost it, or never had it, and it is registered again.
 
-What could not be finished is tried again by :meth:`TopicSync.reconcile`.
+:meth:`TopicSync.reconcile` repeats unfinished changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicSync:
-    """``spawn`` runs work in the background."""
+    """Compares and adopts topics.  ``spawn`` runs work in the background."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class TopicSync:
         self._registry = registry
         self._spawn = spawn
         self._clock_ms = clock_ms
-        self._compared = False  # what is registered was compared with the catalog once
-        self._stale = registry.enabled  # and is to be compared again
+        self._compared = False  # the catalog was compared with ZooKeeper at least once
+        self._stale = registry.enabled  # the catalog has to be compared again
 
     def found_cluster(self) -> None:
-        """Give this broker's cluster an id, once: without an ensemble of others it is a cluster of its own.
+        """Give this broker's cluster an id, if it has none and no ensemble of others is configured.
 
-        A local ensemble takes this id; should it have another one, that one holds.
+        A local ensemble takes this id, unless it has one already; that one wins.
         """
         if not self._registry.enabled and self._catalog.topics and not self._catalog.hosted(self._broker_id):
             log.error("%s has no partition of broker %d: was broker.id changed?", self._catalog.path, self._broker_id)
@@ -65,7 +65,7 @@ class TopicSync:
                 log.error("%s", error)
 
     async def reconcile(self) -> None:
-        """Do what was left undone: remove what is noted, open what the catalog has and is not open."""
+        """Repeat unfinished changes: carry out noted removals, open partitions of the catalog that are not open."""
         if self._catalog.in_doubt:
             self._catalog.store()
         for removal in list(self._catalog.removals):
@@ -77,11 +77,11 @@ class TopicSync:
             await self.synchronise()
 
     async def _attempt(self, name: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One step of reconciling; what fails is logged, and tried again the next time."""
+        """Run one step of :meth:`reconcile`; an error is logged, and the next run repeats the step."""
         try:
             async with self._steps.changing(name):
                 await step()
-        except Unavailable as error:  # a long recovery, say: it will be there in the end
+        except Unavailable as error:  # a long recovery, for example, which will end
             log.info("topic %s: %s", name, error)
         except ApplianceError as error:
             log.error("topic %s: %s", name, error)
@@ -91,15 +91,15 @@ class TopicSync:
             await self._steps.open(self._catalog.topics[name])
 
     def on_topic(self, name: str, info: TopicInfo | None) -> None:
-        """ZooKeeper has this about a topic now (None: nothing any more)."""
+        """A topic's registration in ZooKeeper has changed; None: it is gone."""
         mine = self._catalog.topics.get(name)
         if not self._compared:
-            return  # everything will be, once that is possible
+            return  # the first synchronise compares all topics
         if (mine is None) != (info is None) or (mine and info and info_of(mine) != info):
             self._spawn(self._try_synchronise(name))
 
     async def synchronise(self) -> None:
-        """Compare the whole catalog with what is registered, after changes may have been missed.
+        """Compare the whole catalog with ZooKeeper, after changes may have been missed.
 
         Raises:
             BadValue: another appliance has our id.
@@ -107,7 +107,7 @@ class TopicSync:
         """
         registry = self._registry
         self._stale = True
-        await registry.live_brokers()  # raises when what is registered for our id is not meant for us
+        await registry.live_brokers()  # raises when another appliance is registered under our id
         cluster = await registry.ask(cluster_identity.cluster_id(self._catalog.cluster or uuid4().hex))
         if cluster != self._catalog.cluster:
             if self._catalog.cluster and self._catalog.topics:
@@ -127,13 +127,13 @@ class TopicSync:
         try:
             await self.synchronise_one(name)
         except ZooKeeperAway:
-            self._stale = True  # the next connection brings everything in step
+            self._stale = True  # the next connection compares all topics
         except ApplianceError as error:
             self._stale = True
             log.error("topic %s is not in step with ZooKeeper: %s", name, error)
 
     async def synchronise_one(self, name: str) -> None:
-        """Bring one topic in step with what is registered at this moment."""
+        """Compare one topic with its present registration, and adopt it."""
         registry = self._registry
         async with self._steps.changing(name):
             for removal in self._steps.removals(name):

@@ -1,9 +1,9 @@
-"""What clients of both listeners ask of topics: look up, create, alter, delete.
+"""Looks up, creates, alters and deletes topics for clients of both listeners.
 
-The steps of each change, and what holds when one of them fails, are in :mod:`.topic_steps`.  A creation is registered
-in ZooKeeper (unless the configuration has none), opened by the supervisor, and then known.  Partitions are added in the
-same way.  A deletion that is refused leaves the topic whole; one that cannot be completed now is answered with a
-timeout and goes on by itself.
+:mod:`.topic_steps` has the steps of each change, and what follows when one fails.  A new topic is registered in
+ZooKeeper (unless the configuration has none), opened by the supervisor, and then stored in the catalog.  Partitions are
+added in the same way.  A deletion that is refused leaves the topic whole.  One that cannot be completed now is answered
+with a timeout, and goes on in the background.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Topics:
-    """``look_up`` brings one topic in step with what is registered at this moment."""
+    """Requests about topics.  ``look_up`` compares one topic with its present registration, and adopts it."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Topics:
 
     @property
     def revision(self) -> int:
-        """Another number after every change of :attr:`catalog`."""
+        """Grows with every change of :attr:`catalog`."""
         return self._steps.revision
 
     @property
     def defaults(self) -> TopicSettings:
-        """What holds where a topic does not set it."""
+        """The settings of topics that do not set their own."""
         return self._steps.defaults
 
     @property
@@ -77,7 +77,7 @@ class Topics:
         return topic
 
     def settings(self, topic: Topic) -> TopicSettings:
-        """What holds for a topic: its own settings over the defaults."""
+        """The settings of a topic: its own over the defaults."""
         return self._steps.settings(topic)
 
     # ---- changes that clients ask for
@@ -85,8 +85,7 @@ class Topics:
     def check(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
     ) -> tuple[int, dict[str, str]]:
-        """Raise what :meth:`create` would raise at once; else the number of partitions and the settings'
-        text.
+        """Check the arguments of :meth:`create`; return the number of partitions and the settings as text.
 
         Raises:
             InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting: see the message.
@@ -107,7 +106,7 @@ class Topics:
         return count, own
 
     def check_settings(self, given: Mapping[str, str | int]) -> dict[str, str]:
-        """The settings in their canonical text.
+        """The settings as canonical text.
 
         Raises:
             InvalidSetting: see the message.
@@ -124,13 +123,12 @@ class Topics:
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
     ) -> Topic:
-        """Make a topic, with as many partitions as configured by default, spread over the live brokers.
+        """Create a topic, by default with the configured number of partitions, spread over the live brokers.
 
-        When this returns, the partitions here can be produced to; those on other brokers can be a moment
-        later.
+        When this returns, clients can produce to the partitions here; to those on other brokers a moment later.
 
         Raises:
-            What :meth:`check` raises.
+            InvalidTopic, TopicExists, InvalidPartitions, InvalidSetting, WriterGone: see :meth:`check`.
             Unavailable: try again.
         """
         async with self._steps.changing(name):
@@ -148,7 +146,7 @@ class Topics:
             return topic
 
     async def ensure(self, name: str) -> Topic:
-        """The topic of that name, made with the defaults where topics are created automatically.
+        """The topic of that name, created with the defaults if ``topics.auto_create`` is set.
 
         Raises:
             UnknownPartition: there is none and it is not made; names that are reserved never are.
@@ -157,13 +155,13 @@ class Topics:
             return self.get(name)
         try:
             return await self.create(name)
-        except TopicExists:  # somebody else was first, or we were, and lost ZooKeeper before it could say so
+        except TopicExists:  # another request was first, or ours was, and the answer of ZooKeeper was lost
             if name not in self.catalog.topics:
                 await self._look_up(name)
             return self.get(name)
 
     async def alter(self, name: str, settings: Mapping[str, str | int | None], partitions: int | None = None) -> Topic:
-        """Set, or with None take back, single settings; raise the number of partitions.
+        """Set single settings, or (None) reset them; raise the number of partitions.
 
         Raises:
             UnknownPartition, InvalidPartitions, InvalidSetting: see the message; nothing is changed.
@@ -194,7 +192,7 @@ class Topics:
         placed: Mapping[int, list[int]],
         removal: Removal | None,
     ) -> Topic:
-        """Register a change, then adopt what is registered; ``removal`` notes the new partitions that are open here."""
+        """Register a change, then adopt the registration; ``removal`` notes the new partitions that are open here."""
 
         def change(info: TopicInfo) -> TopicInfo:
             if info.id != old.id:
@@ -222,7 +220,7 @@ class Topics:
         Raises:
             UnknownPartition: there is none.
             ZooKeeperAway, DiskFull, StorageFault: nothing is changed.
-            RequestTimedOut: the topic is gone, and the deletion goes on; the message says what it waits for.
+            RequestTimedOut: the topic is gone, and the deletion goes on; the message has the reason.
         """
         async with self._steps.changing(name):
             pending = [removal for removal in self._steps.removals(name) if removal.whole]
@@ -238,7 +236,7 @@ class Topics:
                 ) from error
 
     def reload(self, config: Config) -> None:
-        """Take new defaults; writers learn what now holds for their topic."""
+        """Take new defaults, and send the writers the settings of their topics."""
         self._config = config
         self._steps.defaults = config.topics.defaults
         self._steps.changed()

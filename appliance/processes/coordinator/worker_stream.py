@@ -1,9 +1,9 @@
 """The stream between the coordinator and one network worker.
 
 The worker sends ``[token, protocol, listener, peer, frame]``.  The answer is ``[token, reply frame]`` or
-``[token, nil]`` (close that connection); ``[token]`` alone says that the connection is gone, ``[0]`` asks for producer
-ids.  A worker that does not take its answers, or has REQUESTS_MAX unanswered, is not read any more.  Between the
-answers it gets what it answers Metadata and InitProducerId from (``processes.snapshot``).
+``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is gone, ``[0]`` asks for
+producer ids.  The coordinator does not read from a worker that does not take its answers, or has REQUESTS_MAX
+unanswered requests.  Between the answers it sends the worker's snapshot (``processes.snapshot``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..snapshot import SNAPSHOT, Facts, Publisher
 REQUESTS_MAX: Final = 8192
 """Unanswered requests of one worker."""
 STREAM_OVERHEAD_BYTES: Final = 4096
-"""What a message on a worker's stream may have around its frame."""
+"""Bytes of a message on a worker's stream besides its frame, at most."""
 
 Answer = Callable[[str, str, str, bytes], Coroutine[Any, Any, bytes | None]]
 """(protocol, listener, peer, frame) → reply frame, or None to close the connection."""
@@ -40,15 +40,15 @@ class WorkerStream(asyncio.Protocol):
         take_producer_ids: Callable[[], tuple[int, int]],
         frame_bytes_max: int,
     ) -> None:
-        """Take the parts of the coordinator that serve a worker.
+        """Connect the parts of the coordinator that serve a worker.
 
         Args:
             answer: answers one request.
-            publish: called before each answer, so that the worker's snapshot has what the answer is about.
-            take_producer_ids: the first and the number of a block of ids; it raises ApplianceError when there is none.
+            publish: called before each answer, so that the worker's snapshot has the changes of that request.
+            take_producer_ids: returns the first id and the size of a block; raises ApplianceError when there is none.
             frame_bytes_max: of a request.
         """
-        self.published: tuple[Any, ...] = ()  # the state that the worker's snapshot is of
+        self.published: tuple[Any, ...] = ()  # the state of the broker that the worker's snapshot shows
         self.congested = False
         self._answer = answer
         self._publish = publish
@@ -67,12 +67,12 @@ class WorkerStream(asyncio.Protocol):
         self._transport = None
 
     def close(self) -> None:
-        """Nobody is there for the answers; what was asked is done all the same."""
+        """Close the stream: requests in progress are completed, and their answers dropped."""
         if self._transport is not None:
             self._transport.abort()
 
     def publish(self, state: tuple[Any, ...], facts: Facts, topics: Mapping[str, Topic]) -> None:
-        """Send the worker what has changed since the last time."""
+        """Send the worker the changes since the last call."""
         self.published = state
         if self._transport is not None:
             for message in self._publisher.changes(facts, topics):
@@ -92,7 +92,7 @@ class WorkerStream(asyncio.Protocol):
         self._take()
 
     def _take(self) -> None:
-        """Start what has arrived, as far as there is room."""
+        """Start the requests that have arrived, until the worker has REQUESTS_MAX unanswered."""
         while not self._full:
             try:
                 message = next(self._unpacker)
@@ -107,7 +107,7 @@ class WorkerStream(asyncio.Protocol):
         self._throttle()
 
     def _send_producer_ids(self) -> None:
-        """Send a block of ids, or an empty one: then requests for ids are forwarded, and their replies say why."""
+        """Send a block of ids, or an empty one: then the worker forwards requests for ids, and the replies say why."""
         try:
             first, count = self._take_producer_ids()
         except ApplianceError:
@@ -133,8 +133,10 @@ class WorkerStream(asyncio.Protocol):
         task.add_done_callback(lambda task: self._answered(token, protocol, peer, task))
 
     def _answered(self, token: int, protocol: str, peer: str, task: asyncio.Task[bytes | None]) -> None:
-        """Send the reply.  A bug in answering closes that connection: the same frame, sent again, would find
-        it again, so it must not end the process that all others need.
+        """Send the reply.
+
+        A bug in answering closes only that connection: a client that sends the frame again must not be able to end the
+        process that all others need.
         """
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
