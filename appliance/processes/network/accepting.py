@@ -1,4 +1,4 @@
-"""Accepting: the listeners of a network worker, and what it does with clients that there is no room for.
+"""Accepts connections from the listeners, and refuses those for which there is no room.
 
 Bounds: ``network.connections_max`` connections, or fewer where the system grants fewer descriptors.  A worker that has
 to refuse a connection leaves its listeners to other workers for ACCEPT_PAUSE_MS.
@@ -20,7 +20,7 @@ from ...wire.sockets import set_options
 from .turn import Turn
 
 SPARE_DESCRIPTORS: Final = 64
-"""Descriptors that no connection gets: channels to processes that are started anew, segments in use."""
+"""Descriptors that connections leave free: for channels to restarted processes, and for segments in use."""
 ACCEPT_PAUSE_MS: Final = 100
 LACKING_MS: Final = 5_000
 """How long a worker reports a limit of the machine after it had to refuse a connection for it."""
@@ -28,7 +28,7 @@ SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 
 
 class LimitReached(NamedTuple):
-    """Its name (:mod:`appliance.machine_limits`), its value, and how much of that is in use; None: not known."""
+    """A limit: its name (:mod:`appliance.machine_limits`), its value, and how much is in use; None: not known."""
 
     limit: str
     value: int | None
@@ -36,7 +36,7 @@ class LimitReached(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A new connection, the protocol of its listener, the address that the client came to, and the client's."""
+    """A new connection, the protocol of its listener, the address that the client connected to, and the client's."""
 
     sock: socket.socket
     protocol: str
@@ -55,7 +55,7 @@ class Accepting:
         self.by_fd = {sock.fileno(): (protocol, sock) for protocol, sock in listeners}
         self.refused = 0
         self.resume_ms = 0
-        """When the listeners are watched again; 0: they are."""
+        """When the listeners are watched again; 0: they are watched now."""
         self._lacking, self._lacking_until_ms = "", 0
         """The limit of the machine that a connection was refused for, and how long that counts."""
         self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,13 +1,13 @@
 """The state of one client connection of a network worker: which requests have started, and what is left to send.
 
-Order: requests take effect in the order in which they came, and their replies leave in it, as Kafka promises.  A
+Order: requests take effect in the order in which they came, and their replies are sent in this order, as in Kafka.  A
 request starts when all before it have taken effect; until then it stays in the inbox, and nothing more is read
-(``stalled``).  Requests whose effects may overlap do: produce requests, which keep their order in each partition, and
-commits.  ``started`` counts the requests that have been started and have not taken effect, acks=0 included.
+(``stalled``).  Two kinds of requests may overlap with others of their kind: produce requests, which keep their order in
+each partition, and commits.  ``started`` counts started requests that have not taken effect, acks=0 included.
 
-Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply leaves when
-all before it have left: clients match replies by order.  Bytes go out with ``send``, file ranges with ``sendfile``;
-``MSG_MORE`` keeps a header and its batches in one segment.
+Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply is sent after
+all before it: clients match replies by order.  Bytes are sent with ``send``, file ranges with ``sendfile``;
+``MSG_MORE`` keeps a header and its batches in one TCP segment.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .writer_link import WriterLink
 
 JOINED_BYTES_MAX: Final = 1 << 16
-"""Replies are joined up to about this size: what is not sent is copied once more."""
+"""Replies are joined up to about this size; a larger one would copy more bytes again when the socket is full."""
 TURNS_TO_HAND_OVER: Final = 32
 HANDOFF_WINDOW_MS: Final = 1_000
-"""A connection is handed over when it has brought produce requests, and nothing else, so often in this time."""
+"""A connection is handed over after TURNS_TO_HAND_OVER turns in this time with produce requests and nothing else."""
 
 
 class HandoffCount:
-    """Counts how often a connection has done nothing but produce to one partition, always with the same acks."""
+    """Counts the turns in which a connection only produced to one partition, always with the same acks."""
 
     __slots__ = ("acks", "link", "since_ms", "turns")
 
@@ -42,7 +42,7 @@ class HandoffCount:
         self.acks = self.turns = self.since_ms = 0
 
     def is_due(self, link: WriterLink, acks: int, now_ms: int) -> bool:
-        """Count produce requests that have come together.  Returns whether a handoff is worth it."""
+        """Count a turn with produce requests; return whether to hand the connection over."""
         if link is not self.link or acks != self.acks or now_ms - self.since_ms > HANDOFF_WINDOW_MS:
             self.link, self.acks, self.turns, self.since_ms = link, acks, 0, now_ms
         self.turns += 1
@@ -50,7 +50,7 @@ class HandoffCount:
 
 
 class Pending:
-    """A request that waits for its reply, or ``count`` joined ones.  ``reply`` is None until it is there."""
+    """A request that waits for its reply, or ``count`` joined requests.  ``reply`` is None until it is ready."""
 
     __slots__ = ("connection", "count", "missing", "reply", "request", "results")
 
@@ -95,7 +95,7 @@ class Connection:
     def __init__(
         self, sock: socket.socket, protocol: str, listener: str, peer: str, codec: Codec, inbox: Inbox
     ) -> None:
-        """``listener``: the address that the client came to."""
+        """``listener``: the address that the client connected to."""
         self.sock = sock
         self.protocol, self.listener, self.peer, self.codec = protocol, listener, peer, codec
         self.inbox = inbox
@@ -103,18 +103,18 @@ class Connection:
         self.unanswered = 0
         self.started = 0
         self.overlap = ""
-        """What the requests that have started share."""
+        """The kind of overlap of the requests that have started."""
         self.stalled = False
         self.stalled_overlap = ""
         self.stalled_by: WriterLink | None = None
-        """The writer that has too much in hand to take the request that stalls."""
+        """The writer that has too many unanswered bytes to take the stalled request."""
         self.announcements_read = False
-        """The supervisor's messages have been read for the sake of the request that stalls."""
+        """Whether the supervisor's messages have been read for the stalled request."""
         self.delayed: DelayedRequest | None = None
         self.out: deque[bytes | FileRange] = deque()
         self.out_bytes = 0
         self.events = 0
-        """What epoll watches the socket for."""
+        """The events that epoll watches the socket for."""
         self.active_ms = 0
         self.closed = False
         self.close_when_sent = False
@@ -129,19 +129,19 @@ class Connection:
         return not self.started or (overlap != "" and overlap == self.overlap)
 
     def begin(self, pending: Pending) -> None:
-        """Start a request; its reply will leave after those of all requests before."""
+        """Note a started request; its reply is sent after those of all requests before it."""
         self.requests.append(pending)
         self.unanswered += pending.count
         self.started += 1
         self.overlap = pending.request.overlap
 
     def stall(self, start: int, overlap: str) -> None:
-        """Let the request whose frame is at ``start`` wait, and all behind it."""
+        """Let the request whose frame is at ``start`` wait, and all after it."""
         self.stalled, self.stalled_overlap = True, overlap
         self.inbox.rewind(start)
 
     @property
-    def settled(self) -> bool:
+    def may_move(self) -> bool:
         """Whether nothing is outstanding: see :mod:`appliance.processes.handoff`."""
         return not (self.started or self.requests or self.out or self.stalled or self.inbox.starved)
 
@@ -166,13 +166,13 @@ class Connection:
         self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
 
     def give_up(self, kind: type) -> None:
-        """Forget the first unanswered request of this kind, and all behind it: they could not leave before it."""
+        """Forget the first unanswered request of this kind, and all after it: their replies could not be sent."""
         requests = takewhile(lambda one: one.reply is not None or not isinstance(one.request, kind), self.requests)
         self.requests = deque(requests)
         self.unanswered = sum(one.count for one in self.requests)
 
     def send(self) -> bool:
-        """Write what the socket takes; False when it was nothing.
+        """Send as much as the socket takes; False when it takes nothing.
 
         Raises:
             OSError: the connection is gone.
@@ -210,7 +210,7 @@ class Connection:
 
     def _send_file(self, piece: FileRange) -> None:
         sent = os.sendfile(self.sock.fileno(), piece.file.fd, piece.position, piece.count)
-        if sent == 0:  # the file is shorter than its table says: only a fault of the disk can do that
+        if sent == 0:  # the file is shorter than the table says: only a fault of the disk can cause that
             raise OSError("segment file ends early")
         self.out_bytes -= sent
         if sent < piece.count:

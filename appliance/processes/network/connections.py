@@ -1,15 +1,15 @@
-"""All client connections of a network worker: receives, starts requests in order, sends replies, closes.
+"""Serves the client connections of a network worker: receives, starts requests in order, sends replies, closes.
 
-The order of requests and of replies is in :mod:`.connection_state`, the memory for received bytes in :mod:`.inbox`.
-What a request does when it starts is in the other rooms of the worker: its :data:`Handler`.
+:mod:`.connection_state` has the order of requests and replies, :mod:`.inbox` the memory for received bytes.  The other
+parts of the worker start each kind of request: its :data:`Handler`.
 
-A connection that finds no memory for what it sends is *starved*: it waits, behind those that wait longer, until there
-is room.  One that keeps an unfinished request in memory that others wait for is closed.
+A connection without memory for received bytes is *starved*: it waits, after those that wait longer, until there is
+room.  A connection whose unfinished request keeps memory that others wait for is closed.
 
 Bounds: ``network.requests_max`` unanswered requests and ``network.send_bytes_max`` unsent bytes of a connection, memory
-for received bytes, ``REQUESTS_PER_TURN`` requests of one connection before others have their turn.  Reaching one of
-them stops reading from the connection; TCP slows its client down.  A client that closes while it has too many
-unanswered requests is noticed all the same (EPOLLRDHUP): what it has sent behind them is dropped.
+for received bytes, ``REQUESTS_PER_TURN`` requests of one connection in a turn.  A connection that reaches one of them
+is not read; TCP slows its client down.  EPOLLRDHUP shows a client that closes while it has too many unanswered
+requests: its later bytes are dropped.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .inbox import Buffers
 from .turn import Turn
 
 REQUESTS_PER_TURN: Final = 100
-"""Requests of one connection, produce requests alike counted once, before others have their turn."""
+"""Requests of one connection in a turn; joined produce requests count once."""
 STARVED_MS_MAX: Final = 500
-"""How long connections wait for memory that an unfinished request of another keeps, before that one is closed."""
+"""How long connections wait for memory before the connection with the oldest unfinished request is closed."""
 
 Handler = Callable[[Connection, Any, int, memoryview], bool]
-"""Starts a request, given where its (first) frame begins in the arena, and that frame.
+"""Starts a request: (connection, request, position of its first frame in the arena, that frame).
 
 Returns:
-    False when it has to wait; then something else resumes the connection.
+    False when the request has to wait; the handler resumes the connection later.
 
 Raises:
     ProtocolFault: the connection is to be closed.
@@ -53,9 +53,9 @@ class Connections:
         self.resumed: dict[Connection, None] = {}
         """Connections with requests that can start in the next turn."""
         self.starved: OrderedDict[Connection, None] = OrderedDict()
-        """Connections that found no room for what they send, those that wait longest first."""
+        """Connections without room for received bytes, those that wait longest first."""
         self.starved_ms = 0
-        """Since when nothing has become better for them."""
+        """When the first of them began to wait, or one was last fed."""
 
     def connect(
         self,
@@ -64,19 +64,19 @@ class Connections:
         ask_for_room: Callable[[], None],
         on_close: Callable[[Connection], None],
     ) -> None:
-        """Connect the other rooms of the worker, before the first connection comes.
+        """Connect the other parts of the worker, before the first connection comes.
 
         Args:
-            handlers: what starts each kind of request.
-            hand_over: moves a settled connection to a writer, if it can.
-            ask_for_room: asks all writers to finish what they have in the arena.
-            on_close: forgets what waits for a connection's sake.
+            handlers: start each kind of request.
+            hand_over: moves a connection with nothing outstanding to a writer, if possible.
+            ask_for_room: asks all writers to flush, so that they release the arena.
+            on_close: forgets the waiting requests of a connection.
         """
         self._handlers: dict[type[Request], Handler] = {**handlers, Local: self._answer_local}
         self._hand_over, self._ask_for_room, self._on_close = hand_over, ask_for_room, on_close
 
     def add(self, connection: Connection) -> None:
-        """Take a connection on."""
+        """Add a new connection."""
         connection.active_ms = self._turn.now_ms
         connection.events = select.EPOLLIN
         fd = connection.sock.fileno()
@@ -84,7 +84,7 @@ class Connections:
         self._epoll.register(fd, select.EPOLLIN)
 
     def take_in(self, connection: Connection) -> None:
-        """Take on a connection that brings bytes received and unsent."""
+        """Add a connection that comes back from a writer, with its received and unsent bytes."""
         self.add(connection)
         if self._take_frames(connection):
             self.touched[connection] = None
@@ -92,7 +92,7 @@ class Connections:
     # ---- receiving
 
     def read(self, connection: Connection, first: bool = False) -> None:
-        """Receive, and start what has come; ``first``: nobody has waited longer for room in the arena."""
+        """Receive, and start whole requests; ``first``: no other connection has waited longer for the arena."""
         inbox = connection.inbox
         connection.active_ms = self._turn.now_ms
         inbox.starved = bool(self.starved) and not first and not inbox
@@ -127,13 +127,13 @@ class Connections:
             self.disconnect(connection, str(error))
         if connection.closed:
             return False
-        inbox.settle(self._turn.now_ms, connection.stalled)
+        inbox.release_parsed(self._turn.now_ms, connection.stalled)
         if inbox.starved:
             self._starve(connection)
         return True
 
     def _start(self, connection: Connection, request: Request, start: int, frame: memoryview) -> bool:
-        """Start a request; False: it has to wait, and whatever it waits for resumes the connection."""
+        """Start a request; False when it has to wait, until the connection is resumed."""
         limits = self._limits
         if (
             connection.closed
@@ -150,7 +150,7 @@ class Connections:
         return self._handlers[kind](connection, request, start, frame)
 
     def _answer_local(self, connection: Connection, request: Local, start: int, frame: memoryview) -> bool:
-        """Send a reply that the codec has made itself."""
+        """Send a reply that the codec has made."""
         pending = Pending(connection, request)
         connection.begin(pending)
         self.answer(pending, [request.reply])
@@ -158,10 +158,10 @@ class Connections:
         return True
 
     def awaits_announcement(self, connection: Connection, partitions: Sequence[object | None]) -> bool:
-        """Whether a request that names an unknown partition starts again in the next turn.
+        """Whether a request that names an unknown partition has to start again in the next turn.
 
-        The supervisor's messages are read before: it may have announced the partition since this turn began, and the
-        client may know it from somebody else.
+        That turn reads the supervisor's messages first: the supervisor may have announced the partition, and the client
+        may know it from another connection.
         """
         connection.announcements_read = not connection.announcements_read and None in partitions
         if connection.announcements_read:
@@ -169,27 +169,27 @@ class Connections:
         return connection.announcements_read
 
     def resume_next_turn(self, connection: Connection) -> None:
-        """The request that stalls may start in the next turn."""
+        """Start the stalled request in the next turn."""
         self.resumed[connection] = None
 
     def start_resumed(self) -> None:
-        """Let the connections that have been resumed start their requests at the end of this turn."""
+        """Let the resumed connections start their requests at the end of this turn."""
         self.touched.update(self.resumed)
         self.resumed = {}
 
-    # ---- memory for what they send
+    # ---- memory for received bytes
 
     def _starve(self, connection: Connection) -> None:
-        """Let it wait until there is room for what it sends."""
+        """Let the connection wait until there is room for its bytes."""
         if not self.starved:
             self.starved_ms = self._turn.now_ms
             self._ask_for_room()
         self.starved.setdefault(connection)
 
     def feed_starved(self) -> None:
-        """Let connections that found no room try again; none before those that wait longer.
+        """Let starved connections try again, those that wait longest first.
 
-        The oldest unfinished frame comes before all: while memory is used up only that may grow, so that it gets done.
+        The oldest unfinished frame comes before all: while memory is used up only that frame may grow.
         """
         oldest = self._buffers.oldest
         for connection in self.starved:
@@ -203,7 +203,7 @@ class Connections:
             self._close_slowest()
 
     def _feed(self, connection: Connection) -> bool:
-        """Whether a connection waits no more."""
+        """Let a connection read; return whether it waits no more."""
         if not connection.closed:
             self.read(connection, first=True)
             if connection.inbox.starved:
@@ -215,10 +215,10 @@ class Connections:
         return True
 
     def _close_slowest(self) -> None:
-        """Close the connection that has kept an unfinished request in memory longest: others wait for that."""
+        """Close the connection that has kept an unfinished request in memory longest, since others wait for memory."""
         oldest = self._buffers.oldest
         if oldest is None or oldest.starved or self._turn.now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
-            return  # a starved one, which may always grow, is whole: it waits for writers, too
+            return  # a starved oldest frame is whole, since it may always grow: it waits for writers, too
         for connection in self.by_fd.values():
             if connection.inbox is oldest:
                 self.disconnect(connection, "its unfinished request keeps memory that others wait for")
@@ -227,14 +227,14 @@ class Connections:
     # ---- sending
 
     def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
-        """A request has taken effect, and this is its reply."""
+        """Set the reply of a request, which has taken effect."""
         pending.reply = reply
         connection = pending.connection
         connection.started -= 1
         self.touched[connection] = None
 
     def advance_touched(self) -> None:
-        """Send what is ready, start what had to wait, hand over what is worth it."""
+        """For each touched connection: send ready replies, start stalled requests, hand it over if due."""
         while self.touched:
             connection, _ = self.touched.popitem()
             self._advance(connection)
@@ -259,12 +259,12 @@ class Connections:
             and not self._take_frames(connection)
         ):
             return
-        if connection.hand_over_to is not None and connection.settled and self._hand_over(connection):
+        if connection.hand_over_to is not None and connection.may_move and self._hand_over(connection):
             return
         self.watch(connection)
 
     def watch(self, connection: Connection) -> None:
-        """Let epoll report what this connection can make use of."""
+        """Let epoll report the events that this connection can handle now."""
         limits = self._limits
         events = select.EPOLLOUT if connection.out else 0
         if (
@@ -276,7 +276,7 @@ class Connections:
             and connection.out_bytes <= limits.send_bytes_max
         ):
             events |= select.EPOLLIN
-        elif connection.unanswered > limits.requests_max:  # the end is not read: it may be behind requests
+        elif connection.unanswered > limits.requests_max:  # EOF is not read: it may come after requests
             events |= select.EPOLLRDHUP
         if events != connection.events:
             connection.events = events
@@ -305,7 +305,7 @@ class Connections:
         connection.close()
 
     def close_when_sent(self, unanswered: type[Request]) -> None:
-        """Let all connections end with the replies to what they have begun; nobody will answer ``unanswered``."""
+        """Close all connections after the replies to started requests, except those of the kind ``unanswered``."""
         for connection in self.by_fd.values():
             connection.close_when_sent = True
             connection.give_up(unanswered)

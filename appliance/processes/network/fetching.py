@@ -1,8 +1,8 @@
-"""Fetching: answers Fetch requests from segment files, at once or when there is enough.
+"""Answers Fetch requests from segment files, at once or when there is enough.
 
 A fetch that finds too little becomes a :class:`DelayedRequest` in the wait lists of its partitions (``wait_lists``)
-until a writer has published more or its time is up.  What acks=1 has acknowledged may lie above the high watermark,
-where it cannot be read yet; a fetch of it asks the writer for a flush.
+until a writer has published more or its time is up.  Messages acknowledged with acks=1 may lie above the high
+watermark, where they cannot be read yet; a fetch of them asks the writer for a flush.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .wait_lists import Awaited, DelayedRequest, WaitList, WaitLists
 
 WAIT_MS_MAX: Final = 300_000
 FLUSH_WAIT_MS: Final = 2_000
-"""How long ListOffsets, and Fetch with max_wait 0, wait for the flush of what acks=1 has acknowledged."""
+"""How long ListOffsets, and Fetch with max_wait 0, wait for the flush of messages acknowledged with acks=1."""
 
 
 class Fetching:
-    """Owner of the delayed fetches."""
+    """Starts fetches; owner of the delayed ones."""
 
     def __init__(
         self, turn: Turn, connections: Connections, partitions: KnownPartitions, wait_lists: WaitLists
@@ -35,7 +35,7 @@ class Fetching:
         self._wait_lists = wait_lists
 
     def start(self, connection: Connection, request: Fetch, start: int, frame: memoryview) -> bool:
-        """Answer, or wait: for enough, as long as the client says, and for the flush of what acks=1 has acknowledged.
+        """Answer, or wait for enough bytes as long as the client allows, and for the flush of written messages.
 
         Returns:
             False when the request has to start again in the next turn.
@@ -66,7 +66,7 @@ class Fetching:
         partitions: Sequence[Partition | None],
         results: list[FetchResult],
     ) -> bool:
-        """False when what is awaited has come meanwhile.  A fetch of an unknown partition is never delayed."""
+        """Delay a fetch; False when an awaited high watermark has come.  Its partitions are known: see ``start``."""
         wait_lists = [partition.wait_list for partition in partitions if partition is not None]
         high_watermarks = [result.high_watermark for result in results]
         return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, high_watermarks))
@@ -75,7 +75,7 @@ class Fetching:
         self._connections.answer(pending, pending.connection.codec.encode_fetch(request, results))
 
     def retry(self, delayed: DelayedRequest) -> None:
-        """Answer, or go on waiting when several partitions together do not have enough yet."""
+        """Answer, or delay again while several partitions together do not have enough."""
         request = delayed.pending.request
         assert isinstance(request, Fetch)
         self._wait_lists.remove(delayed)
@@ -88,7 +88,7 @@ class Fetching:
         self._reply(delayed.pending, request, results)
 
     def answer(self, delayed: DelayedRequest) -> None:
-        """Answer with what there is."""
+        """Answer with the bytes that can be read now."""
         request = delayed.pending.request
         assert isinstance(request, Fetch)
         self._wait_lists.remove(delayed)
@@ -96,9 +96,9 @@ class Fetching:
 
 
 def awaited_by(request: Fetch, wait_lists: Sequence[WaitList], high_watermarks: Sequence[int]) -> list[Awaited]:
-    """The high watermarks that a fetch awaits which has found too little.
+    """The high watermarks that a fetch with too few bytes awaits.
 
-    ``high_watermarks``: those that it has seen, part by part.
+    ``high_watermarks``: those of its parts when it was planned.
     """
     if len(wait_lists) == 1:
         part = request.parts[0]
@@ -108,6 +108,6 @@ def awaited_by(request: Fetch, wait_lists: Sequence[WaitList], high_watermarks: 
 
 
 def _unflushed(request: Fetch, partitions: Sequence[Partition | None]) -> list[Partition]:
-    """The partitions that have more written than the fetch has found, above their high watermark."""
+    """The partitions whose log end offset is above the fetched offset."""
     parts = zip(request.parts, partitions, strict=True)
     return [held for part, held in parts if held is not None and part.offset < held.table.log_end_offset]

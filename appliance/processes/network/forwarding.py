@@ -1,10 +1,10 @@
-"""Forwarding: requests that a network worker does not answer itself travel to the coordinator and back as frames.
+"""Forwards requests that a network worker does not answer itself to the coordinator, and sends the replies on.
 
-What a killed coordinator has not answered goes to its successor, once.  A frame that two coordinators have had when
-they died is not sent to a third: its connection is closed.  So one request cannot kill every coordinator.
+Requests that a dead coordinator has not answered are sent to its successor.  A frame is sent to at most two
+coordinators: when both have died, its connection is closed.  So one request cannot kill every coordinator.
 
-Beside the replies the coordinator sends a snapshot of brokers and topics (:mod:`appliance.processes.snapshot`), from
-which the worker answers some requests itself (``snapshot_answers``).
+The coordinator also sends a snapshot of brokers and topics (:mod:`appliance.processes.snapshot`), from which the worker
+answers some requests itself (``snapshot_answers``).
 
 Bounds: ``FORWARDED_BYTES_MAX`` of frames that wait for their reply.
 """
@@ -28,11 +28,11 @@ from .snapshot_answers import SnapshotAnswers
 REPLY_BYTES_MAX: Final = 256 << 20
 READ_BYTES: Final = 1 << 20
 READS_MAX: Final = 16
-"""Reads of the coordinator's stream at once: more than lies in a socket."""
+"""Reads of the coordinator's stream at once: more than a socket holds."""
 FORWARDED_BYTES_MAX: Final = 64 << 20
-"""Frames that wait for the coordinator, of all connections together; reaching it ends the connection that does."""
+"""Frames of all connections that wait for the coordinator; a connection that would exceed it is closed."""
 SENT_MAX: Final = 2
-"""Coordinators that one frame is sent to: the one that was there, and its successor if that died before answering."""
+"""Coordinators that one frame is sent to: the first, and its successor if the first died before it answered."""
 
 
 def _unpacker() -> msgpack.Unpacker:
@@ -68,13 +68,13 @@ class CoordinatorLink:
 
     @property
     def pending(self) -> bool:
-        """Whether the socket has to take more."""
+        """Whether bytes wait for the socket."""
         return bool(self._out)
 
     def connect(self, sock: socket.socket) -> list[Pending]:
-        """Begin with a new coordinator: send it what the old one has not answered.
+        """Connect a new coordinator, and send it the frames that the old one has not answered.
 
-        Returns the requests that have been sent to SENT_MAX of them already: nobody will answer them.
+        Returns the requests that have been sent to SENT_MAX coordinators already: they will not be answered.
         """
         sock.setblocking(False)
         self.sock = sock
@@ -97,10 +97,10 @@ class CoordinatorLink:
         return frame.pending
 
     def forward(self, pending: Pending, frame: memoryview) -> None:
-        """Pass a frame on.
+        """Send a frame to the coordinator, or keep it for the next one.
 
         Raises:
-            ProtocolFault: what is unanswered already takes FORWARDED_BYTES_MAX.
+            ProtocolFault: unanswered frames take FORWARDED_BYTES_MAX already.
         """
         if self._frames_bytes + len(frame) > FORWARDED_BYTES_MAX:
             raise ProtocolFault("too much waits for the coordinator already")
@@ -114,13 +114,13 @@ class CoordinatorLink:
             self.flush()
 
     def ask_for_producer_ids(self) -> None:
-        """The answer comes as a message of the snapshot."""
+        """Ask the coordinator for producer ids; it answers with a message of the snapshot."""
         if self.sock is not None:
             self._out += msgpack.packb([SNAPSHOT])
             self.flush()
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed: nobody wants its replies."""
+        """Forget the frames of a closed connection, and report them to the coordinator."""
         unwanted = [token for token, frame in self._frames.items() if frame.pending.connection is connection]
         for token in unwanted:
             self._drop(token)
@@ -130,7 +130,7 @@ class CoordinatorLink:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes; a lost coordinator shows at the next receive."""
+        """Send as much as the socket takes; a lost coordinator shows at the next receive."""
         try:
             while self._out and self.sock is not None:
                 del self._out[: self.sock.send(self._out)]
@@ -140,7 +140,7 @@ class CoordinatorLink:
             self._out.clear()
 
     def _read(self) -> bytes | None:
-        """What has come, b"" at the end of the stream, None when nothing has."""
+        """Read once; b"" at the end of the stream, None when nothing has come."""
         assert self.sock is not None
         try:
             return self.sock.recv(READ_BYTES)
@@ -150,7 +150,7 @@ class CoordinatorLink:
             return b""
 
     def receive(self) -> list[tuple[Pending, bytes | None]] | None:
-        """Replies that have arrived (None in place of one: it cannot be answered); None: the coordinator is gone."""
+        """Replies that have arrived (None: that request cannot be answered); None: the coordinator is gone."""
         assert self.sock is not None
         data = self._read()
         if data == b"":
@@ -159,7 +159,7 @@ class CoordinatorLink:
             self._out.clear()
             return None
         for reads in range(READS_MAX):
-            if not data:  # nothing more; an end of the stream shows again at the next call
+            if not data:  # nothing more; the end of the stream shows again at the next call
                 break
             self._unpacker.feed(data)
             more = len(data) == READ_BYTES and reads + 1 < READS_MAX
@@ -194,10 +194,10 @@ class Forwarding:
         self._waits = False
         """The socket is full; epoll reports when it takes more."""
         self.fd = -1
-        """Of the stream to the coordinator, which epoll watches; -1: there is none."""
+        """Descriptor of the stream to the coordinator, which epoll watches; -1: there is none."""
 
     def connect(self, fd: int) -> None:
-        """A coordinator has been started."""
+        """Connect a coordinator that has been started."""
         if self._link.sock is not None:
             self._epoll.unregister(self.fd)
             self._link.sock.close()
@@ -225,7 +225,7 @@ class Forwarding:
         return True
 
     def _answer(self, connection: Connection, frame: memoryview) -> bytes | None:
-        """The reply, from all that the coordinator has sent of its snapshot by now; None: it has to answer."""
+        """The reply from the snapshot, after reading its latest messages; None: the coordinator has to answer."""
         question = self._answers.asked(connection.protocol, frame)
         if question is None:
             return None
@@ -236,13 +236,13 @@ class Forwarding:
         return reply
 
     def _ask_for_producer_ids(self) -> None:
-        """Ask for more while some are left."""
+        """Ask for more producer ids when few are left."""
         if self._link.sock is not None and self._answers.snapshot.producer_ids.ask():
             self._link.ask_for_producer_ids()
             self._watch()
 
     def on_event(self, event: int) -> None:
-        """Take replies; with EPOLLOUT send what was left over first."""
+        """Take replies; with EPOLLOUT send the remaining bytes first."""
         link = self._link
         if event & select.EPOLLOUT:
             link.flush()
@@ -261,17 +261,17 @@ class Forwarding:
                 continue
             self._connections.answer(pending, [reply])
             some_stalled = some_stalled or connection.stalled
-        if some_stalled:  # what a request has changed was announced to this worker before its reply was sent
+        if some_stalled:  # the changes of a request were announced to this worker before its reply was sent
             self._read_announcements()
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed: nobody wants its replies."""
+        """Forget the requests of a closed connection."""
         if connection.started and connection.overlap != Produce.overlap:
             self._link.forget(connection)
             self._watch()
 
     def _watch(self) -> None:
-        """Let epoll report when a full stream takes more: nothing else may come to flush it."""
+        """Let epoll report when a full stream takes more: perhaps no later event would flush it."""
         link = self._link
         if link.sock is not None and link.pending != self._waits:
             self._waits = link.pending

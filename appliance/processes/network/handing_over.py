@@ -1,6 +1,6 @@
-"""Handing over: connections that only produce to one partition move to its writer, and come back.
+"""Hands connections that only produce to one partition over to its writer, and takes them back.
 
-See :mod:`appliance.processes.handoff`.  Bounds: ``network.handoff_bytes_max`` of buffers for all that is handed over.
+See :mod:`appliance.processes.handoff`.  Bounds: ``network.handoff_bytes_max`` for the buffers of all of them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class HandingOver:
         self._buffers = buffers
         self._bytes_left = bytes_max
         self.count = 0
-        """Connections that writers have."""
+        """Connections that writers serve now."""
 
     def consider(self, connection: Connection, link: WriterLink | None, acks: int) -> None:
-        """Count another produce request, for one partition unless ``link`` is None."""
+        """Count a produce request; ``link`` is None if it has several partitions, or none that is known."""
         if link is None or not acks:
             connection.cancel_handoff()
             return
         is_due = connection.handoff_count.is_due(link, acks, self._turn.now_ms)
-        settles = connection.started <= len(connection.requests)  # no acks=0 waits for a writer, maybe another one
-        connection.hand_over_to = link if is_due and settles and link.may_hand_over else None
-        if acks == 1 and connection.hand_over_to is not None:  # acks=all may be waiting for what is still to be read
+        no_acks_0 = connection.started <= len(connection.requests)  # one may wait for another writer
+        connection.hand_over_to = link if is_due and no_acks_0 and link.may_hand_over else None
+        if acks == 1 and connection.hand_over_to is not None:  # acks=all goes on reading: its flush may wait for more
             self._connections.watch(connection)
 
     def hand_over(self, connection: Connection) -> bool:
-        """Send a settled connection to the writer, if it can still be done."""
+        """Send a connection with nothing outstanding to the writer, if that is still possible."""
         link, inbox = connection.hand_over_to, connection.inbox
         assert link is not None
         buffer_bytes = max(inbox.buffer_bytes, handoff.BUFFER_BYTES_MIN)
@@ -48,7 +48,7 @@ class HandingOver:
             return False
         try:
             link.hand_over(connection, buffer_bytes)
-        except OSError:  # no descriptor to be had
+        except OSError:  # the kernel has no descriptor for the message
             connection.cancel_handoff()
             return False
         self.count += 1
@@ -57,7 +57,7 @@ class HandingOver:
         return True
 
     def take_back(self, handed_over: HandedOver, sock: socket.socket | None) -> None:
-        """Go on where the writer has stopped."""
+        """Serve a connection that comes back; without a socket it is closed."""
         self._forget(handed_over)
         if sock is None:
             return

@@ -1,20 +1,20 @@
-"""The memory for received bytes: what a connection has received, until requests are made of it.
+"""Keeps the bytes that a connection has received until they are parsed into requests.
 
-The bytes lie in one of two places, never in both::
+The bytes are in one of two places, never in both::
 
-    in the arena       an extent, from ``recv`` until every writer has taken what was in it
+    in the arena       an extent, from ``recv`` until every writer has answered for the batches in it
     in private memory  an unfinished frame, or whole frames that have to wait, once others need the arena
 
-An inbox holds an extent between two turns of the loop only while it has such bytes, and only while no other inbox needs
-it.  Then :meth:`Buffers.allocate` moves its bytes to private memory; the inbox that has held an extent longest is the
-first.  An unfinished frame grows on in private memory, and comes back into the arena when it is complete.  So slow
+An inbox holds an extent between two turns of the loop only while it has such bytes, and only until another inbox needs
+it.  Then :meth:`Buffers.allocate` moves its bytes to private memory, first those of the inbox that has held an extent
+longest.  An unfinished frame grows in private memory, and moves back into the arena when it is complete.  So slow
 clients and large requests that come in pieces leave the arena to fast clients.
 
 There is no deadlock.  When private memory is used up, only the oldest unfinished frame is read.  It may always grow and
-always comes back into the arena, so it is completed, and then the next.  If its client does not send, the worker closes
-that connection for the sake of the others (:attr:`Buffers.oldest`).
+always moves back into the arena, so it is completed, and then the next.  If its client does not send, the worker closes
+that connection (:attr:`Buffers.oldest`).
 
-Bounds: the arena; private memory of ``private_bytes_max``, and beyond that what the arena held and one frame.
+Bounds: the arena; ``private_bytes_max`` of private memory, plus the bytes moved from the arena, and one frame.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ...shared.arena import BLOCK_BYTES, Arena, Extent
 from ...wire.frames import SIZE_BYTES, split
 
 EXTENT_BYTES_MAX: Final = 1 << 20
-"""A connection that sends large frames is given up to this much at once, so that one recv takes several."""
+"""The largest extent for a connection with large frames, so that one recv takes several."""
 PRIVATE_BYTES_MIN: Final = 64
-"""Room of an unfinished frame whose size is not known yet."""
+"""Memory for an unfinished frame whose size is not known yet."""
 
 
 class Buffers:
@@ -62,7 +62,7 @@ class Buffers:
         return next(iter(self.unfinished), None)
 
     def allocate(self, size_bytes: int) -> Extent | None:
-        """Take an extent, if need be from the inboxes that hold one longest; None while writers have it all."""
+        """Take an extent, if need be from the inboxes that have held one longest; None while writers use them all."""
         extent = self.arena.allocate(size_bytes)
         while extent is None and self.holders:
             inbox, _ = self.holders.popitem(last=False)
@@ -74,13 +74,13 @@ class Buffers:
 class Inbox:
     """The received bytes of one connection.
 
-    ``starved``: no byte can be read, or no request made of what has been read, until the arena has room.
+    ``starved``: no byte can be received or parsed until the arena has room.
     """
 
     __slots__ = ("_buffers", "_filled", "_parsed", "_private", "_wanted", "extent", "frame_since_ms", "starved")
 
     def __init__(self, buffers: Buffers, received: bytes = b"") -> None:
-        """``received``: bytes that a writer has received and not taken."""
+        """``received``: bytes that a writer has received and not parsed."""
         self._buffers = buffers
         self.extent: Extent | None = None
         self._private: bytearray | None = None
@@ -93,7 +93,7 @@ class Inbox:
             buffers.private_bytes += len(received)
 
     def __len__(self) -> int:
-        """Bytes that no request has been made of."""
+        """The number of bytes that are not parsed yet."""
         return self._filled - self._parsed
 
     def receive(self, sock: socket.socket) -> bool:
@@ -134,7 +134,7 @@ class Inbox:
         """Return the whole frames that have arrived, as (start, stop) in the arena.
 
         Raises:
-            FrameTooLarge: the peer announced more than the limit, which for the first may be another one.
+            FrameTooLarge: a frame is larger than its limit; that of the first frame may be another one.
         """
         if self._private is not None and not self._come_back(first_bytes_max):
             return []
@@ -143,7 +143,7 @@ class Inbox:
         return frames
 
     def _come_back(self, frame_bytes_max: int) -> bool:
-        """Move private bytes into the arena once they are a whole frame; False while they are not, or it is full."""
+        """Move private bytes into the arena; False while they are no whole frame, or the arena is full."""
         private, buffers = self._private, self._buffers
         assert private is not None
         need = self._need(private, 0)
@@ -166,13 +166,13 @@ class Inbox:
         return True
 
     def _need(self, data: bytearray | memoryview, parsed: int) -> int:
-        """Bytes of the first frame, its size prefix included; of the prefix alone while that is not there."""
+        """The size of the first frame with its size prefix; the size of the prefix while that is incomplete."""
         if self._filled - parsed < SIZE_BYTES:
             return SIZE_BYTES
         return SIZE_BYTES + int.from_bytes(data[parsed : parsed + SIZE_BYTES], "big")
 
     def _grow(self, need: int) -> None:
-        """Make room for more of an unfinished frame: twice as much each time, whatever size it has announced."""
+        """Double the memory of an unfinished frame, but not beyond ``need``."""
         private, buffers = self._private, self._buffers
         assert private is not None
         self.starved = buffers.used_up and buffers.oldest is not self
@@ -182,11 +182,11 @@ class Inbox:
             buffers.private_bytes += more
 
     def rewind(self, start: int) -> None:
-        """The frame at ``start``, and all behind it, have to wait."""
+        """Let the frame at ``start``, and all after it, wait."""
         self._parsed = start - SIZE_BYTES
 
-    def settle(self, now_ms: int, stalled: bool) -> None:
-        """Give the extent back once requests have been made of the frames, or keep it for what is left.
+    def release_parsed(self, now_ms: int, stalled: bool) -> None:
+        """Give the extent back when all bytes are parsed, or keep it for the rest.
 
         Args:
             stalled: whole frames are left, so no frame needs more room.
@@ -224,7 +224,7 @@ class Inbox:
         extent.drop()
 
     def make_private(self) -> None:
-        """Move what is left to private memory, so that others can have the extent."""
+        """Move the unparsed bytes to private memory, so that others can have the extent."""
         buffers, extent = self._buffers, self.extent
         assert extent is not None
         rest = len(self)
@@ -235,7 +235,7 @@ class Inbox:
         buffers.private_bytes += len(private)
 
     def copy(self) -> bytes:
-        """The bytes, to be sent elsewhere."""
+        """A copy of the unparsed bytes, for the writer."""
         source = self._buffers.memory if self._private is None else memoryview(self._private)
         return bytes(source[self._parsed : self._filled])
 
@@ -247,13 +247,13 @@ class Inbox:
         self._parsed = self._filled = 0
 
     def _finish(self) -> None:
-        """No frame is unfinished any more."""
+        """Note that no frame is unfinished any more."""
         if self.frame_since_ms:
             self.frame_since_ms = 0
             del self._buffers.unfinished[self]
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         self._finish()
         if self.extent is not None:
             self._drop()
@@ -264,5 +264,5 @@ class Inbox:
 
     @property
     def buffer_bytes(self) -> int:
-        """How many bytes a recv should be able to take, from the size of the frames that have come."""
+        """The wanted size of a receive buffer, by the size of the frames that have come."""
         return self._wanted

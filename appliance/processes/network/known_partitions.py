@@ -16,13 +16,13 @@ from .writer_link import WriterLink
 OPEN_FILES_MAX: Final = 512
 """Segment files that a worker keeps open."""
 WRITER_SHARE: Final = 4
-"""Once half of the arena is taken, no more than this share (a quarter) of it waits for one writer."""
+"""Once half of the arena is taken, at most a quarter of the arena waits for one writer."""
 
 Key = tuple[str, int]
 
 
 class Partition:
-    """A partition as this worker holds it."""
+    """A partition in this worker: its table, its files, its writer, and the requests that wait at it."""
 
     __slots__ = ("key", "link", "reader", "table", "wait_list")
 
@@ -34,7 +34,7 @@ class Partition:
         self.wait_list = WaitList(table)
 
     def ask_for_flush(self, now: bool) -> None:
-        """Ask the writer to flush what is written above the high watermark: see :meth:`WriterLink.ask_for_flush`."""
+        """Ask the writer to flush messages above the high watermark: see :meth:`WriterLink.ask_for_flush`."""
         if (written := self.table.log_end_offset) > self.table.high_watermark:
             self.link.ask_for_flush(written, now)
 
@@ -42,7 +42,7 @@ class Partition:
 class KnownPartitions:
     """All partitions of one worker, by topic and number.
 
-    ``number``: the worker's.  ``arena_bytes``: the size of its arena, of which each writer may have a share in hand.
+    ``number``: the worker's.  ``arena_bytes``: the size of its arena; each writer may use a share of it.
     """
 
     def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll) -> None:
@@ -61,8 +61,8 @@ class KnownPartitions:
         """Map the partition's table.
 
         Raises:
-            FileNotFoundError: the partition has been dropped since; the next message says so.
-            OSError: the machine has no room for it now.
+            FileNotFoundError: the partition was dropped meanwhile; that message follows.
+            OSError: the machine has no memory or descriptor for it now.
         """
         table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
         table.set_wait(self._number, 0)  # a killed worker may have left its cell set
@@ -71,7 +71,7 @@ class KnownPartitions:
         self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)
 
     def remove(self, key: Key) -> Partition | None:
-        """Forget a partition and its files: another log may come to live under this name."""
+        """Forget a partition and its files: a new partition may get the same name."""
         partition = self._by_key.pop(key, None)
         if partition is not None:
             partition.reader.forget()

@@ -1,10 +1,10 @@
-"""Look-ups of offsets: the ends of partitions, offsets by time, records before an offset.
+"""Looks up offsets: the ends of partitions, offsets by time, records before an offset.
 
-A request for the end of a log waits until all that is written may be read.  So it counts what acks=1 has acknowledged.
-Then the parts of the request are looked up in slices, in turn with those of other requests.
+A request for the end of a log waits until the high watermark has reached the log end offset.  So it counts messages
+acknowledged with acks=1.  Then the parts of the request are looked up in slices, alternating with other requests.
 
-Bounds: of all requests together a turn of the loop looks into ``network.look_bytes_max`` of logs, and beyond that into
-one batch at most (16 MiB once unpacked, 50,000 records): some 50 ms in all.  The rest waits for the next turn.
+Bounds: in one turn of the loop, all requests together read ``network.look_bytes_max`` of logs, plus at most one batch
+(16 MiB unpacked, 50,000 records): about 50 ms.  The rest waits for the next turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .wait_lists import Awaited, DelayedRequest, WaitLists
 
 
 class OffsetLookups:
-    """Owner of the requests for offsets that wait, for a flush or for their next slice."""
+    """Starts requests for offsets; owner of those that wait, for a flush or for their next slice."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class OffsetLookups:
         return len(self._queue)
 
     def start(self, connection: Connection, request: Offsets, start: int, frame: memoryview) -> bool:
-        """Look up; first wait for the flush of what acks=1 has acknowledged.
+        """Wait for the flush of messages acknowledged with acks=1, then look up.
 
         Returns:
             False when the request has to start again in the next turn.
@@ -66,7 +66,7 @@ class OffsetLookups:
         return True
 
     def _delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
-        """Wait for the high watermarks that have not come; False when all have."""
+        """Delay a request until one of the missing high watermarks comes; False when none is missing."""
         while missing := [(wait_list, end) for wait_list, end in awaited if wait_list.table.high_watermark < end]:
             if self._wait_lists.delay(delayed, missing):
                 return True
@@ -80,7 +80,7 @@ class OffsetLookups:
             self.answer(delayed)
 
     def answer(self, delayed: DelayedRequest) -> None:
-        """Look up what there is."""
+        """Look up now, without waiting for flushes."""
         request = delayed.pending.request
         assert isinstance(request, Offsets)
         self._wait_lists.remove(delayed)
@@ -91,13 +91,13 @@ class OffsetLookups:
         self._look_up()
 
     def begin_turn(self) -> None:
-        """Go on with what the last turn has left."""
+        """Continue the look-ups that the last turn has left."""
         self._bytes_left = self._bytes_per_turn
         if self._queue:
             self._look_up()
 
     def _look_up(self) -> None:
-        """Answer requests, a slice of each in turn, as far as this turn may look into logs."""
+        """Look up a slice of each request in turn, until this turn has read its bytes."""
         while self._queue and self._bytes_left > 0:
             pending, lookup = self._queue.popleft()
             connection = pending.connection
@@ -110,13 +110,13 @@ class OffsetLookups:
                 self._queue.append((pending, lookup))
 
     def on_deleted(self, partition: Partition) -> None:
-        """Answer as unknown what has not been looked up in a partition that was deleted."""
+        """Answer parts that were not looked up yet in a deleted partition as unknown."""
         for _, lookup in self._queue:
             lookup.forget(partition)
 
 
 def _awaited_by(request: Offsets, partitions: Sequence[Partition | None]) -> list[Awaited]:
-    """Where a request asks for the end: the end of all that is written."""
+    """The log end offset of each partition whose end the request asks for."""
     return [
         (partition.wait_list, partition.table.log_end_offset)
         for part, partition in zip(request.parts, partitions, strict=True)

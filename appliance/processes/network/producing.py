@@ -1,11 +1,11 @@
-"""Producing: from a produce request to append requests, to the writers, and back to the reply.
+"""Turns produce requests into append requests, sends them to the writers, and makes the replies.
 
-The way of a produce request: :class:`Connections` receives it and calls :meth:`Producing.start`, which adds its parts
-to the open append requests of their partitions.  At the end of the turn :meth:`Producing.send_all` sends them to the
-writers.  When a writer answers, :meth:`Producing.on_event` fills in the results; the last one makes the reply.
+:class:`Connections` receives a produce request and calls :meth:`Producing.start`, which adds its parts to the open
+append requests of their partitions.  At the end of the turn :meth:`Producing.send_all` sends these to the writers.
+When a writer answers, :meth:`Producing.on_event` fills in the results; the last one makes the reply.
 
-A worker asks for a writer when it has something to append and there is none.  A request waits (``stalled``) while the
-partition's writer has a share of the arena in hand and half of the arena is taken.
+A worker asks the supervisor for a writer when it has something to append and there is none.  A request waits
+(``stalled``) while the partition's writer uses its share of the arena and half of the arena is taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .writer_link import AppendRequest, Target, WriterLink
 
 
 class Producing:
-    """Starts produce requests, and talks to the writers of all partitions.
+    """Starts produce requests, and serves the links to the writers of all partitions.
 
     ``request_writer`` asks the supervisor for a partition's writer.
     """
@@ -51,7 +51,7 @@ class Producing:
         self.by_fd: dict[int, Partition] = {}
         """The partitions that have a writer, by the descriptor of its channel."""
         self.to_send: dict[Partition, None] = {}
-        """The partitions that have something for their writer at the end of this turn."""
+        """The partitions with append requests to send at the end of this turn."""
         self._waiting: set[Partition] = set()
         """The partitions whose append requests wait for a writer."""
 
@@ -61,7 +61,7 @@ class Producing:
         """Add the record batches of a request to append requests.
 
         Returns:
-            False when it has to wait: for a writer that has too much in hand, or for the next turn.
+            False when it has to wait: for a writer with too many unanswered bytes, or for the next turn.
         """
         parts = request.parts
         partitions = self._partitions.of(parts)
@@ -115,7 +115,7 @@ class Producing:
         self._finish_part((connection, pending, index), ProduceResult(error.code, -1, -1, -1, str(error)))
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed: it waits for no writer any more."""
+        """Forget a closed connection, which may wait for a writer."""
         if connection.stalled_by is not None:
             connection.stalled_by.stalled.pop(connection, None)
             connection.stalled_by = None
@@ -137,19 +137,19 @@ class Producing:
         self.to_send.clear()
 
     def ask_for_room(self) -> None:
-        """Ask all writers to finish what they have in hand."""
+        """Ask all writers to flush, so that they release the arena."""
         for partition in self.by_fd.values():
             partition.link.ask_for_room()
 
     def recall(self) -> None:
-        """Ask all writers for the connections that they have."""
+        """Ask all writers to give their connections back."""
         for partition in self.by_fd.values():
             partition.link.recall()
 
     # ---- their answers
 
     def on_event(self, partition: Partition, event: int) -> None:
-        """Take one message of a partition's writer; with EPOLLOUT send what was left over first."""
+        """Take one message of a partition's writer; with EPOLLOUT send queued messages first."""
         link = partition.link
         channel = link.channel
         assert channel is not None
@@ -176,7 +176,7 @@ class Producing:
             self._release_if_idle(partition)
 
     def _finish_unanswered(self, targets: Iterable[Target]) -> None:
-        """Requests with acks=0 have taken effect."""
+        """Count requests with acks=0 as done."""
         for connection, _, _ in targets:
             connection.started -= 1
             if connection.stalled or connection.hand_over_to is not None:
@@ -198,14 +198,14 @@ class Producing:
             self._connections.answer(pending, [reply])
 
     def _resume_stalled(self, link: WriterLink) -> None:
-        """The writer has finished something: there is room for the connections that wait for it."""
+        """Resume the connections that wait for this writer: it has released a part of the arena."""
         for connection in link.stalled:
             connection.stalled_by = None
             self._connections.resume_next_turn(connection)
         link.stalled.clear()
 
     def _fail(self, partition: Partition, appends: list[AppendRequest], error: ApplianceError) -> None:
-        """Answer append requests, which no writer will, with an error."""
+        """Answer append requests with an error, because no writer will answer them."""
         link = partition.link
         for append in appends:
             link.release(append)
@@ -214,7 +214,7 @@ class Producing:
         self._resume_stalled(link)
 
     def check_timeouts(self) -> None:
-        """Answer what has waited too long for a writer."""
+        """Fail append requests that have waited too long for a writer."""
         for partition in list(self._waiting):
             link = partition.link
             error = WriterGone(f"{link.name} has no writer: it is being recovered, send again")
@@ -225,7 +225,7 @@ class Producing:
     # ---- writers come and go
 
     def join_writer(self, key: Key, sock: socket.socket) -> None:
-        """A partition has a writer."""
+        """Connect a partition with its new writer."""
         partition = self._partitions.get(key)
         if partition is None:
             sock.close()
@@ -237,7 +237,7 @@ class Producing:
         self.to_send[partition] = None
 
     def retire_writer(self, partition: Partition) -> None:
-        """Send a writer nothing more, and close the channel once it has answered everything."""
+        """Send nothing more to a writer, and close the channel once it has answered everything."""
         if partition.link.channel is not None:
             partition.link.retiring = True
             self._release_if_idle(partition)
@@ -248,7 +248,7 @@ class Producing:
             self.to_send[partition] = None
 
     def _lose_writer(self, partition: Partition) -> None:
-        """The channel to a writer has ended."""
+        """Fail the unanswered append requests of a writer whose channel has ended."""
         link = partition.link
         if link.channel is not None:
             self.by_fd.pop(link.channel.fileno(), None)
@@ -258,7 +258,10 @@ class Producing:
             self._handing_over.on_lost(one)
 
     def on_deleted(self, partition: Partition) -> None:
-        """Fail what waits for the writer.  One that there is stores into the arena until it has answered."""
+        """Fail the append requests that wait for a writer, and retire the one that is connected.
+
+        The writer reads the arena until it has answered, so append requests that it has are not failed.
+        """
         error = UnknownPartition(f"{partition.link.name} has been deleted")
         self._fail(partition, partition.link.take_waiting(), error)
         self._waiting.discard(partition)

@@ -1,10 +1,10 @@
-"""What a network worker answers from its snapshot of brokers and topics (:mod:`appliance.processes.snapshot`).
+"""Answers requests in a network worker from its snapshot of brokers and topics (:mod:`appliance.processes.snapshot`).
 
-Metadata and requests for a producer id of both listeners, and FindCoordinator where this broker is the only one.  So
-neither a producer, idempotent or not, nor a consumer that has its partitions assigned needs the coordinator, which may
-hang or be replaced meanwhile.  Everything else is None, and goes to the coordinator: topics that are to be made,
-transactional ids, groups of several brokers, whatever is malformed, and all before the first snapshot has come or when
-the worker has run out of producer ids.
+It answers Metadata and requests for a producer id of both listeners, and FindCoordinator if this broker is the only
+one.  So producers, idempotent or not, and consumers with manually assigned partitions do not need the coordinator,
+which may hang or be replaced meanwhile.  For all others it returns None, and they go to the coordinator: topics that
+are to be created, transactional ids, groups of several brokers, malformed requests, all requests before the first
+snapshot has come, and requests for producer ids when the worker has none left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_ARGUMENTS: Final = b"\x80"
 
 
 class SnapshotAnswers:
-    """``parts_max``: topics that one request may name."""
+    """Decodes and answers requests.  ``parts_max``: topics that one request may name."""
 
     def __init__(self, parts_max: int) -> None:
         self.snapshot = Snapshot()

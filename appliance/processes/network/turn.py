@@ -1,4 +1,4 @@
-"""What all rooms of a network worker share: the time of this turn of the loop, and a log of bounded size."""
+"""Shared by all parts of a network worker: the time of this turn of the loop, and a log with a bounded rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Turn:
-    """One turn of the loop.  The worker sets ``now_ms`` when a turn begins, and ``stopping`` once for all."""
+    """The present turn of the loop.  The worker sets ``now_ms`` when a turn begins, and ``stopping`` once."""
 
     __slots__ = ("_complaints", "_complaints_ms", "now_ms", "stopping")
 
@@ -24,7 +24,7 @@ class Turn:
         self._complaints = self._complaints_ms = 0
 
     def complain(self, text: str, *arguments: str) -> None:
-        """Log a line about a peer, unless this second has had COMPLAINTS_MAX of them; the others are counted."""
+        """Log a line about a peer, at most COMPLAINTS_MAX per second; the others are counted."""
         if self.now_ms - self._complaints_ms >= 1_000:
             if self._complaints > COMPLAINTS_MAX:
                 logger.warning("%d more connections refused or closed", self._complaints - COMPLAINTS_MAX)

@@ -1,16 +1,16 @@
-"""Long poll: requests that wait until the high watermarks of their partitions reach an offset.
+"""Keeps delayed requests: they wait until the high watermarks of their partitions reach an offset (long poll).
 
 Every partition has a :class:`WaitList`: the requests that wait at it, each with the high watermark that it awaits.  The
-lowest of these is in this worker's wait cell of the partition's table; the writer rings the worker's doorbell when it
-publishes it.  ``shared.doorbell`` argues that no wake-up is lost: :meth:`WaitLists.delay` stores the cell, executes the
-fence, and looks again.
+worker stores the lowest of these in its wait cell of the partition's table; the writer rings the worker's doorbell when
+the high watermark reaches it.  ``shared.doorbell`` argues that no wake-up is lost: :meth:`WaitLists.delay` stores the
+cell, executes the fence, and reads the high watermark again.
 
-A fetch of one partition waits for ``bytes_enough``.  A fetch of several waits for anything new in one of them; each
-time it counts whether that is enough.  A request for offsets waits until all that is written may be read.
+A fetch of one partition waits for ``bytes_enough``.  A fetch of several waits for anything new in one of them, and then
+counts whether that is enough.  A request for offsets waits until the high watermark reaches the log end offset.
 
-Cost: beginning and ending a wait take the logarithm of how many wait at the partition.  Bounds: a connection has one
-delayed request at most, since a request behind it does not start.  A turn of the loop looks at PARTS_PER_TURN parts of
-delayed requests again, and leaves the others to the next turn.
+Cost: to begin and to end a wait takes O(log n) steps for n requests that wait at the partition.  Bounds: a connection
+has at most one delayed request, because the request after it does not start.  A turn of the loop retries PARTS_PER_TURN
+parts of delayed requests, and leaves the others to the next turn.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 PARTS_PER_TURN: Final = 5_000
 STALE_MAX: Final = 1_000
-"""Answered requests left among the deadlines, or in a wait list; beyond that (and half of all) they are taken out."""
+"""Answered requests left among the deadlines, or in a heap; beyond that (and half of all) they are removed."""
 
 _sequence = itertools.count()
 """Orders equal entries of a heap: requests themselves cannot be compared."""
 
 
 class Owner(Protocol):
-    """What delays requests, and answers them later.  Both methods take the request out of its wait lists."""
+    """Delays requests, and answers them later.  Both methods remove the request from its wait lists."""
 
     def retry(self, delayed: DelayedRequest) -> None:
         """A high watermark has come: answer, or delay it again."""
@@ -46,7 +46,7 @@ class Owner(Protocol):
 
 
 class DelayedRequest:
-    """A request that waits until one of its partitions has the high watermark it awaits, or until ``deadline_ms``.
+    """A request that waits until a partition reaches the high watermark that it awaits, or until ``deadline_ms``.
 
     ``wait_lists``: where it waits now.  ``timed``: it is among the deadlines; it stays there while it is delayed again.
     """
@@ -62,7 +62,7 @@ class DelayedRequest:
 
     @property
     def parts(self) -> int:
-        """What looking at it again costs."""
+        """The cost of a retry: the number of its parts."""
         request = self.pending.request
         return len(request.parts) if isinstance(request, Fetch | Offsets) else 0
 
@@ -134,9 +134,9 @@ class WaitLists:
         """The last turn has left requests whose high watermark has come."""
 
     def delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
-        """Wait at all these partitions; False when a high watermark has come meanwhile: look again instead.
+        """Let a request wait at all these partitions; False when a high watermark has come meanwhile.
 
-        A partition that is named several times is waited at once, for the lowest high watermark.
+        At a partition that is named several times it waits for the lowest of its high watermarks.
         """
         lowest: dict[WaitList, int] = {}
         for wait_list, high_watermark in awaited:
@@ -157,7 +157,7 @@ class WaitLists:
         return True
 
     def awaited_by(self, delayed: DelayedRequest) -> list[Awaited]:
-        """Where a delayed request waits, and for what."""
+        """The wait lists of a delayed request, with the high watermarks that it awaits."""
         return [(wait_list, wait_list.awaited_by(delayed)) for wait_list in delayed.wait_lists]
 
     def remove(self, delayed: DelayedRequest) -> None:
@@ -180,14 +180,14 @@ class WaitLists:
             self._stale = 0
 
     def forget(self, connection: Connection) -> None:
-        """The connection is closed: nobody wants its answer."""
+        """Remove the delayed request of a closed connection."""
         if connection.delayed is not None:
             self.remove(connection.delayed)
 
-    # ---- what ends a wait
+    # ---- the end of a wait
 
     def retry_reached(self) -> None:
-        """A writer has rung: retry the requests whose high watermark has come, as many as fit into a turn."""
+        """Retry the requests whose high watermark has come, as many as fit into a turn."""
         parts = 0
         self.unfinished = False
         for delayed in self.reached():

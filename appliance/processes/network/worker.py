@@ -1,10 +1,10 @@
-"""The network worker: one process that serves clients of all listeners with epoll.  Reads segments, never writes them.
+"""The network worker serves clients of all listeners with epoll.  It reads segments and never writes them.
 
 One turn of the loop: wait; take the supervisor's messages, the writers' answers and the coordinator's replies; receive
 from clients and start their requests; send append requests to the writers and replies to the clients.  Only epoll
 blocks.
 
-The rooms, each with its own state::
+The parts, each with its own state::
 
     accepting          listeners, refusals
     connections        receiving, order of requests, sending, closing (connection_state, inbox: of one connection)
@@ -13,7 +13,7 @@ The rooms, each with its own state::
     fetching           fetches, at once or delayed (wait_lists)
     offset_lookups     requests for offsets
     forwarding         requests that the coordinator answers (snapshot_answers: those that the worker can)
-    known_partitions   what the supervisor has announced
+    known_partitions   partitions that the supervisor has announced
 
 A produce request goes from ``connections`` to ``producing`` to ``writer_link`` and back.  A fetch goes from
 ``connections`` to ``fetching``, if need be to ``wait_lists``, and back.
@@ -54,16 +54,16 @@ from .wait_lists import WaitLists
 CHECK_MS: Final = 1_000
 """How often time limits are checked while there are clients or open files."""
 CONTROL_RETRY_MS: Final = 10
-"""How soon a message that the supervisor has not taken is sent again."""
+"""How soon queued messages to the supervisor are sent again."""
 GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 """Events that end a connection."""
 STATS_MS: Final = 5_000
 MEMORY_MS: Final = 10_000
-"""How often freed memory is given back."""
+"""How often freed memory is given back to the system."""
 
 
 class WorkerArguments(NamedTuple):
-    """What the supervisor gives a worker when it forks it."""
+    """The arguments of a worker, with which the supervisor forks it."""
 
     config: Config
     data_dir: Path
@@ -75,7 +75,7 @@ class WorkerArguments(NamedTuple):
 
 
 def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
-    """The worker process, from fork to exit; returns its exit status."""
+    """Run the worker process, from fork to exit; return its exit status."""
     become_child(f"net {arguments.number}", supervisor_pid)
     worker = NetworkWorker(arguments, control)
     worker.serve()
@@ -84,7 +84,7 @@ def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> in
 
 
 class NetworkWorker:
-    """The loop, and the rooms that it connects."""
+    """The loop, and the parts that it connects."""
 
     def __init__(self, arguments: WorkerArguments, control: Channel) -> None:
         self._config, self._doorbell, self._heart = arguments.config, arguments.doorbell, arguments.heart
@@ -124,12 +124,12 @@ class NetworkWorker:
     # ---- the loop
 
     def serve(self) -> None:
-        """Serve until the supervisor says stop, or is gone."""
+        """Serve until the supervisor stops the worker, or is gone."""
         while not self._turn.stopping and not self._control.closed:
             self.turn(self._timeout_s())
 
     def drain(self) -> None:
-        """Answer what has been started, then close; the supervisor bounds how long that may take."""
+        """Answer started requests, then close; the supervisor limits the time for that."""
         self._accepting.close()
         self._wait_lists.answer_all()
         self._connections.close_when_sent(unanswered=Forwarded)
@@ -139,7 +139,7 @@ class NetworkWorker:
             self.turn(0 if self._lookups else 0.1)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for something to happen, act on it, send what is ready."""
+        """Wait for events, handle them, send append requests and replies."""
         events = self._epoll.poll(timeout_s)
         self._begin_turn()
         connections, producing = self._connections, self._producing
@@ -168,7 +168,7 @@ class NetworkWorker:
         self._finish_turn()
 
     def _begin_turn(self) -> None:
-        """Go on with what earlier turns have left."""
+        """Continue the work that earlier turns have left."""
         self._heart.beat()
         self._turn.now_ms = now_ms()
         if self._accepting.resume_ms:
@@ -183,7 +183,7 @@ class NetworkWorker:
             self._wait_lists.retry_reached()
 
     def _finish_turn(self) -> None:
-        """Send what this turn has made: append requests and replies, each of which may lead to more of both."""
+        """Send the append requests and replies of this turn; each may lead to more of both."""
         self._wait_lists.answer_expired(self._turn.now_ms)
         while self._producing.to_send or self._connections.touched:
             if self._producing.to_send:
@@ -220,7 +220,7 @@ class NetworkWorker:
             next_ms = min(next_ms, connections.starved_ms + STARVED_MS_MAX)
         return max(0, next_ms - now_ms()) / 1000
 
-    # ---- what the supervisor announces
+    # ---- messages of the supervisor
 
     def _read_announcements(self) -> None:
         """Read the supervisor's messages."""
@@ -274,13 +274,13 @@ class NetworkWorker:
             self._connections.add(connection)
 
     def _on_close(self, connection: Connection) -> None:
-        """A connection is closed: forget what waits for its sake."""
+        """Forget the waiting requests of a closed connection."""
         self._wait_lists.forget(connection)
         self._forwarding.forget(connection)
         self._producing.forget(connection)
 
     def _check_timeouts(self) -> None:
-        """Once a second while there are clients or open files: time limits, and numbers for the supervisor."""
+        """Check time limits, and send numbers to the supervisor; once a second while there are clients or files."""
         self._check_ms = now = self._turn.now_ms
         self._partitions.files.drop_unlinked()
         if now - self._memory_ms >= MEMORY_MS:

@@ -1,12 +1,12 @@
-"""The link from a network worker to the writer of one partition: what is asked of it, and what it has in hand.
+"""The link from a network worker to the writer of one partition: append requests, and handed-over connections.
 
-The record batches of produce requests are described in *append requests*, to which all connections add: at most one is
-open per writer and acks in a turn of the loop.  An append request holds the extents of the arena that its positions lie
-in until the writer has answered.  While there is no writer (not forked yet, retiring, killed) closed append requests
-wait; what a writer had in hand when it died is answered with a retriable error, since it may have been written or not.
+An *append request* lists the positions of record batches in the arena.  All connections add to it; at most one is open
+per writer and acks in a turn of the loop.  It holds the extents of the arena with these positions until the writer has
+answered.  While there is no writer (not forked yet, retiring, killed) closed append requests wait.  When a writer dies,
+its unanswered append requests are answered with a retriable error, since they may have been written or not.
 
-Bounds: append requests by the arena, of which one partition gets a share (:attr:`WriterLink.is_full`); connections that
-are handed over by ``handoff.CONNECTIONS_MAX``.
+Bounds: append requests by the arena, of which one partition gets a share (:attr:`WriterLink.is_full`); handed-over
+connections by ``handoff.CONNECTIONS_MAX``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 WRITER_WAIT_MS_MIN: Final = 1_000
 WRITER_WAIT_MS_MAX: Final = 15_000
-"""A produce waits so long for its partition's writer to be forked and to recover, whatever timeout it asks for."""
+"""Bounds of the wait of a produce request for a writer to be forked and to recover, whatever its timeout."""
 APPEND_PARTS_MAX: Final = 2_048
-"""Parts in one append request: described with two numbers of 5 bytes each and answered with three of up to 9."""
+"""Parts in one append request: each has two numbers of 5 bytes, and three of up to 9 bytes in the answer."""
 POSITIONS_MAX: Final = 2 * APPEND_PARTS_MAX
 
 Target = tuple["Connection", "Pending | None", int]
-"""Whose request a part belongs to (None: acks=0, no reply), and which of its parts it is."""
+"""The connection, the request (None: acks=0, no reply) and the index of a part."""
 
 
 class AppendRequest:
@@ -44,7 +44,7 @@ class AppendRequest:
     def __init__(self, acks: int, deadline_ms: int) -> None:
         self.acks = acks
         self.bytes = 0
-        """Of the arena that it holds."""
+        """Bytes of the arena that it holds."""
         self.deadline_ms = deadline_ms
         self.positions: list[int] = []
         self.targets: list[Target] = []
@@ -66,7 +66,10 @@ class AppendRequest:
 
 @dataclass(slots=True)
 class HandedOver:
-    """A connection that a writer serves: what the worker needs when it comes back, and what has come ahead of it."""
+    """A connection that a writer serves, as the worker keeps it.
+
+    ``received`` and ``unsent``: bytes that the writer sends before it gives the connection back.
+    """
 
     protocol: str
     listener: str
@@ -82,22 +85,22 @@ Returned = tuple[HandedOver, socket.socket | None]
 
 
 class WriterLink:
-    """One partition's writer, while there is one, and what waits for it."""
+    """The link to one partition's writer, if there is one, and the append requests that wait for it."""
 
     def __init__(self, name: str, in_hand_bytes_max: int, epoll: select.epoll) -> None:
-        """``in_hand_bytes_max``: of the arena, so that a slow writer leaves room for others."""
+        """``in_hand_bytes_max``: the share of the arena for this writer, so that a slow one leaves room for others."""
         self.name = name
         self.channel: Channel | None = None
         self.retiring = False
         self.requested = False
         """The supervisor has been asked for a writer."""
         self.waiting: list[AppendRequest] = []
-        """Closed append requests that no writer has been sent."""
+        """Closed append requests that were not sent yet."""
         self.stalled: dict[Connection, None] = {}
-        """Connections whose next request waits until there is room again."""
+        """Connections whose next request waits until the writer has released a part of the arena."""
         self._epoll = epoll
         self._open: dict[int, AppendRequest] = {}
-        """By acks."""
+        """The open append requests, by acks."""
         self._handed_over: dict[int, HandedOver] = {}
         self._in_hand_bytes_max = in_hand_bytes_max
         self._in_hand_bytes = 0
@@ -108,13 +111,13 @@ class WriterLink:
     # ---- the writer comes and goes
 
     def connect(self, sock: socket.socket) -> None:
-        """A writer has been started."""
+        """Connect a new writer."""
         self.channel = Channel(sock)
         self.requested = self.retiring = False
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def disconnect(self) -> tuple[list[AppendRequest], list[HandedOver]]:
-        """The writer is gone: returns what it had in hand, and the connections that ended with it."""
+        """The writer is gone: return its unanswered append requests, and the connections that ended with it."""
         lost = list(self._in_flight.values()), list(self._handed_over.values())
         self._in_flight.clear()
         self._handed_over.clear()
@@ -144,7 +147,7 @@ class WriterLink:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def flush(self) -> None:
-        """The channel takes more."""
+        """Send queued messages: the channel takes more."""
         channel = self.channel
         assert channel is not None
         channel.flush()
@@ -160,10 +163,10 @@ class WriterLink:
     def add(
         self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, start: int, stop: int, target: Target
     ) -> None:
-        """Put record batches into the open append request for ``acks``.
+        """Add record batches to the open append request for ``acks``.
 
-        A change of acks closes the other ones, so that order is kept.  The first request's timeout, within bounds, is
-        how long all wait for a writer.
+        A change of acks closes the others, so that order is kept.  The timeout of the first produce request, within
+        bounds, limits the wait of all for a writer.
         """
         append = self._open.get(acks)
         if append is None or len(append.positions) >= POSITIONS_MAX:
@@ -176,7 +179,7 @@ class WriterLink:
         self._in_hand_bytes += append.bytes
 
     def send(self) -> None:
-        """Close the open append requests and send all that wait, if there is a writer to send them to."""
+        """Close the open append requests, and send all that wait if there is a writer."""
         self.waiting += self._open.values()
         self._open.clear()
         if self.channel is None or self.retiring:
@@ -196,35 +199,35 @@ class WriterLink:
         self.waiting.clear()
 
     def release(self, append: AppendRequest) -> None:
-        """An append request is answered: nobody needs its bytes any more."""
+        """Release the arena's bytes of an answered append request."""
         append.release()
         self._in_hand_bytes -= append.bytes
 
     def take_expired(self, now_ms: int) -> list[AppendRequest]:
-        """Append requests that have waited too long for a writer."""
+        """Take the append requests that have waited too long for a writer."""
         expired = [append for append in self.waiting if append.deadline_ms <= now_ms]
         if expired:
             self.waiting = [append for append in self.waiting if append.deadline_ms > now_ms]
         return expired
 
     def take_waiting(self) -> list[AppendRequest]:
-        """All append requests that no writer has been sent: the partition is being deleted."""
+        """Take all append requests that were not sent: the partition is being deleted."""
         appends = [*self.waiting, *self._open.values()]
         self.waiting.clear()
         self._open.clear()
         return appends
 
     def ask_for_flush(self, written: int, now: bool) -> None:
-        """A client waits for what is written: no flush need be late for more; ``now``: flush at once.
+        """Ask the writer not to delay its next flush, because a client waits for it; ``now``: to flush at once.
 
-        Asked once for the same ``written``: a writer that stands still does not get the same message again and again.
+        ``written``: the log end offset that the client waits for; the writer is asked once for each.
         """
         if self.channel is not None and (written, now) > self._flush_asked:
             self._flush_asked = written, now
             self._send(("flush",) if now else ())
 
     def ask_for_room(self) -> None:
-        """A client waits for memory that this writer has in hand, if only until a flush."""
+        """Ask the writer to flush, because a client waits for memory that it releases after a flush."""
         if self.channel is not None and self._in_hand_bytes:
             self._send(("flush",))
 
@@ -235,12 +238,12 @@ class WriterLink:
         return self.channel is not None and not self.retiring and len(self._handed_over) < handoff.CONNECTIONS_MAX
 
     def hand_over(self, connection: Connection, buffer_bytes: int) -> None:
-        """Send a settled connection to the writer; then the caller closes its own descriptor and releases its bytes.
+        """Send a connection with nothing outstanding to the writer; the caller then closes its own descriptor.
 
         Raises:
             OSError: the kernel refuses a descriptor for the message; nothing was sent.
         """
-        assert self.channel is not None and connection.settled
+        assert self.channel is not None and connection.may_move
         self._token += 1
         received = connection.inbox.copy()
         acks = connection.handoff_count.acks
@@ -251,14 +254,14 @@ class WriterLink:
         )
 
     def recall(self) -> None:
-        """Ask for the connections that are handed over."""
+        """Ask the writer to give all handed-over connections back."""
         if self._handed_over and self.channel is not None:
             self._send(("recall",))
 
-    # ---- what the writer sends
+    # ---- messages of the writer
 
     def receive(self) -> tuple[list[tuple[AppendRequest, Answer]], Returned | None]:
-        """The append requests that one message answers, or a connection that it gives back."""
+        """Receive one message: answers of append requests, or a connection that comes back."""
         assert self.channel is not None
         message, fds = self.channel.take()
         match message:
