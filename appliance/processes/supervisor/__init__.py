@@ -1,4 +1,4 @@
-"""The supervisor: creates what the others share, forks them, reaps them, stops them in order."""
+"""The supervisor: creates shared memory, forks the other processes, reaps them, stops them in order."""
 
 from .supervisor import run
 

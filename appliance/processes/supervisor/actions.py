@@ -1,16 +1,16 @@
-"""Actions: what the supervisor does, and the machine may refuse for lack of processes, descriptors, memory or room.
+"""Actions: steps of the supervisor that the machine may refuse for lack of processes, descriptors, memory or disk.
 
-An :class:`Action` has a name for people and *keys*: what it is still to be done for (workers, partitions, nodes).
-Wanting a key does it at once.  When the machine refuses (REFUSALS), the key stays wanted, the action rests, and then
-tries again: after DELAY_MS_MIN at first, twice as long each time, DELAY_MS_MAX at most.  The first refusal, every
-change of its reason and the end of it are logged; ``status`` shows each action that is being refused.  So no refusal
-ends the supervisor, and none has handling of its own.
+An :class:`Action` has a name for people, and *keys*: the workers, partitions or nodes for which it is still to be done.
+``want`` runs the action for a key at once.  When the machine refuses (REFUSALS), the key stays wanted, and the action
+is retried: after DELAY_MS_MIN at first, twice as long each time, at most DELAY_MS_MAX.  The first refusal, every change
+of its reason and its end are logged; ``status`` shows each action that is refused.  So no refusal ends the supervisor,
+and none needs its own handling.
 
-Keys of one action rest together, since what they lack is mostly the same.  A round ends after REFUSED_KEYS_MAX
-refusals, and a refused key goes behind the others, so that a thousand keys cost no more than three and none of them
-keeps the others from being done.
+The keys of one action are delayed together, since they usually lack the same resource.  A round ends after
+REFUSED_KEYS_MAX refusals, and a refused key goes to the end.  So a thousand keys cost no more attempts than three, and
+none of them blocks the others.
 
-Bounds: the actions are those that the supervisor defines, the keys of one are workers, partitions or nodes.
+Bounds: the actions are those that the supervisor defines; the keys of one are workers, partitions or nodes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DELAY_MS_MAX: Final = 5_000
 REFUSED_KEYS_MAX: Final = 3
 
 REFUSALS: Final = (OSError, MemoryError, Unavailable, StorageFault)
-"""What the machine raises when it refuses.  Anything else is a bug, or a fault that a person must mend."""
+"""Errors of a machine that refuses.  Any other error is a bug, or a fault that a person must repair."""
 
 UNDER_WAY: Final = object()
 
 
 def reason_of(error: BaseException) -> str:
-    """What is lacking, and what to do about it, on one line."""
+    """The reason of a refusal, with advice, on one line."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         limit = limit_of(error)
@@ -48,9 +48,10 @@ def reason_of(error: BaseException) -> str:
 
 
 class Action:
-    """See the module's docstring.  ``do(key)`` does it, or raises one of REFUSALS and leaves nothing half done.
+    """Runs ``do(key)`` for wanted keys until it succeeds.
 
-    ``do`` may also return UNDER_WAY: somebody else does it, and :meth:`done` or :meth:`refuse` says how it went.
+    ``do`` completes, or raises one of REFUSALS and leaves nothing half done.  It may also return UNDER_WAY: then a
+    child does it, and the supervisor calls :meth:`done` or :meth:`refuse` later.
     """
 
     def __init__(
@@ -73,22 +74,22 @@ class Action:
         self._running = False
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether it is still to be tried for ``key``."""
+        """Whether ``key`` waits for an attempt."""
         return key in self._wanted
 
     def want(self, key: Hashable = "", delay_ms: int = 0) -> None:
-        """Do it for ``key``, now or after a delay, as soon as the machine allows."""
+        """Run the action for ``key``, now or after a delay, and retry until the machine allows it."""
         self._wanted[key] = self._clock_ms() + delay_ms
         if not delay_ms:
             self.run()
 
     def drop(self, key: Hashable = "") -> None:
-        """It is not wanted for ``key`` any more."""
+        """Forget ``key``."""
         self._wanted.pop(key, None)
         self.done(key)
 
     def run(self) -> None:
-        """Do it for the keys that are due, unless it rests."""
+        """Run the action for the keys that are due, unless it is delayed."""
         now = self._clock_ms()
         if self._running or now < self._rests_until_ms:
             return
@@ -114,7 +115,7 @@ class Action:
             self._running = False
 
     def done(self, key: Hashable = "") -> None:
-        """It is done for ``key``."""
+        """Note that the action is done for ``key``; log the end of a refusal."""
         if key not in self._refused:
             return
         self._refused.discard(key)
@@ -125,7 +126,7 @@ class Action:
             self._changed()
 
     def refuse(self, key: Hashable, reason: str, limit: str = "") -> None:
-        """The machine refused it for ``key``: rest, then try again.  ``limit``: see :mod:`appliance.machine_limits`."""
+        """Note a refusal for ``key``: retry after a delay.  ``limit``: see :mod:`appliance.machine_limits`."""
         now = self._clock_ms()
         self._wanted.setdefault(key, now)
         if now >= self._rests_until_ms:  # the first one of this round
@@ -148,7 +149,7 @@ class Action:
         return max(min(self._wanted.values()), self._rests_until_ms)
 
     def row(self) -> dict[str, Any] | None:
-        """For ``status``, while it is refused: since when, how often, for how many keys, and why."""
+        """The row for ``status``; None while the action is not refused."""
         if not self._refused:
             return None
         return {
@@ -160,7 +161,7 @@ class Action:
         }
 
     def limit(self) -> tuple[str, float] | None:
-        """The limit of the machine that it is refused for, and since when, in seconds since 1970."""
+        """The limit of the machine that causes the refusal, and its time in seconds since 1970."""
         return (self._limit, self._since_s) if self._limit else None
 
 
@@ -173,26 +174,26 @@ class Actions:
         self._clock_ms = clock_ms
 
     def define(self, name: str, do: Callable[[Any], object]) -> Action:
-        """A new action; ``name`` completes "refused: ..."."""
+        """Define an action; ``name`` completes "refused: ..."."""
         action = Action(name, do, self._clock_ms, self._changed)
         self._all.append(action)
         return action
 
     def run(self) -> None:
-        """Do what has become due."""
+        """Run all actions that are due."""
         for action in self._all:
             action.run()
 
     def next_ms(self) -> int | None:
-        """When something becomes due; None when nothing is wanted."""
+        """When the next action is due; None when nothing is wanted."""
         return min((when for action in self._all if (when := action.next_ms()) is not None), default=None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """For ``status``: what is being refused."""
+        """The rows for ``status``: one for each action that is refused."""
         return [row for action in self._all if (row := action.row()) is not None]
 
     def limits(self) -> dict[str, float]:
-        """The limits of the machine for which something is refused, each with the time of the first refusal."""
+        """The limits of the machine that cause refusals, each with the time of the first refusal."""
         found: dict[str, float] = {}
         for action in self._all:
             if (reached := action.limit()) is not None:
@@ -203,7 +204,7 @@ class Actions:
 
 @contextlib.contextmanager
 def surviving(what: str) -> Iterator[None]:
-    """Carry on after a refusal of something that is not worth trying again: on the way out, above all."""
+    """Log a refusal of a step that is not retried, and continue; mostly used while stopping."""
     try:
         yield
     except REFUSALS as error:
@@ -211,7 +212,7 @@ def surviving(what: str) -> Iterator[None]:
 
 
 def _label(key: Hashable) -> str:
-    """What a log line says of a key: a partition, several of them, a number, or nothing."""
+    """The key in a log line: a partition, several partitions, a number, or nothing."""
     if key == "":
         return ""
     if isinstance(key, tuple) and all(isinstance(part, tuple) for part in key):

@@ -1,4 +1,4 @@
-"""What each message of a child, and the end of each child, leads to.
+"""Handles the messages of children, and their ends.
 
 Control messages (msgpack arrays; ``+fd`` travels with them)::
 
@@ -7,7 +7,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["coordinator"] +fd
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
-    from any of them   ["refused", ...]   a message of ours whose descriptors or memory the machine did not let it have
+    from any child     ["refused", ...]   a message of ours for which the child had no descriptors or memory
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
                        ["reload", {...}]
@@ -23,7 +23,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
                        ["roll", topic, partition]
 
-``error`` is the name of a class of ``errors``, "" when it is done.
+``error`` is the name of a class of ``errors``, "" after success.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from .writers import Writers
 logger = logging.getLogger(__name__)
 
 RECONNECT_MS: Final = 1_000
-"""How soon a child that had no descriptor left is sent the same one again."""
+"""Delay before a message is sent again to a child that had no descriptor left."""
 
 
 class ChildEvents:
-    """Handles them.  ``on_change`` is called when what ``status`` shows may have changed."""
+    """Passes events on to the parts of the supervisor.  ``on_change`` is called when ``status`` may have changed."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ChildEvents:
                 self._on_order(message)
 
     def _on_order(self, message: list[Any]) -> None:
-        """A message of the coordinator about partitions."""
+        """Handle a message of the coordinator about partitions."""
         match message:
             case ["create", token, rows]:
                 self._orders.create(token, [(TopicPartition(topic, number), *rest) for topic, number, *rest in rows])
@@ -124,7 +124,7 @@ class ChildEvents:
         self._writers.send(partition, ["settings", settings])
 
     def _order_writer(self, partition: TopicPartition, message: list[Any]) -> None:
-        """Send an order to the partition's writer, which is started for it; the coordinator repeats it if need be."""
+        """Send an order to the partition's writer, after starting it; the coordinator repeats lost orders."""
         self._writers.want(partition)
         self._writers.send(partition, message)
 
@@ -140,7 +140,7 @@ class ChildEvents:
         self._on_change()
 
     def _send_again(self, child: Child, refused: list[Any]) -> None:
-        """A child had no descriptor or no memory for what it was sent: send it again, a little later."""
+        """Send a message again after RECONNECT_MS, because the child had no descriptor or memory for it."""
         logger.warning("%s %s (pid %d) has no room for %s: sent again", child.role, child.key, child.pid, refused)
         match child.role, refused:
             case "network", ["writer", topic, number]:

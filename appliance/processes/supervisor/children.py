@@ -1,11 +1,10 @@
-"""All children of the supervisor: forks them, watches them, sends them messages, reaps them.
+"""Forks the supervisor's children, watches them, sends them messages, and reaps them.
 
-A child is watched by epoll through two descriptors: its pidfd, which shows its end, and its control channel.  What a
-child sends and that it has ended are passed on to the supervisor, which decides what happens next.
+Epoll watches two descriptors of a child: its pidfd, which shows its end, and its control channel.  :mod:`.child_events`
+handles messages and ends.
 
-A child that does not take its messages is killed, and so is one that hangs (:mod:`.liveness`): after its end it is
-replaced like any other.  A process that ends within YOUNG_MS of its start is started again with a growing delay, so
-that a fault that returns at once does not use up the machine.
+A child that does not take its messages is killed, and so is one that hangs (:mod:`.liveness`); then it is replaced like
+any other.  Restarts are delayed, longer each time, while a process keeps dying within YOUNG_MS of its start.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ PROCESSES_MAX: Final = 1 << 17
 LISTENERS: Final = "listeners"
 """The listening sockets, which workers keep."""
 LOCK: Final = "lock"
-"""The lock of the data directory, kept by all that change files: no other supervisor starts while one of them lives."""
+"""The lock of the data directory, kept by children that change files: no other supervisor starts while one lives."""
 
 
 class Restarts:
-    """How often a role and key was started again, and how long the next start is delayed."""
+    """Counts the restarts of each role and key, and computes the delay of the next."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Any], int] = {}
@@ -64,7 +63,7 @@ class Restarts:
 
 
 class Children:
-    """``on_message(child, message)`` and ``on_end(child, status)`` are called from :meth:`on_event`.
+    """All children.  ``on_message(child, message)`` and ``on_end(child, status)`` are called from :meth:`on_event`.
 
     ``on_change`` is called when a child has started or ended.
     """
@@ -98,7 +97,7 @@ class Children:
     # ---- forking
 
     def close_in_child(self, close: Callable[[], object], name: str = "") -> None:
-        """Have ``close`` called in every child that is forked, except in those that keep ``name`` (LISTENERS, LOCK)."""
+        """Call ``close`` in every forked child, except in those that keep ``name`` (LISTENERS, LOCK)."""
         self._close_in_child.append((name, close))
 
     def fork(
@@ -112,7 +111,7 @@ class Children:
         """Fork a child and watch it.
 
         Args:
-            keep: what this child needs and others close: LISTENERS, LOCK.
+            keep: resources that this child keeps and others close: LISTENERS, LOCK.
             work: the child does one long piece of work and ends.
 
         Raises:
@@ -166,7 +165,7 @@ class Children:
             self._epoll.modify(child.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def on_event(self, fd: int, event: int) -> None:
-        """Act on an event of epoll; the descriptor may be of a child that has been reaped since."""
+        """Handle an event of epoll; the descriptor may belong to a child that has been reaped since."""
         child = self._by_fd.get(fd)
         if child is None:
             return
@@ -182,10 +181,10 @@ class Children:
             self._give_up(child)
 
     def _give_up(self, child: Child) -> None:
-        """A child that does not take its messages, or has ended: nothing can be sent to it any more."""
+        """Kill a child whose channel is closed: it does not take its messages, or has ended."""
         if self._by_fd.pop(child.channel.fileno(), None) is not None:
             self._epoll.unregister(child.channel.fileno())
-            child.kill()  # no harm to one that is ending: its exit status stands
+            child.kill()  # harmless if it is ending: its exit status stays
 
     def _reap(self, child: Child) -> None:
         for fd in (child.pidfd, child.channel.fileno()):
@@ -200,13 +199,13 @@ class Children:
         self._on_end(child, status)
 
     def start_again(self, child: Child, start: Action, key: Any = "") -> None:
-        """A child has ended: have ``start`` done for ``key``, unless the child, or everything, was to end."""
+        """Start a child again that has ended, unless it, or the appliance, is stopping."""
         if child.stopping or self.stopping:
             return
         start.want(key, self.restarts.after_death(child.role, child.key, now_ms() - child.started_ms))
 
     def watch_hearts(self) -> None:
-        """From now on kill what has not moved for ``liveness.timeout_ms``."""
+        """From now on kill children whose heartbeat has not moved for ``liveness.timeout_ms``."""
         self._check_hearts.want(delay_ms=self._liveness.check_ms)
 
     def _kill_hanging(self) -> None:
@@ -219,7 +218,7 @@ class Children:
             child.kill()
 
     def kill_all(self) -> None:
-        """Kill and reap those that have not ended in time."""
+        """Kill and reap the children that have not ended in time."""
         for child in self:
             logger.warning("%s %s (pid %d) did not stop in time: killed", child.role, child.key, child.pid)
             with surviving("ending a process"):

@@ -1,4 +1,4 @@
-"""The coordinator, as a child of the supervisor: started, connected with the workers, started again when it dies."""
+"""Starts the coordinator, connects it with the workers, and starts it again when it dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ZOOKEEPER_WAIT_MS: Final = 8_000
 
 
 class CoordinatorChild:
-    """``zookeeper`` is the state of ZooKeeper for status, as the coordinator has sent it last."""
+    """The coordinator as a child.  ``zookeeper``: the state of ZooKeeper that it has sent last, for status."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class CoordinatorChild:
         def target(channel: Channel, heart: Heart) -> int:
             become_child("coordinator", pid)
             with heart.working():
-                from .. import coordinator  # asyncio, kazoo and the cold codecs: 25 MB that no other child needs
+                from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
 
             coordinator.run(self._config, self._data_dir, self._instance, channel, heart)
             return 0
@@ -106,7 +106,7 @@ class CoordinatorChild:
         self._children.send(self._child, message, fds)
 
     def send_listeners(self) -> None:
-        """Have it register this broker, and order what is missing here; it has been sent the tables before."""
+        """Send the listeners, after the tables: now it registers this broker and orders missing partitions."""
         self.send(["listeners", self._listeners])
 
     def reload(self, config: Config, settings: Any) -> None:
@@ -122,13 +122,13 @@ class CoordinatorChild:
     # ---- ZooKeeper
 
     def use_zookeeper(self, connect: str) -> None:
-        """The local ensemble has got its addresses."""
+        """Send the addresses of the local ensemble."""
         self.zookeeper = {"connect": connect, "state": "connecting"}
         self.send(["zookeeper", connect])
 
     @property
     def awaits_zookeeper(self) -> bool:
-        """Whether a start is to wait for ZooKeeper still."""
+        """Whether the start still waits for ZooKeeper."""
         return self._waits and self.zookeeper["state"] not in ("off", "connected")
 
     def end_wait(self) -> None:
@@ -136,7 +136,7 @@ class CoordinatorChild:
         self._give_up_waiting.drop()
 
     def _serve_without_zookeeper(self) -> None:
-        """What is on the disk is served all the same; groups and new topics come when the ensemble does."""
+        """End the wait: partitions are served; groups and new topics have to wait for the ensemble."""
         if self.awaits_zookeeper:
             logger.warning("ZooKeeper (%s) does not answer yet", self.zookeeper["connect"])
         self._waits = False

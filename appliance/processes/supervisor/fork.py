@@ -1,4 +1,4 @@
-"""Forks one child, with a control channel and a pidfd.  All of them together are in :mod:`.children`."""
+"""Forks one child, with a control channel and a pidfd.  :mod:`.children` has all of them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Child:
 def fork(
     role: str, key: Any, started_ms: int, close_in_child: Iterable[Callable[[], Any]], target: Callable[[Channel], int]
 ) -> Child:
-    """Fork a child that runs ``target`` with its end of the control channel and exits with what it returns.
+    """Fork a child that runs ``target`` with its end of the control channel; the result is its exit status.
 
-    ``close_in_child`` closes what the child must not keep.  An inherited end of another child's channel would hide
-    that child's death from its peers.
+    ``close_in_child`` closes descriptors that the child must not keep.  An inherited end of another child's channel
+    would hide that child's death from its peers.
 
     Raises:
-        OSError: the machine gives no process or no descriptor; nothing is left of the attempt.
+        OSError: the machine has no process or no descriptor left; nothing is left of the attempt.
     """
     ours, theirs = Channel.pair()
     sys.stdout.flush()
@@ -85,7 +85,7 @@ def fork(
         pidfd = os.pidfd_open(pid)
     except OSError:
         ours.close()
-        os.kill(pid, signal.SIGKILL)  # ours and not reaped: the number is nobody else's
+        os.kill(pid, signal.SIGKILL)  # our child and not reaped, so the pid cannot be reused
         os.waitpid(pid, 0)
         raise
     return Child(role, key, pid, pidfd, ours, started_ms)

@@ -1,6 +1,6 @@
-"""The partitions that are stored here, as the supervisor knows them: topic id, settings, segment table, state.
+"""The supervisor's list of the partitions stored here: topic id, settings, segment table, state.
 
-Values only: :mod:`.opening` changes them, and the workers, the writers and the coordinator are forked with them.
+It holds values only.  :mod:`.opening` changes them; workers, writers and the coordinator are started with them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from ...names import TopicPartition
 class HostedPartition:
     """One partition.
 
-    ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` says why nothing can be
-    written to it, "" when something can.
+    ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` is the reason why it
+    cannot be written, "" when it can.
     """
 
     __slots__ = ("offline", "settings", "table", "topic_id")
@@ -24,12 +24,12 @@ class HostedPartition:
 
 
 class Hosted(dict[TopicPartition, HostedPartition]):
-    """All of them.  A partition that is deleted leaves at once, although its files may still be there."""
+    """All partitions stored here.  A deleted one is removed at once, although its files may still exist."""
 
     def __init__(self) -> None:
         super().__init__()
         self.opening: dict[TopicPartition, int] = {}
-        """How often each partition that is being opened has been tried.  It may have been deleted since."""
+        """The number of attempts to open each partition that is being opened.  It may have been deleted since."""
 
     def tables(self) -> list[tuple[TopicPartition, str]]:
         """The partitions that have a table, and its name."""

@@ -1,4 +1,4 @@
-"""The sockets that listen for clients: bound here, or by systemd and passed on."""
+"""Binds the listeners for clients, or takes those that systemd has bound."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BACKLOG: Final = 1024
 
 
 def listen(config: Config) -> list[tuple[str, socket.socket]]:
-    """(protocol, socket) pairs; what systemd passes under a protocol's name replaces its ``listen``.
+    """(protocol, socket) pairs; sockets that systemd passes under a protocol's name replace its ``listen``.
 
     Raises:
         AddressInUse: another process listens there.
-        BadValue: an address cannot be listened on, or what systemd passes is no use; names the key.
+        BadValue: an address, or a socket that systemd passes, cannot be used; names the key.
         OSError: the machine has no descriptor or no memory left.
     """
     inherited = inherited_listeners(os.environ, ("native", "kafka"))

@@ -1,12 +1,11 @@
 """Finds children that hang: their heartbeat has not moved for ``liveness.timeout_ms``.
 
-Every quarter of the timeout :meth:`Liveness.overdue` compares each cell with what it held the time before.  A child is
-charged for the time since then, but for no more than that quarter, however long the supervisor itself was stopped or
-had to wait for a processor.  So a pause of the machine, or of the supervisor, costs a child one of the four quarters at
-most, and the others give every child the time to move.
+Every quarter of the timeout :meth:`Liveness.overdue` compares each cell with its last value.  If it is the same, the
+time since then counts, but at most that quarter, however long the supervisor itself was stopped or waited for a
+processor.  So a pause of the machine, or of the supervisor, costs a child at most one of the four quarters.
 
-A child whose main thread waits in the kernel for a device (state D) is not counted as hanging: a disk may be slow, and
-such a process could not be killed anyway.  Its time goes on counting when it has returned.
+A child whose main thread waits in the kernel for a device (state D) does not count as hanging: a disk may be slow, and
+such a process cannot be killed anyway.  Its silent time counts again when it has returned.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class _Watched:
 
 
 class Liveness:
-    """``state_of(pid)`` is the state of a process's main thread: a letter, as in /proc/<pid>/stat."""
+    """Counts silent time.  ``state_of(pid)``: the state of a process's main thread, as in /proc/<pid>/stat."""
 
     def __init__(
         self, heartbeats: Heartbeats, timeout_ms: int, clock_ms: Callable[[], int], state_of: Callable[[int], str]
@@ -45,17 +44,17 @@ class Liveness:
         self._checked_ms = clock_ms()
 
     def watch(self, child: Child, heart: Heart) -> None:
-        """From the fork on."""
+        """Watch a child, from its fork on."""
         self._watched[child] = _Watched(heart, self._heartbeats.seen(heart))
 
     def forget(self, child: Child) -> None:
-        """It has been reaped."""
+        """Forget a child that was reaped."""
         watched = self._watched.pop(child, None)
         if watched is not None:
             self._heartbeats.give_back(watched.heart)
 
     def overdue(self) -> Iterable[Child]:
-        """The children that hang; each is named again at every check until it is gone."""
+        """The children that hang; each is returned at every check until it is gone."""
         now = self._clock_ms()
         charged_ms = min(now - self._checked_ms, self.check_ms)
         self._checked_ms = now

@@ -1,8 +1,8 @@
 """Starts the nodes of the local ZooKeeper ensemble, watches them by pidfd, and starts them again.
 
-What a node needs and how it is started is :class:`~appliance.zookeeper.ensemble.Ensemble`'s business; with an external
-ensemble, or none, there are no nodes.  Preparing the nodes' files, starting a node and noting its pid are actions: on
-a full disk, say, they are tried again.
+:class:`~appliance.zookeeper.ensemble.Ensemble` prepares and starts a node; with an external ensemble, or none, there
+are no nodes.  Preparing the nodes' files, starting a node and noting its pid are actions: they are retried, for example
+after a full disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Nodes:
-    """``on_prepared(connect)`` is called with the address of the ensemble once it has one."""
+    """The nodes.  ``on_prepared(connect)`` is called with the address of the ensemble once it is known."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Nodes:
         except ConfigFault as error:
             if not self._refused:
                 raise
-            raise OutOfResources(str(error)) from error  # what was there at the first try is gone: it may come back
+            raise OutOfResources(str(error)) from error  # it was there at the first attempt, and may come back
         except OSError:
             self._refused = True
             raise
@@ -108,7 +108,7 @@ class Nodes:
             self._ensemble.note_pid(node)
 
     def on_end(self, pidfd: int, stopping: bool) -> None:
-        """A node has ended: reap it, and start it again unless all are to end."""
+        """Reap a node that has ended, and start it again unless the appliance is stopping."""
         assert self._ensemble is not None
         node = self._by_pidfd.pop(pidfd)
         self._epoll.unregister(pidfd)
@@ -124,12 +124,12 @@ class Nodes:
             self._ensemble.signal_nodes()
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill the nodes that still run."""
         if self._ensemble is not None:
             self._ensemble.stop(0)
 
     def close_in_child(self) -> None:
-        """In a forked child: let go of what is the supervisor's."""
+        """In a forked child: close the supervisor's descriptors."""
         for pidfd in self._by_pidfd:
             os.close(pidfd)
 

@@ -1,8 +1,8 @@
-"""The opener: opens partitions that have no writer, shows them in their tables, and exits.
+"""The opener opens partitions that have no writer, publishes them in their tables, and exits.
 
 At start the partitions of a data directory are divided among a few openers, so that a thousand quiet partitions cost
-a thousand tables and not a thousand processes.  A cleanly stopped log is shown from its marker and file names; another
-is recovered.  The remover is its counterpart (:mod:`.remover`).
+a thousand tables and not a thousand processes.  A cleanly stopped log is published from its marker and file names; any
+other log is recovered.  :mod:`.remover` is the counterpart.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Job(NamedTuple):
 def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, supervisor_pid: int) -> int:
     """Open every partition and report ``["opened", [[topic, partition, error, message] ...]]``.
 
-    ``error`` is OutOfResources for what is worth trying again as it is: there was no room on the disk, say.
+    ``error`` is OutOfResources when a later attempt may succeed, for example after a full disk.
     """
     become_child("opener", supervisor_pid)
     rows: list[tuple[str, int, str, str]] = []
@@ -51,7 +51,7 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
             kind = OutOfResources if is_lack(error) else StorageFault
             if kind is OutOfResources:
                 control.send(["lacking", str(error), limit_of(error)])
-            else:  # the supervisor logs the other: it tries again
+            else:  # the supervisor logs a lack, and tries again
                 logger.error("%s-%d is offline: %s", job.topic, job.partition, error)
             rows.append((job.topic, job.partition, kind.__name__, str(error)))
         if len(rows) >= ROWS_PER_MESSAGE:
@@ -62,10 +62,10 @@ def run(config: Config, data_dir: Path, jobs: Sequence[Job], control: Channel, s
 
 
 def open_partition(config: Config, data_dir: Path, job: Job) -> None:
-    """Show one partition; its state becomes ONLINE, or OFFLINE when its log cannot be trusted.
+    """Publish one partition in its table; its state becomes ONLINE, or OFFLINE when its log cannot be opened.
 
     Raises:
-        ApplianceError, OSError: why it is offline.
+        ApplianceError, OSError: the reason why it is offline.
     """
     path = partition_directory.directory_of(data_dir, job.topic, job.partition)
     with memory.attach(job.table_name) as mapped, memoryview(mapped) as view, view.cast("Q") as cells:

@@ -1,13 +1,13 @@
-"""Gives each partition its segment table in /dev/shm, has openers open it, and shows it to workers and coordinator.
+"""Gives each partition its segment table in /dev/shm, lets openers open it, and announces it to the other processes.
 
-Openers (:mod:`.opener`) are children that open many partitions each, as many at a time as there are cores.  What
-cannot be had is tried again:
+Openers (:mod:`.opener`) are children that open many partitions each; there are at most as many at a time as cores.
+Failed attempts are repeated::
 
-    refused                              meanwhile the partition is              tried again
-    room in /dev/shm for its table       offline, in a table that all of         as an action (:mod:`.actions`)
+    cause                                meanwhile the partition is              repeated
+    no room in /dev/shm for its table    offline, in a table that all of         as an action (:mod:`.actions`)
                                          these share
-    room on the disk, or descriptors     offline, in its own table               as an action
-    nothing, but its opener was killed   as it was                               at once, ATTEMPTS_MAX times in all
+    no room on the disk, no descriptors  offline, in its own table               as an action
+    its opener was killed                as it was                               at once, ATTEMPTS_MAX attempts in all
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .workers import Workers
 logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
-"""How often a partition is tried to be opened while its openers are killed."""
+"""Attempts to open a partition whose openers are killed."""
 
 Outcome = tuple[TopicPartition, str, str]
-"""What came of an order for a partition: name of the error's class, "" when it is done, and the error's message."""
+"""The result of an order for a partition: name of the error's class, "" after success, and the error's message."""
 
 
 class Opening:
@@ -70,9 +70,9 @@ class Opening:
         self._offline_table = ""
         self._to_open: list[TopicPartition] = []
         self._lacking: set[TopicPartition] = set()
-        """Partitions that could not be opened for lack of room or descriptors."""
+        """Partitions that could not be opened for lack of disk space or descriptors."""
         self._limit = ""
-        """The limit of the machine that the last of these has reached."""
+        """The limit of the machine that the last of these attempts has reached."""
         self._place_all = actions.define("place partitions in /dev/shm", lambda _: self._place())
         self._open_again = actions.define("open partitions", lambda _: self._reopen())
         self._start_opener = actions.define("start openers", self._fork_opener)
@@ -134,10 +134,10 @@ class Opening:
             self._send_all(["table", *partition, row.table])
 
     def add(self, partition: TopicPartition, topic_id: str, settings: dict[str, str]) -> None:
-        """A new partition: give it a table, and have it opened.
+        """Add a new partition: give it a table, and let an opener open it.
 
         Raises:
-            OutOfResources: there is no room in /dev/shm; nothing is left of it.
+            OutOfResources: there is no room in /dev/shm; nothing is left of the partition.
         """
         table = self._make_table()
         row = self._hosted[partition] = HostedPartition(topic_id, settings)
@@ -146,10 +146,7 @@ class Opening:
         self._open_all([partition])
 
     def drop(self, partition: TopicPartition) -> None:
-        """Take a partition's table away: nobody is to see it any more.
-
-        Room that comes back is noticed by the next try to place those that have none.
-        """
+        """Remove a partition and its table; the next attempt to place other partitions finds the freed room."""
         row = self._hosted.pop(partition, None)
         if row is not None and row.table:
             self._send_all(["drop", *partition])
@@ -165,7 +162,7 @@ class Opening:
         self._coordinator.send(message)
 
     def show_again(self, role: str, index: int, partition: TopicPartition, delay_ms: int) -> None:
-        """A worker, or the coordinator, could not map a table: send its name again, later."""
+        """Send the name of a table again after a delay, because a worker or the coordinator could not map it."""
         self._show_again.want((role, index, partition), delay_ms)
 
     def _show_to(self, role: str, index: int, partition: TopicPartition) -> None:
@@ -181,17 +178,17 @@ class Opening:
     # ---- openers
 
     def reload(self, config: Config) -> None:
-        """Have later openers started with another configuration."""
+        """Start later openers with another configuration."""
         self._config = config
 
     def _open_all(self, partitions: list[TopicPartition]) -> None:
-        """Have partitions opened, together with all others that are to be opened in this turn."""
+        """Note partitions to be opened at the end of this turn, together with all others."""
         for partition in partitions:
             self._hosted.opening[partition] = self._hosted.opening.get(partition, 0) + 1
         self._to_open += partitions
 
     def start_openers(self) -> None:
-        """Deal what is to be opened out to openers, no more of them than cores.  Called in every turn."""
+        """Divide the partitions to be opened among openers, at most one per core.  Called in every turn."""
         partitions, self._to_open = self._to_open, []
         count = min(os.cpu_count() or 1, len(partitions))
         for index in range(count):
@@ -210,7 +207,7 @@ class Opening:
             self._hosted.opening.pop(partition, None)
 
     def on_opened(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """An opener has reported; returns its outcomes without those of partitions that were deleted meanwhile."""
+        """Take the outcomes of an opener; return them without those of partitions that were deleted meanwhile."""
         known: list[Outcome] = []
         for partition, error, reason in outcomes:
             self._hosted.opening.pop(partition, None)
@@ -233,11 +230,14 @@ class Opening:
         return known
 
     def on_lacking(self, limit: str) -> None:
-        """An opener reports the limit of the machine that it has reached; its outcomes follow."""
+        """Note the limit of the machine that an opener has reached; its outcomes follow."""
         self._limit = limit
 
     def on_opener_end(self, child: Child) -> list[Outcome]:
-        """What a killed opener has not reported is opened by another; returns the outcomes of what is given up."""
+        """Let another opener open the partitions that a killed one has not reported.
+
+        Returns the outcomes of partitions that have used ATTEMPTS_MAX attempts.
+        """
         left = [partition for partition in child.key if partition in self._hosted.opening]
         again = [partition for partition in left if self._hosted.opening[partition] < ATTEMPTS_MAX]
         given_up = [
@@ -250,7 +250,7 @@ class Opening:
         return self.on_opened(given_up) if given_up else []
 
     def _reopen(self) -> object:
-        """Try again to open the partitions for which something was lacking."""
+        """Repeat the opening of partitions that failed for a lack."""
         lacking, self._lacking = self._lacking, set()
         if not lacking:
             return None

@@ -1,6 +1,6 @@
-"""Orders of the coordinator: create and delete partitions, and answer when all of an order's partitions are done.
+"""Carries out orders of the coordinator: creates and deletes partitions, and answers when all of an order are done.
 
-An order carries the id of the topic, so that one for an earlier topic does nothing to a later one of the same name.
+An order carries the id of the topic, so that an order for an earlier topic does not change a later one of that name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Orders:
         self._by_token: dict[int, Order] = {}
 
     def create(self, token: int, rows: list[tuple[TopicPartition, str, dict[str, str]]]) -> None:
-        """Make and open partitions, each with the id and the settings of its topic."""
+        """Create and open partitions, each with the id and the settings of its topic."""
         order = self._by_token[token] = Order(token, [partition for partition, *_ in rows])
         for partition, topic_id, settings in rows:
             row = self._hosted.get(partition)
@@ -63,7 +63,7 @@ class Orders:
         self._answer_if_done(order)
 
     def delete(self, token: int, rows: dict[TopicPartition, str]) -> None:
-        """Close partitions and free their names, each if it is of the topic with the given id."""
+        """Close partitions and free their names, each if it belongs to the topic with the given id."""
         order = self._by_token[token] = Order(token, rows)
         for partition, topic_id in rows.items():
             if self._id_of(partition) not in ("", topic_id):  # a later topic has the name by now
@@ -81,7 +81,7 @@ class Orders:
         return self._removals.id_of(partition) or (row.topic_id if row is not None else "")
 
     def on_done(self, outcomes: Iterable[Outcome]) -> None:
-        """Partitions have been opened or removed, or could not be."""
+        """Take the outcomes of partitions, and answer the orders that are complete."""
         for partition, error, reason in outcomes:
             for order in list(self._by_token.values()):
                 if partition in order.left:

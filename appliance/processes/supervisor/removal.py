@@ -1,32 +1,33 @@
-"""Removes partitions that the coordinator has ordered to delete, and survives a crash of any process in between.
+"""Removes partitions that the coordinator has ordered to delete; every step survives a crash of any process.
 
-A *remover* frees the names of partitions, a *cleaner* deletes their files behind it (both in :mod:`.remover`).
+A *remover* frees the names of partitions, then a *cleaner* deletes their files (both in :mod:`.remover`).
 
-A removal is decided by the coordinator, durably, before it orders anything (``catalog.Removal``).  What a crash leaves
-after each step, and who goes on (C the coordinator, S the supervisor, R the remover, L the cleaner):
+The coordinator notes a removal durably before it orders anything (``catalog.Removal``).  The table shows who continues
+after a crash at each step (C the coordinator, S the supervisor, R the remover, L the cleaner; C' and L' their
+successors)::
 
     step                                         C dies    S dies, or power fails     R or L dies
     1 C notes the removal in the catalog         C'        C' at the next start
     2 S drops the table, retires the writer      C' (a)    C' at the next start (b)
     3 R renames the directory, syncs             C' (a)    C' at the next start (c)   C tries again (d)
-    4 C takes registration and positions away    C'        C' at the next start (e)
-    5 C takes the removal out of the catalog:    -         C' at the next start (e)
+    4 C removes registration and offsets         C'        C' at the next start (e)
+    5 C drops the removal from the catalog:      -         C' at the next start (e)
       the name is free
     6 L deletes the files                        -         L' at the next start       L', later
 
-    (a) S goes on by itself and answers an order of a dead coordinator to nobody; C' orders the same again.  An order
-        for what is being removed joins the removal under way, one for what is gone is done at once: there is one
-        remover at a time, and it looks at the id of the topic in the directory.  So no order and no remover of an
-        earlier topic ever touches a later one of the same name.
-    (b) The next start does not open what the catalog does not name; writers of the killed supervisor have ended,
+    (a) S continues by itself, and its answer to the dead coordinator is dropped; C' orders the same again.  An order
+        for a partition that is being removed joins that removal, an order for one that is gone is done at once.  There
+        is one remover at a time, and it checks the id of the topic in the directory.  So no order and no remover of an
+        earlier topic ever changes a later one of the same name.
+    (b) The next start opens only partitions that the catalog names; writers of the killed supervisor have ended,
         since they share its lock.
-    (c) The directory has its old name or the new one.  Under the old one step 3 is repeated, under the new one
-        there is nothing left to do.
-    (d) Whoever asked for the deletion is answered that it goes on; C orders again within ``disk.check_ms``.
-    (e) Both are repeated; neither touches a later topic of the name, since both compare the id.
+    (c) The directory has its old name or the new one.  With the old one step 3 is repeated, with the new one it is
+        done already.
+    (d) The client gets the answer that the deletion goes on; C orders again within ``disk.check_ms``.
+    (e) Both are repeated; neither changes a later topic of that name, since both compare the id.
 
 A refused step 1 leaves the topic whole.  After it the deletion is decided: a disk that refuses step 3 or 5, or
-a ZooKeeper that is away for 4, leaves it pending, as the answer to the client and the log say.
+a ZooKeeper that is away for 4, leaves it pending, and the answer to the client and the log say so.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from .opening import Outcome
 from .writers import Writers
 
 CLEAN_AGAIN_MS: Final = 60_000
-"""Delay of the next try to remove deleted files after one that failed."""
+"""Delay of the next cleaner after one that could not delete all files."""
 
 
 class Removals:
@@ -60,9 +61,9 @@ class Removals:
         self._pid = os.getpid()
         self._ids: dict[TopicPartition, str] = {}
         self._under_way: set[TopicPartition] = set()
-        """What the remover has not reported yet."""
+        """Partitions that the remover has not reported yet."""
         self._removes = self._cleans = False
-        """Whether there is a remover, a cleaner."""
+        """Whether a remover, a cleaner runs."""
         self._start_remover = actions.define("start removers", self._fork_remover)
         self._start_cleaner = actions.define("delete the files of deleted topics", lambda _: self._clean())
 
@@ -76,15 +77,12 @@ class Removals:
     # ---- freeing names
 
     def add(self, partition: TopicPartition, topic_id: str) -> None:
-        """Have it removed once its writer has ended; its table has been dropped."""
+        """Remove a partition once its writer has ended; its table has been dropped."""
         assert self._ids.get(partition, topic_id) == topic_id
         self._ids[partition] = topic_id
 
     def start_remover(self) -> None:
-        """Free the names of all partitions that nobody has open any more, by one remover at a time.
-
-        Called in every turn.
-        """
+        """Start a remover for all partitions that no process has open; one at a time.  Called in every turn."""
         if self._removes or not self._ids:
             return
         ready = {
@@ -109,7 +107,7 @@ class Removals:
             self._children.restarts.forget("writer", partition)
 
     def on_remover_end(self) -> list[Outcome]:
-        """Returns the outcomes that a killed remover has not reported; what it has set aside is to be deleted."""
+        """Start a cleaner; return the outcomes of partitions that a killed remover has not reported."""
         self._removes = False
         interrupted = sorted(self._under_way)
         outcomes = [(partition, WriterGone.__name__, "removing it was interrupted") for partition in interrupted]
@@ -120,11 +118,11 @@ class Removals:
     # ---- deleting files
 
     def clean(self, delay_ms: int = 0) -> None:
-        """Delete what has been set aside, now or after a delay."""
+        """Delete the files of removed partitions, now or after a delay."""
         self._start_cleaner.want(delay_ms=delay_ms)
 
     def _clean(self) -> None:
-        """Start a cleaner.  There is one at a time; another one follows for what comes meanwhile."""
+        """Start a cleaner, unless one runs; another one follows when it ends."""
         if self._cleans or self._children.stopping:
             return
         directories = partition_directory.deleted(self._data_dir)

@@ -1,6 +1,6 @@
 """The remover, which frees the names of deleted partitions, and the cleaner, which deletes their files.
 
-Why there are two, and what a crash of either leaves: see :mod:`.removal`.
+:mod:`.removal` explains why there are two, and what follows when either dies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _set_aside(data_dir: Path, partition: TopicPartition, topic_id: str) -> tupl
 
 
 def clean(directories: Sequence[Path], supervisor_pid: int) -> int:
-    """The cleaner: delete the files of what has been set aside; 1 when some are still there."""
+    """The cleaner: delete the directories of removed partitions; return 1 when some files are left."""
     become_child("cleaner", supervisor_pid)
     status = 0
     for directory in directories:

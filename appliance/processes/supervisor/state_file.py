@@ -1,8 +1,8 @@
-"""The file state.json, replaced as a whole, also when the disk is full.  :mod:`.status_report` has its content.
+"""Replaces the file state.json as a whole, also when the disk is full.  :mod:`.status_report` has its content.
 
-Two files are kept, each larger than what it holds (JSON may end in spaces).  The spare one is overwritten in place,
-which needs no room, and then changes names with the other (renameat2 with RENAME_EXCHANGE): a reader sees the old
-state or the new one.
+There are two files, each larger than its content (JSON may end in spaces).  The spare one is overwritten in place,
+which needs no new blocks, and then exchanges names with the other (renameat2 with RENAME_EXCHANGE): a reader sees the
+old state or the new one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StateFile:
-    """``path`` and its spare.  Not synced: after a crash of the machine nobody asks what was running."""
+    """``path`` and its spare.  They are not synced: after a crash of the machine the old state has no use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._spare = path.with_name(path.name + ".spare")
 
     def replace(self, content: bytes) -> None:
-        """Show ``content``.
+        """Replace the content of state.json.
 
         Raises:
-            OSError: it has outgrown its room and the disk is full; the old one stays.
+            OSError: the content is larger than the file, and the disk is full; the old content stays.
         """
         if not self._path.exists():
             self._fill(self._path, content)

@@ -1,4 +1,4 @@
-"""The content of state.json: what ``appliance status`` shows of the running processes."""
+"""Writes state.json, from which ``appliance status`` shows the running processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITE_MS: Final = 200
 
 
 class StatusReport:
-    """``state`` is "starting", "serving", "stopping" or "stopped"; ``listeners`` are the addresses of the listeners."""
+    """The report.  ``state``: "starting", "serving", "stopping" or "stopped"; ``listeners``: their addresses."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class StatusReport:
         self._save = actions.define("write state.json", lambda _: self.write())
 
     def on_change(self) -> None:
-        """What is shown has changed: write it, but not more often than every WRITE_MS."""
+        """Write the report soon, at most every WRITE_MS, because it has changed."""
         if "" not in self._save:
             self._save.want(delay_ms=max(1, self._written_ms + WRITE_MS - now_ms()))
 
     def enter(self, state: str) -> None:
-        """Show another state at once."""
+        """Report another state at once."""
         self.state = state
         self._save.want()
 
@@ -75,7 +75,7 @@ class StatusReport:
         self._file.replace(msgspec.json.encode(content))
 
     def _limits(self) -> list[dict[str, Any]]:
-        """The limits that are reached: of the machine, for which an action is refused, and those of workers."""
+        """The limits that are reached: those of the machine that cause refusals, and those of workers."""
         rows = self._workers.limits()
         for limit, since_s in self._actions.limits().items():
             value, in_use = measure(limit, self._data_dir)

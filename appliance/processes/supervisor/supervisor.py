@@ -1,23 +1,23 @@
-"""The supervisor: creates what the others share, forks them, reaps them, stops them in order.
+"""The supervisor creates shared memory, forks the other processes, reaps them, and stops them in order.
 
-It has no threads and no ZooKeeper client, accepts no connection and touches no data: whatever crashes, it does not.
-Signal handlers only wake the loop.  Whatever the machine may refuse is an action (:mod:`.actions`): it is tried again
-and shown in ``status``, and the loop goes on.
+It has no threads and no ZooKeeper client, accepts no connection and reads no logs: a crash of another process does not
+end it.  Signal handlers only wake the loop.  Every step that the machine may refuse is an action (:mod:`.actions`): it
+is retried and shown in ``status``, and the loop goes on.
 
-This module is the program: start, loop, reload, stop.  The rooms::
+This module is the program: start, loop, reload, stop.  The parts::
 
     children           forks, watches, sends to, reaps all children
-    child_events       what their messages, and their ends, lead to
+    child_events       handles their messages, and their ends
     workers            network workers, their arenas and doorbells
     coordinator_child  the coordinator and the state of ZooKeeper
     writers            a writer per partition that is in use
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
-    orders, removal    what the coordinator orders: creating and deleting partitions
+    orders, removal    orders of the coordinator: creating and deleting partitions
     nodes              the local ZooKeeper
-    status_report      what ``status`` shows
+    status_report      state.json, for ``status``
 
-The data directory's lock is shared with the writers: as long as one of a killed instance lives, no other supervisor
-can start, so one process writes a partition's files (I1).
+The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a
+killed instance lives, so only one process writes a partition's files (I1).
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ logger = logging.getLogger(__name__)
 LOCK_WAIT_MS: Final = 10_000
 """How long a start waits for the last writers of a killed instance to end."""
 EVENT_REFUSED_S: Final = 0.1
-"""How long the loop rests when handling an event was refused, in a way that no action takes care of."""
+"""How long the loop waits after a refusal, outside of any action, while handling an event."""
 
 
 def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status.
+    """Serve until SIGTERM or SIGINT; return the exit status.
 
     Args:
-        reload: reads the configuration again on SIGHUP; what can change while running then does.
+        reload: reads the configuration again on SIGHUP; settings that may change while running are then applied.
 
     Raises:
         AlreadyRunning: another supervisor has this data directory.
-        ConfigFault: an address, the ensemble or the machine does not allow it; says what to change.
-        OutOfResources: the machine lacks what even a start needs; says what, and how to get more.
+        ConfigFault: an address, the ensemble or the machine cannot be used; the message has what to change.
+        OutOfResources: the machine lacks a resource for the start; the message has how to get more.
         StorageFault: the catalog cannot be read.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -97,10 +97,10 @@ def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = No
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """A start that lacks something ends and says so: nothing is served yet, and who starts it can wait or give more.
+    """Let a start that reaches a limit of the machine fail: nothing is served yet, and its caller can start again.
 
     Raises:
-        OutOfResources: for any error that is about a limit of the machine.
+        OutOfResources: for any error that comes from a limit of the machine.
     """
     try:
         yield
@@ -112,7 +112,11 @@ def _starting() -> Iterator[None]:
 
 
 def _lock(data_dir: Path) -> int:
-    """Lock the data directory, or say who has it; wait for the orphans of a killed supervisor to end."""
+    """Lock the data directory; wait for the orphans of a killed supervisor to end.
+
+    Raises:
+        AlreadyRunning: another process has it; the message has its pid.
+    """
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline_ms = now_ms() + LOCK_WAIT_MS
     while True:
@@ -133,7 +137,7 @@ def _lock(data_dir: Path) -> int:
 
 
 class Signals:
-    """Signals that have come: their handlers only note them and wake the loop, through a socket."""
+    """Notes signals: the handlers only record them and wake the loop, through a socket."""
 
     def __init__(self) -> None:
         self._noted: set[int] = set()
@@ -165,7 +169,7 @@ class Signals:
 
 
 class Supervisor:
-    """The program.  Its rooms, as the module's docstring lists them, are most of its attributes."""
+    """The program.  Most of its attributes are the parts listed in the module's docstring."""
 
     def __init__(self, config: Config, data_dir: Path, lock_fd: int, reload: Callable[[], Config] | None) -> None:
         self._config, self._data_dir, self._reload = config, data_dir, reload
@@ -212,7 +216,7 @@ class Supervisor:
     # ---- the program
 
     def prepare(self) -> None:
-        """Get all that is not forked: what a configuration or a machine does not allow is an error here.
+        """Create everything that comes before the first fork; errors of configuration and machine are raised here.
 
         Raises:
             OSError, ConfigFault, StorageFault: see :func:`run`.
@@ -232,7 +236,7 @@ class Supervisor:
         self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def run(self) -> int:
-        """Serve until a signal says stop, stop; returns the exit status."""
+        """Serve until SIGTERM or SIGINT comes, then stop; return the exit status."""
         self._start()
         while signal.SIGTERM not in self._signals and signal.SIGINT not in self._signals:
             self._turn()
@@ -260,13 +264,13 @@ class Supervisor:
 
     def _on_serving(self) -> None:
         self._coordinator.end_wait()
-        self._report.enter("serving")  # before the line is printed, so that who reads the line finds it there
+        self._report.enter("serving")  # before the line is printed, so that a reader of the line finds this state
         listeners = " ".join(f"{protocol}={address}" for protocol, address in self._report.listeners.items())
         print(f"appliance: serving {listeners} data={self._data_dir} pid={os.getpid()}", flush=True)
         self._notifier.send("READY=1", f"STATUS=serving {len(self._hosted)} partitions")
 
     def _turn(self) -> None:
-        """Wait for something to happen, act on it, do what has become due."""
+        """Wait for events, handle them, run the actions that are due."""
         self._opening.start_openers()
         self._handle_events(self._timeout_s())
         self._opening.start_openers()
@@ -287,7 +291,7 @@ class Supervisor:
         return 3_600 if next_ms is None else max(0, next_ms - now_ms()) / 1000
 
     def _handle_events(self, timeout_s: float) -> None:
-        """Act on what happens within a time.  A refusal that no action takes care of costs one event, not the loop."""
+        """Wait for events and handle them.  A refusal outside of any action loses that event; the loop goes on."""
         for fd, event in self._epoll.poll(timeout_s):
             try:
                 if fd == self._signals.fileno():
@@ -299,7 +303,7 @@ class Supervisor:
                     self._children.on_event(fd, event)
             except REFUSALS as error:
                 logger.error("refused: handling an event: %s", reason_of(error), exc_info=error)
-                select.select([], [], [], EVENT_REFUSED_S)  # it may come again at once
+                select.select([], [], [], EVENT_REFUSED_S)  # the event may come again at once
         self._removals.start_remover()
 
     # ---- ZooKeeper and the configuration
@@ -311,7 +315,7 @@ class Supervisor:
     def _reload_config(self) -> None:
         """Read the configuration again.
 
-        Topic defaults, retention and limits change.  Sockets, arenas and the ensemble stay as they were made.
+        Topic defaults, retention and limits change.  Sockets, arenas and the ensemble stay.
         """
         if self._reload is None:
             return
@@ -333,7 +337,7 @@ class Supervisor:
     # ---- the end
 
     def _stop(self) -> None:
-        """Stop in order: take nothing new, answer, flush, mark clean, deregister; all within the time limit."""
+        """Stop workers, writers, coordinator and ZooKeeper in this order, within ``stop.timeout_ms``."""
         self._notifier.send("STOPPING=1", "STATUS=stopping")
         logger.info("stopping")
         self._report.enter("stopping")
@@ -353,7 +357,7 @@ class Supervisor:
             self._handle_events(max(0, deadline_ms - now_ms()) / 1000)
 
     def clean_up(self) -> None:
-        """Leave nothing behind, however the run ended."""
+        """Remove processes and shared memory, however the run ended."""
         self._children.kill_all()
         with surviving("ending ZooKeeper"):
             self._nodes.end()

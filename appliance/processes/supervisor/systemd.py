@@ -15,7 +15,7 @@ LISTEN_FDS_START: Final = 3
 class Notifier:
     """Sends to the service manager; does nothing when there is none.
 
-    The socket is made once, so that a process without descriptors can still send WATCHDOG=1.
+    The socket is opened once, so that a process without free descriptors can still send WATCHDOG=1.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -27,7 +27,7 @@ class Notifier:
         if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
             watchdog_us = 0
         self.watchdog_ms = watchdog_us // 2000
-        """How often to send WATCHDOG=1 (half of what the unit allows); 0: nobody listens."""
+        """The interval of WATCHDOG=1 (half of WatchdogSec); 0: the unit has no watchdog."""
 
     def send(self, *lines: str) -> None:
         """Send assignments such as READY=1, STATUS=text, STOPPING=1, RELOADING=1, WATCHDOG=1."""
@@ -37,7 +37,7 @@ class Notifier:
         try:
             self._socket.sendto("\n".join(lines).encode(), address)
         except OSError:
-            pass  # a service manager that does not listen is no reason not to serve
+            pass  # serve all the same, without a service manager that listens
 
     def close(self) -> None:
         """In a forked child: only the supervisor sends."""

@@ -1,4 +1,4 @@
-"""The network workers: started with the listeners, a doorbell and an arena each, and started again when they die."""
+"""Starts the network workers, each with the listeners, a doorbell and an arena, and again when they die."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Workers:
         return iter(self._by_index)
 
     def __len__(self) -> int:
-        """How many there are at the moment."""
+        """How many workers run now."""
         return len(self._by_index)
 
     # ---- starting
 
     def prepare(self, listeners: list[tuple[str, socket.socket]]) -> None:
-        """Make what all workers share; called before anything is forked."""
+        """Take the listeners, and create the doorbells; called before the first fork."""
         self._listeners = listeners
         for _, sock in listeners:
             self._children.close_in_child(sock.close, LISTENERS)
@@ -78,7 +78,7 @@ class Workers:
             self._start.want(index)
 
     def reload(self, config: Config) -> None:
-        """Have later workers started with another configuration."""
+        """Start later workers with another configuration."""
         self._config = config
 
     def _fork(self, index: int) -> None:
@@ -101,7 +101,7 @@ class Workers:
         self._on_started(index)
 
     def _make_arena(self, index: int) -> None:
-        """The old one goes first: its pages are free once the last writer has let go of them."""
+        """Create a worker's arena; first unlink the old one, whose pages are free once no writer maps it."""
         if index in self._arenas:
             memory.unlink(self._arenas.pop(index))
         self._arenas[index], mapped = memory.create(self._instance, f"arena{index}", self._config.network.arena_bytes)
@@ -124,7 +124,7 @@ class Workers:
             self._children.send(worker, message)
 
     def stop(self) -> None:
-        """Have all of them answer what they have taken, and end."""
+        """Let all workers answer their started requests, and end."""
         for worker in self._by_index.values():
             worker.stopping = True
             self._children.send(worker, ["stop"])
@@ -145,7 +145,7 @@ class Workers:
         return self._stats.get(index, {})
 
     def on_limits(self, index: int, reached: list[list[Any]]) -> None:
-        """A worker reports all limits that it has reached: each with its value, and how much of that is in use."""
+        """Note all limits that a worker has reached now: each with its value, and how much of it is in use."""
         since = {row["limit"]: row["since"] for row in self._limits.get(index, [])}
         self._limits[index] = [
             {

@@ -1,6 +1,6 @@
-"""The writers: a partition's is started when somebody needs it, connected with the workers, and ended when it is idle.
+"""Starts a partition's writer when a request needs it, connects it with the workers, and ends it when it is idle.
 
-The ordered end of a writer (*retire*): the workers hang up once it has answered them, so nothing is on its way to it
+When a writer retires, the workers close their channels once it has answered them, so no message is on its way to it
 when it closes its log.
 """
 
@@ -50,7 +50,7 @@ class Writers:
         self._start.want(partition)
 
     def on_need(self, partition: TopicPartition) -> None:
-        """A worker has something for this partition: start its writer, if need be after the one that is ending."""
+        """Start a writer for a worker's append requests, if need be after the present one has ended."""
         if partition in self._hosted:
             self._needed.add(partition)
             self.want(partition)
@@ -100,18 +100,18 @@ class Writers:
             workers_end.close()
             writers_end.close()
 
-    # ---- what happens to a writer
+    # ---- events of a writer
 
     def on_opened(self, child: Child) -> None:
         self._start.done(child.key)
 
     def on_lacking(self, child: Child, reason: str, limit: str) -> None:
-        """The machine has not got what the log needs to be opened: the writer ends, another one tries again."""
+        """Note that the machine lacks a resource to open the log: the writer ends, and another one tries again."""
         child.stopping = True
         self._start.refuse(child.key, reason, limit)
 
     def on_offline(self, child: Child, reason: str) -> None:
-        """Its log cannot be trusted: the writer ends, and there is none until the next start."""
+        """Note that the log cannot be trusted: the writer ends, and none is started until the appliance restarts."""
         child.stopping = True
         if child.key in self._hosted:
             self._hosted[child.key].offline = reason
@@ -149,7 +149,7 @@ class Writers:
             self.retire(child)
 
     def drop(self, partition: TopicPartition) -> None:
-        """The partition has been deleted: no writer is started any more, and the one that there is retires."""
+        """Retire the writer of a deleted partition, and start no other."""
         self._start.drop(partition)
         self._needed.discard(partition)
         if partition in self._by_partition:

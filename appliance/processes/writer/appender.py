@@ -1,4 +1,4 @@
-"""Checks the record batches of a turn, gives each its position, and appends all with one ``writev``: group commit."""
+"""Checks the record batches of a turn, gives each its offset, and appends all with one ``writev``: group commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT_CHARACTERS_MAX: Final = 400
 
 
 class Appender:
-    """Appends to one log.  Call :meth:`check`, then :meth:`append`, or after an error of it :meth:`refuse`."""
+    """Appends to one log.  Call :meth:`check`, then :meth:`append`; after an error of that, :meth:`refuse`."""
 
     def __init__(self, log: Log, producers: Producers, table: SegmentTable) -> None:
         self._log, self._table = log, table
@@ -28,10 +28,10 @@ class Appender:
         self._last_base = log.bases[-1]
         self._group: list[tuple[memoryview, BatchInfo]] = []
         self._append_ms = -1
-        """What LogAppendTime gives to all of this turn, else -1."""
+        """The timestamp of all batches of this turn with LogAppendTime, else -1."""
 
     def check(self, arrived: list[tuple[Source, AppendRequest]]) -> list[ReadyAnswer]:
-        """Check and place everything that has arrived; returns the answers, which hold once it is appended."""
+        """Check and place all batches that have arrived; return the answers, valid after :meth:`append`."""
         group: list[tuple[memoryview, BatchInfo]] = []
         self._group = group
         ready: list[ReadyAnswer] = []
@@ -57,10 +57,10 @@ class Appender:
         return ready
 
     def append(self) -> tuple[int, int]:
-        """Append what :meth:`check` has placed, and show that it is written.
+        """Append the batches that :meth:`check` has placed, and publish the log end offset.
 
         Returns:
-            Bytes and records that were appended.
+            The number of bytes and records that were appended.
 
         Raises:
             DiskFull, OutOfResources, StorageFault: nothing was appended.
@@ -81,7 +81,7 @@ class Appender:
         return size, log.records - records
 
     def refuse(self, error: ApplianceError, ready: list[ReadyAnswer]) -> list[ReadyAnswer]:
-        """Forget what was placed; returns refusals in place of the answers."""
+        """Forget the placed batches; return refusals in place of the answers."""
         self._sequences.rollback()
         texts = {FOR_ALL: str(error)[:TEXT_CHARACTERS_MAX]}
         return [
@@ -95,7 +95,7 @@ class Appender:
         """Check one request's batches and add them to the group, all or none.
 
         Returns:
-            Offset of the first record, offset after the last, and the position of what comes next.
+            Offset of the first record, offset after the last, and the offset of the next batch.
 
         Raises:
             ClientFault: the request is refused.
@@ -124,7 +124,7 @@ class Appender:
     def _admit_several(
         self, arena: memoryview, start: int, stop: int, position: int, group: list[tuple[memoryview, BatchInfo]]
     ) -> tuple[int, int, int]:
-        """The same for a request of several batches, which an idempotent producer never sends."""
+        """As :meth:`_admit`, for a request with several batches, which an idempotent producer never sends."""
         admitted: list[tuple[memoryview, BatchInfo]] = []
         first_base, at = -1, start
         while at < stop:

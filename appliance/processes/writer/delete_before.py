@@ -1,12 +1,12 @@
-"""Deletes what lies before an offset, for retention and for DeleteRecords.  The order of the steps:
+"""Deletes the records before an offset, for retention and for DeleteRecords.  The order of the steps:
 
-1. Flush and show what is not flushed yet of what goes: a log starts at no offset that readers have not been shown.
-2. Have the producers' snapshot cover the segments that go: it is all that will be known of their batches.
-3. Store the new start durably, and show it to readers.
-4. Flush the names of the segments that stay, if they are new.
-5. Remove the files; a worker in mid-sendfile keeps its open ones.
+1. Flush, and raise the high watermark, if needed: the log start offset is never above the high watermark.
+2. Store a snapshot of the producers that covers the removed segments: it replaces the headers of their batches.
+3. Store the new log start offset durably, and publish it.
+4. Flush the names of the remaining segments, if they are new.
+5. Remove the files; a worker in the middle of a sendfile keeps its open files.
 
-A full disk stops none of it but the removal of the active segment, which needs room for the next one.
+A full disk prevents only the removal of the active segment, which needs room for the next one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .producers import Producers
 def delete_before(
     log: Log, producers: Producers, offset: int, flush: Callable[[], None], show: Callable[[], None]
 ) -> int:
-    """Let ``log`` start at ``offset``, at most at its end; returns how many files went.
+    """Move the log start offset to ``offset``, at most to the log end offset; return how many files were removed.
 
     Args:
-        flush: wait until all that is written is flushed and shown, and nothing else is being flushed.
-        show: show readers the log's segments and its start.
+        flush: waits until everything written is flushed and published, and the flusher is idle.
+        show: publishes the log's segments and its start.
 
     Raises:
         DiskFull: files are left; the next call removes them.

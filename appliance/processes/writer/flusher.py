@@ -1,13 +1,12 @@
-"""The thread of a writer process that flushes what is written.
+"""The thread of a writer process that flushes the log.
 
-The writer's loop goes on taking, checking and writing while the last group is on its way to the disk.  When it is
-there, this thread itself publishes the high watermark, rings doorbells and answers acks=all (one wake-up less); the
-next flush covers all that was written meanwhile.  The slower the disk, the larger the groups.  fdatasync releases the
-GIL.
+The writer's loop goes on taking, checking and writing during a flush.  After the flush this thread itself publishes the
+high watermark, rings doorbells and answers acks=all (one wake-up less).  The next flush covers everything written
+meanwhile: the slower the disk, the larger the groups.  fdatasync releases the GIL.
 
-``lock`` guards what both threads touch: the hand-over below and the channels to the workers.  A flush that fails is
-never tried again, since the kernel may have dropped the pages: ``failed`` is called, once, and nothing after it is
-acknowledged.  Any other exception is a bug, and ends the process the same way: nobody waits for a thread that is gone.
+``lock`` guards the data of both threads: the ticket and the channels to the workers.  A failed flush is never retried,
+since the kernel may have dropped the pages: ``failed`` is called, once, and nothing after it is acknowledged.  Any
+other exception is a bug, and ends the process in the same way: no one waits for a thread that is gone.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from typing import Any, Protocol
 
 
 class Ticket(Protocol):
-    """What to sync: see ``appliance.log``."""
+    """A flush of the log up to an offset: see ``appliance.log``."""
 
     def sync(self) -> None: ...
 
 
 class Flusher:
-    """Call :meth:`hand_over` after writing; ``flushed(ticket, waiting)`` runs in the thread, holding ``lock``.
+    """Flushes tickets.  ``flushed(ticket, waiting)`` runs in the thread after each flush, with ``lock`` held.
 
-    What ``flushed`` returns, if anything, is called in the thread without the lock: what nobody waits for.
+    ``flushed`` may return a function for work that no one waits for; the thread calls it without the lock.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Flusher:
         self._thread.start()
 
     def hand_over(self, ticket: Ticket, waiting: list[Any]) -> None:
-        """Flush what the ticket covers; ``waiting`` are answered then.  Call with ``lock`` held."""
+        """Flush a ticket, then answer ``waiting``.  Call with ``lock`` held."""
         self._ticket = ticket
         self._waiting += waiting
         if self._idle:
@@ -57,12 +56,12 @@ class Flusher:
             self._gate.release()
 
     def drain(self) -> None:
-        """Wait until what was handed over is flushed, or has failed.  The loop hands over nothing meanwhile."""
+        """Wait until all tickets are flushed, or one has failed.  The loop hands over none meanwhile."""
         with self.lock:
             self._resting.wait_for(lambda: self._idle or self._ended)
 
     def stop(self) -> None:
-        """Finish what was handed over, then end the thread."""
+        """Flush the last ticket, then end the thread."""
         with self.lock:
             self._stopping = True
             if self._idle:

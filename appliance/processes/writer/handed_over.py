@@ -1,16 +1,16 @@
 """Serves connections that workers have handed over: produce requests reach the writer with no process in between.
 
-The writer takes the requests of a connection that has been handed over and answers them, and gives it back as soon as
-anything else comes: another request, a frame that is wrong or larger than the buffer, a client that does not read its
-replies, the end of the stream, a second with little to do.  :mod:`appliance.processes.handoff` has the states, the
-messages, and what happens when either side dies.
+The writer answers the produce requests of the connection.  It gives the connection back after: another request, a frame
+that is wrong or larger than the buffer, a client that does not read its replies, the end of the stream, or a second
+with few requests.  :mod:`appliance.processes.handoff` has the states, the messages, and what follows when either side
+dies.
 
-Each connection has a receive buffer of its own.  What it holds has been written before the next turn receives.
+Each connection has its own receive buffer.  Its requests are written before the next turn receives.
 
-Threads: the writer's loop takes; it and the flusher answer, holding the flusher's lock.
+Threads: the loop receives; the loop and the flusher answer, with the flusher's lock held.
 
-Bounds: the buffer, and ``network.requests_max`` requests that wait for a flush; then it is not read until they have it.
-How many are handed over is the workers' business.
+Bounds: the buffer, and ``network.requests_max`` requests that wait for a flush; beyond it the connection is not read.
+The workers limit the number of connections.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TURNS_TO_KEEP: Final = 8
 
 
 class _Common(NamedTuple):
-    """What all connections of a writer share; ``wake``: see :class:`HandedOverConnections`."""
+    """Values that all connections of a writer share; ``wake``: see :class:`HandedOverConnections`."""
 
     partition: TopicPartition
     limits: Network
@@ -73,7 +73,7 @@ class HandedOverConnections:
         return bool(self._by_fd)
 
     def accept(self, link: Link, terms: Sequence[Any], fds: Sequence[int], now_ms: int) -> None:
-        """Take a connection over; ``terms``: token, protocol, acks, buffer bytes, received bytes, as in the message."""
+        """Take a connection over; ``terms``: token, protocol, acks, buffer bytes, received bytes, from the message."""
         token, protocol, acks, buffer_bytes, received = terms
         if not fds:
             with self.lock:
@@ -90,7 +90,7 @@ class HandedOverConnections:
             handed.watch()
 
     def take(self, fd: int) -> list[tuple[Source, AppendRequest]]:
-        """What a connection has sent."""
+        """Receive from a connection; return its append requests."""
         handed = self._by_fd[fd]
         if not handed.watched:  # by the flusher, since epoll returned it
             return []
@@ -100,19 +100,19 @@ class HandedOverConnections:
                 handed.leave()
         elif handed.unanswered > self._common.limits.requests_max:
             with self.lock:
-                if handed.unanswered > self._common.limits.requests_max:  # still: else nothing may come to resume it
+                if handed.unanswered > self._common.limits.requests_max:  # still, now that answers cannot interfere
                     handed.pause()
         return [(handed, append) for append in appends]
 
     def recall(self, link: Link | None = None) -> None:
-        """Give back all, or what one worker has handed over, once it is answered."""
+        """Give back all connections, or those of one worker, once they are answered."""
         with self.lock:
             for handed in self._by_fd.values():
                 if link is None or handed.link is link:
                     handed.leave()
 
     def check(self, now_ms: int) -> None:
-        """Give back what has little to do."""
+        """Give back connections with few requests."""
         if now_ms - self._check_ms < CHECK_MS:
             return
         self._check_ms = now_ms
@@ -123,15 +123,15 @@ class HandedOverConnections:
                 handed.turns = 0
 
     def give_back(self) -> None:
-        """Those that are answered and not read any more."""
+        """Give back the connections that leave and are answered."""
         with self.lock:
             for fd, handed in list(self._by_fd.items()):
-                if handed.settled:
+                if handed.may_move:
                     del self._by_fd[fd]
                     handed.give_back()
 
     def lose(self, link: Link) -> None:
-        """The worker is gone: nobody is left to take its connections back.  Call with the lock held."""
+        """Close the connections of a worker that is gone.  Call with the lock held."""
         for fd, handed in list(self._by_fd.items()):
             if handed.link is link:
                 del self._by_fd[fd]
@@ -141,7 +141,7 @@ class HandedOverConnections:
 class HandedOver:
     """One connection.  Implements :class:`Source`.
 
-    ``leaving``: it is not read any more, and given back once it is ``settled``, with nothing unanswered.
+    ``leaving``: it is not read any more, and is given back when all requests are answered (``may_move``).
     """
 
     __slots__ = (
@@ -175,7 +175,7 @@ class HandedOver:
     ) -> None:
         self.link = link
         self.arena = memoryview(buffer)
-        self.turns = TURNS_TO_KEEP  # until the first check it has not had its time
+        self.turns = TURNS_TO_KEEP  # the first check comes before it has had CHECK_MS
         self.watched = self.leaving = False
         self._common, self._token, self._sock, self._codec, self._acks = common, token, sock, codec, acks
         self._parsed, self._filled = 0, filled
@@ -188,7 +188,7 @@ class HandedOver:
         return self._taken - self._answered
 
     @property
-    def settled(self) -> bool:
+    def may_move(self) -> bool:
         return self.leaving and self._taken == self._answered
 
     # ---- taking: the loop alone
@@ -197,7 +197,7 @@ class HandedOver:
         """Read once.
 
         Returns:
-            Requests alike as append requests, with the request as token; False at the end, or when others have come.
+            Append requests, each with its produce request as token; False at EOF, or when another request has come.
         """
         if not self._make_room():
             return [], False
@@ -221,7 +221,7 @@ class HandedOver:
                 appends.append((request, self._acks, _positions(request, start)))
                 taken += request.count
         except ProtocolFault:
-            more = False  # the worker comes upon it again, and knows what to do
+            more = False  # the worker parses it again, and closes the connection
         if taken < len(frames):
             parsed = frames[taken][0] - SIZE_BYTES
             more = False
@@ -233,7 +233,7 @@ class HandedOver:
         return appends, more
 
     def _make_room(self) -> bool:
-        """Move an unfinished frame to the front; False when the buffer does not hold the whole of it."""
+        """Move an unfinished frame to the front; False when the frame is larger than the buffer."""
         parsed, filled = self._parsed, self._filled
         rest = filled - parsed
         if rest and parsed:
@@ -261,20 +261,20 @@ class HandedOver:
             self._answered += request.count
             replies.append(self._codec.encode_produce(request, list(answer.results(log_start))))
         self._send(b"".join(replies))
-        if self.settled:
+        if self.may_move:
             self._common.wake()
         elif not self.leaving and not self.watched and self.unanswered <= self._common.limits.requests_max:
             self.watch()
 
     def _send(self, data: bytes) -> None:
-        """What the socket does not take is kept for the worker, which waits until it does."""
+        """Send bytes; those that the socket does not take are kept for the worker, which waits until it does."""
         sent = 0
         if not self._unsent:
             try:
                 sent = self._sock.send(data)
             except BlockingIOError:
                 pass
-            except OSError:  # the worker finds out
+            except OSError:  # the worker gets the same error
                 sent = len(data)
                 self.leave()
         if sent < len(data):
@@ -293,13 +293,13 @@ class HandedOver:
     def leave(self) -> None:
         self.leaving = True
         self.pause()
-        if self.settled:
+        if self.may_move:
             self._common.wake()
 
     def give_back(self) -> None:
-        """Send the connection, behind its bytes, to the worker, and let go of it.
+        """Send the connection's bytes, then its descriptor, to the worker, and close it here.
 
-        Without a descriptor for the message it ends here: its client reconnects, as when this process dies.
+        If the kernel has no descriptor for the message, the connection ends: its client reconnects.
         """
         send, token = self.link.send, self._token
         for message in pieces("received", token, self.arena[self._parsed : self._filled]):

@@ -1,11 +1,11 @@
-"""What a partition's writer knows of idempotent producers, kept so that it is exactly what the log says.
+"""Keeps the state of a partition's idempotent producers, always equal to the state that follows from the log.
 
-The log is the truth: every batch carries its producer, epoch and sequence.  The snapshot (``producers`` in the
-partition's directory) saves reading all of it, and outlives what retention removes.  It holds the state after every
-batch below its ``end``, and is stored only when the log is on the disk up to there: written beside, synced, renamed,
-and the name synced.  So the disk never holds a snapshot of what it does not hold the log of.
+Every batch in the log carries its producer, epoch and sequence.  A snapshot (``producers`` in the partition's
+directory) saves reading the whole log, and keeps the state of batches that retention has removed.  It holds the state
+after every batch below its ``end``, and is stored only when the log is flushed up to there: written to another name,
+synced, renamed, and the directory synced.  So the disk never holds a snapshot of batches that the log lacks.
 
-When a writer opens its partition, the log having the first segment ``base`` and the end ``written``::
+When a writer opens its partition, with ``base`` the first segment and ``written`` the log end offset::
 
     snapshot                          base    state                                       unknown producers
     --------------------------------  ------  ------------------------------------------  --------------------
@@ -13,18 +13,18 @@ When a writer opens its partition, the log having the first segment ``base`` and
     none, damaged, another version    0       the headers                                 start at sequence 0
     none, damaged, another version    > 0     the headers                                 may start anywhere
     its end > written (the log was    0       the headers; the snapshot is removed,       start at sequence 0
-    cut by ``log repair``)            > 0     before the log can grow up to its end       may start anywhere
-    its end < base (there was no      > 0     the headers: what stood between may have    may start anywhere
+    truncated by ``log repair``)      > 0     before the log can grow up to its end       may start anywhere
+    its end < base (there was no      > 0     the headers: the batches between may have   may start anywhere
     room to store a newer one)                changed any producer
 
-"May start anywhere" is what Kafka's brokers allow: a live producer whose state is gone must not fail.  Whatever the
-case, a batch is acknowledged as a repeat only if the headers or the snapshot have shown it (``broker.sequences``).
+Kafka's brokers also let an unknown producer start anywhere: a live producer whose state is gone must not fail.  In all
+cases a batch is acknowledged as a repeat only if the headers or the snapshot contain it (``broker.sequences``).
 
-A snapshot is due every ``SNAPSHOT_BYTES`` of log (what opening reads at most), before retention removes a segment
-that the last one does not cover, and in an ordered end.  Not being able to store one costs time at the next start, or
-at worst makes producers that retention has taken unknown; it never makes the state wrong.
+A snapshot is due every ``SNAPSHOT_BYTES`` of log (so opening reads about that much), before retention removes a segment
+that the last one does not cover, and when the writer retires.  A snapshot that cannot be stored costs time at the next
+start, or at worst makes producers unknown whose batches retention has removed; the state is never wrong.
 
-Threads: the loop freezes and covers, the flusher stores what was frozen; :meth:`Producers.take` passes it on.
+Threads: the loop makes snapshots, the flusher stores them once the log is flushed (:meth:`Producers.take`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Producers:
     """The producers of one partition: ``sequences``, and their snapshot on the disk."""
 
     def __init__(self, log: Log, ids_max: int, system: files.System = files.SYSTEM) -> None:
-        """Find out the state that belongs to a log that has just been opened.
+        """Restore the state for a log that has just been opened.
 
         Raises:
             StorageFault: the disk fails.
@@ -89,7 +89,7 @@ class Producers:
             raise StorageFault(f"{self._path}: {error.strerror}") from error
 
     def _remove(self) -> None:
-        """Durably: it would be believed once the log is as long again, and then say what was never so."""
+        """Remove the snapshot durably: once the log is as long again, it would be restored, and be wrong."""
         logger.warning("%s: reaches beyond the log's end %d: removed", self._path, self._log.end_offset)
         try:
             files.remove(self._path, self._system)
@@ -104,12 +104,12 @@ class Producers:
         return self._log.end_offset - self._frozen_end > SNAPSHOT_BYTES
 
     def freeze(self) -> None:
-        """Keep the state as it is now, all of it committed, until the log is flushed up to here."""
+        """Make a snapshot of the present state, to be stored when the log is flushed up to its end offset."""
         self._frozen = self.sequences.snapshot(self._log.end_offset)
         self._frozen_end = self._frozen.end
 
     def take(self) -> Snapshot | None:
-        """What may be stored now.  Call it from the flusher, with its lock held, as :meth:`freeze`."""
+        """Take the snapshot if it may be stored now.  Call it and :meth:`freeze` with the flusher's lock held."""
         frozen = self._frozen
         if frozen is None or frozen.end > self._log.flushed:
             return None
@@ -117,7 +117,7 @@ class Producers:
         return frozen
 
     def store(self, snapshot: Snapshot) -> None:
-        """Replace the snapshot on the disk; where that is not possible, the old one stays."""
+        """Replace the snapshot on the disk; if that fails, the old one stays."""
         assert snapshot.end <= self._log.flushed
         try:
             files.replace(self._path, snapshot.encode(), self._system)
@@ -127,11 +127,11 @@ class Producers:
             self._stored_end = snapshot.end
 
     def store_all(self) -> None:
-        """Store the state as it is now; everything written is flushed, and the flusher at rest."""
+        """Store the present state; everything written must be flushed, and the flusher idle."""
         self._frozen = None
         self._frozen_end = self._log.end_offset
         self.store(self.sequences.snapshot(self._log.end_offset))
 
     def covers(self, base: int) -> bool:
-        """Whether the snapshot on the disk has seen all of the segments before the one at ``base``."""
+        """Whether the snapshot on the disk covers all segments before the one at ``base``."""
         return self._stored_end >= base or base <= self._log.bases[0]

@@ -1,4 +1,4 @@
-"""What is written and not flushed yet: when it is flushed, shown to readers, and acknowledged.
+"""Decides when written batches are flushed, published to readers, and acknowledged.
 
 A message is readable (below the high watermark) once flushed, unless the topic leaves flushing to the operating system
 (``flush.messages=0``).  Answers to acks=all wait for the flush, others do not.
@@ -26,40 +26,40 @@ FLUSH_DELAY_MS: Final = 20
 
 
 class _Job(NamedTuple):
-    """What the flusher is given: a ticket of the log, and how many records the log has up to its end."""
+    """A job of the flusher: a ticket of the log, and how many records the log has up to the ticket's end."""
 
     ticket: FlushTicket
     records: int
 
     def sync(self) -> None:
-        """Raises StorageFault: it is not on the disk, and never tried again."""
+        """Raises StorageFault: the flush has failed, and is never retried."""
         self.ticket.sync()
 
 
 class Unflushed:
-    """``fault`` is the error that a flush has failed with; then nothing more is acknowledged."""
+    """The unflushed batches.  ``fault``: the error of a failed flush; after it nothing more is acknowledged."""
 
     def __init__(self, table: SegmentTable, doorbells: Sequence[Doorbell], wake: Callable[[], None]) -> None:
         """``wake`` is called by the flusher's thread once ``fault`` is set."""
         self._table, self._doorbells, self._wake = table, doorbells, wake
         self._flusher = Flusher(self._flushed, self._failed)
         self.lock = self._flusher.lock
-        """Guards what both threads touch: links to workers, the high watermark, the jobs of the flusher."""
+        """Guards the data of both threads: links to workers, the high watermark, the jobs of the flusher."""
         self.fault: Exception | None = None
         self.since_ms = 0
-        """Since when something waits for a flush; 0 when nothing does."""
+        """When the first unflushed batch or waiting answer came; 0 when there is none."""
         self._records = self._bytes = 0
         self._answers: list[ReadyAnswer] = []
         self._asked = self._asked_now = False
 
     def open(self, log: Log, producers: Producers) -> None:
-        """Show a log that has just been opened, all of which is flushed, and start the flusher."""
+        """Publish a log that has just been opened, all of which is flushed, and start the flusher."""
         self._log, self._producers = log, producers
         self._publish(log.end_offset, log.records)
         self._flusher.start()
 
     def close(self) -> None:
-        """Flush all, and end the flusher.  Raises what a flush has failed with."""
+        """Flush all, and end the flusher.  Raises the error of a failed flush."""
         if self._log.end_offset > self._log.flushed:
             with self.lock:
                 self._begin()
@@ -67,11 +67,11 @@ class Unflushed:
         self.check()
 
     def check(self) -> None:
-        """Raises what a flush has failed with."""
+        """Raises the error of a failed flush."""
         if self.fault is not None:
             raise self.fault
 
-    # ---- what has been written
+    # ---- written batches
 
     def on_appended(self, size: int, records: int) -> None:
         log = self._log
@@ -85,11 +85,11 @@ class Unflushed:
         if self._producers.due:
             with self.lock:
                 self._producers.freeze()
-                if not log.settings.flush_messages:  # nobody waits for it, but recovery starts there
+                if not log.settings.flush_messages:  # no one waits for this flush, but the snapshot needs it
                     self._begin()
 
     def answer(self, ready: list[ReadyAnswer]) -> None:
-        """Send the answers that wait for no flush, keep the others until theirs is done."""
+        """Send the answers that need no flush, keep the others until it is done."""
         if self._log.settings.flush_messages:
             waiting = [one for one in ready if one.acks == -1]
             if waiting:
@@ -101,12 +101,12 @@ class Unflushed:
                 send_answers(ready)
 
     def refuse(self, refusals: list[ReadyAnswer]) -> None:
-        """Send the refusals of what could not be appended, which wait for nothing."""
+        """Send the refusals of batches that could not be appended, at once."""
         with self.lock:
             send_answers(refusals)
 
     def ask(self, now: bool) -> None:
-        """Somebody waits for what is written; ``now``: for the end of the log, whatever the topic's policy."""
+        """Do not delay the next flush, since a client waits for it; ``now``: flush at once, whatever the policy."""
         if now:
             self._asked_now = True
         else:
@@ -135,16 +135,16 @@ class Unflushed:
             or self._asked_now
         )
         if due and waited_ms < FLUSH_DELAY_MS and not (self._answers or self._asked or self._asked_now):
-            fence()  # LOG_END before the wait cells: a worker that waits meanwhile sees it and asks
+            fence()  # the log end offset before the wait cells: a worker that waits meanwhile sees it and asks
             due = self._table.anybody_waits(len(self._doorbells))
         if due or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
                 self._begin()
 
     def flush_and_wait(self) -> None:
-        """Wait until all that is written is flushed and shown, and the flusher at rest.
+        """Wait until everything written is flushed and published, and the flusher is idle.
 
-        Raises what a flush has failed with.
+        Raises the error of a failed flush.
         """
         with self.lock:
             self._begin()
@@ -159,7 +159,7 @@ class Unflushed:
         self._asked = self._asked_now = False
 
     def _flushed(self, job: _Job, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
-        """In the flusher's thread: everything below the ticket's end is on the disk."""
+        """In the flusher's thread: publish and acknowledge everything below the ticket's end."""
         self._log.flush_done(job.ticket)
         self._table.count(COUNT_FLUSHES, 1)
         if job.ticket.end > self._log.high_watermark:
@@ -169,12 +169,12 @@ class Unflushed:
         return None if snapshot is None else partial(self._producers.store, snapshot)
 
     def _failed(self, error: Exception) -> None:
-        """In the flusher's thread: the loop ends this process; what waits is never acknowledged."""
+        """In the flusher's thread: let the loop end this process; waiting answers are never sent."""
         self.fault = error
         self._wake()
 
     def _publish(self, end: int, records: int) -> None:
-        """Show everything below ``end`` to readers and wake those that wait for it."""
+        """Raise the high watermark to ``end``, and ring the workers that wait for it."""
         self._log.raise_high_watermark(end)
         self._table.publish_high_watermark(end, records)
         fence()

@@ -3,15 +3,14 @@
 Messages on the channel, msgpack arrays::
 
     worker → writer   [[token, acks, [start, stop, ...]] ...]      positions of requests' record batches in the arena
-                      []                                           somebody waits for what is written: flush soon
-                      ["flush"]                                    flush now: somebody has asked for the log's end
+                      []                                           a client waits for a flush: do not delay the next
+                      ["flush"]                                    flush now: a client waits for the log end offset
     writer → worker   [[token, [error, base, end, ...], {index: text}, append ms] ...]   three numbers per request;
-                      text -1: for all; append ms: what LogAppendTime has given to all, else -1
+                      text -1: for all; append ms: the timestamp of all with LogAppendTime, else -1
 
 Each row of the first message is an append request.  It is answered once; with acks=-1 when it is flushed.  The append
 requests of one worker are answered in any order, all parts of one at once.  A closed channel means that the worker is
-gone and nobody wants the answers.  The messages about connections that are handed over:
-:mod:`appliance.processes.handoff`.
+gone, and its answers are dropped.  :mod:`appliance.processes.handoff` has the messages about handed-over connections.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from ..answers import Answer
 from ..control import Channel
 
 NUMBERS_PER_MESSAGE: Final = 2_048
-"""A message to a worker is closed once it holds so many numbers of up to 9 bytes; the last append request may
-bring as many as three for each of ``writer_link.APPEND_PARTS_MAX``, and texts, and it still fits."""
+"""A message to a worker is closed once it holds this many numbers of up to 9 bytes.  It still fits a packet if its last
+append request adds three numbers for each of ``writer_link.APPEND_PARTS_MAX`` parts, and texts."""
 APPEND_NUMBERS: Final = 8
 
 AppendRequest = tuple[Any, int, Sequence[int]]
-"""Token, acks, and where requests' record batches lie in the arena: start, stop, start, stop, ..."""
+"""Token, acks, and the positions of requests' record batches in the arena: start, stop, start, stop, ..."""
 
 
 class Source(Protocol):
-    """Where append requests come from: a network worker, or a connection that one has handed over."""
+    """A sender of append requests: a network worker, or a handed-over connection."""
 
     arena: memoryview
 
@@ -60,7 +59,7 @@ def send_answers(ready: Sequence[ReadyAnswer]) -> None:
 
 
 class Link:
-    """Implements :class:`Source`."""
+    """The link to one network worker; a :class:`Source`."""
 
     def __init__(self, channel: Channel, arena: memoryview, epoll: select.epoll) -> None:
         self.channel, self.arena = channel, arena
@@ -92,7 +91,7 @@ class Link:
             self._epoll.modify(channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def flush(self) -> None:
-        """Send what the kernel did not take before.  Call with the flusher's lock held."""
+        """Send queued messages.  Call with the flusher's lock held."""
         self.channel.flush()
         if not self.channel.pending:
             self._epoll.modify(self.channel.fileno(), select.EPOLLIN)

@@ -1,15 +1,15 @@
-"""The writer: owns one partition's files; the only process that writes them.
+"""The writer owns one partition's files: it is the only process that writes them.
 
-One turn of its loop takes everything that waits (descriptors of record batches in the workers' arenas), checks each
-batch, places it at the next position, appends all with one ``writev``, and answers.  That is group commit.  What must
-be on the disk first is handed to the flusher thread.
+One turn of its loop takes all waiting append requests (positions of record batches in the workers' arenas), checks each
+batch, gives it the next offset, appends all with one ``writev``, and answers.  That is group commit.  Answers that need
+a flush are handed to the flusher thread.
 
-This module is the program: open, the loop, close.  The rooms::
+This module is the program: open, the loop, close.  The parts::
 
     worker_link     the link to a network worker, and its messages
     handed_over     connections that workers have handed over
     appender        check, place, append
-    unflushed       what is written: flush it, show it, acknowledge it; with its thread in flusher
+    unflushed       flushes, publishes and acknowledges written batches; its thread is in flusher
     producers       idempotent producers
     delete_before   retention and DeleteRecords
 
@@ -50,11 +50,11 @@ from .worker_link import AppendRequest, Link, ReadyAnswer, Source
 logger = logging.getLogger(__name__)
 
 RETIRE_MS_MAX: Final = 2_000
-"""How long a writer that retires waits for the workers to hang up."""
+"""How long a writer that retires waits for the workers to close their channels."""
 
 
 class WriterArguments(NamedTuple):
-    """What a writer is forked with."""
+    """The arguments of a writer, with which the supervisor forks it."""
 
     config: Config
     data_dir: Path
@@ -75,11 +75,11 @@ class WriterArguments(NamedTuple):
 
 
 def run(arguments: WriterArguments, control: Channel, supervisor_pid: int) -> int:
-    """The writer process, from fork to exit; returns its exit status."""
+    """Run the writer process, from fork to exit; return its exit status."""
     become_child(f"wr {arguments.topic}-{arguments.partition}", supervisor_pid, 0)
     try:
         writer = Writer(arguments, control)
-    except FileNotFoundError:  # of its table: the topic has been deleted since it was asked for
+    except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
         return 0
     try:
         try:
@@ -124,7 +124,7 @@ class Writer:
     # ---- opening and closing
 
     def open(self) -> None:
-        """Recover the log and show it.
+        """Recover the log and publish it.
 
         Raises:
             StorageFault: it cannot be trusted.
@@ -149,38 +149,38 @@ class Writer:
         self._control.send(["closed"])
 
     def go_offline(self, error: StorageFault) -> None:
-        """Report why nothing can be written to this partition any more; readers keep what they have."""
+        """Set the partition offline and report the reason; the log can still be read."""
         logger.error("%s-%d is offline: %s", self._arguments.topic, self._arguments.partition, error)
         self._table.set_state(OFFLINE)
         self._control.send(["offline", str(error)])
 
     def wait_for_room(self, error: ApplianceError | OSError) -> None:
-        """Report why nothing can be written to this partition yet; the supervisor starts another writer later."""
+        """Report which resource is lacking to open the log; the supervisor starts another writer later."""
         self._table.set_state(DISK_FULL)
         self._control.send(["lacking", str(error), limit_of(error)])
 
     # ---- the loop: wait, take, write, answer
 
     def serve(self) -> None:
-        """Until the supervisor is gone, or has asked it to retire and every worker has hung up.
+        """Serve until the supervisor is gone, or the writer retires and every worker has closed its channel.
 
         Raises:
-            StorageFault: a write or a flush failed in a way that cannot be tried again.
+            StorageFault: a write or a flush failed in a way that cannot be retried.
         """
         while not self._control.closed and not self._may_end:
             self.turn(self._timeout_s())
 
     @property
     def _may_end(self) -> bool:
-        """Whether all workers have hung up on a retiring writer, or have had RETIRE_MS_MAX to do so.
+        """Whether all workers have closed their channels to a retiring writer, or RETIRE_MS_MAX has passed.
 
-        A worker that hangs must not keep others from the partition.  It finds its channel closed, as if the writer
-        had been killed: what it has asked for since is refused with a retriable error.
+        A worker that hangs must not keep others from the partition.  It finds its channel closed, as if the writer had
+        been killed, and answers its later append requests with a retriable error.
         """
         return self._retire_ms is not None and (not self._links or now_ms() - self._retire_ms >= RETIRE_MS_MAX)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for something to happen, take it, write, flush, answer.  Raises StorageFault, as :meth:`serve`."""
+        """Wait for append requests, write, flush, answer.  Raises StorageFault, as :meth:`serve`."""
         handed_over, unflushed = self._handed_over, self._unflushed
         idle = not unflushed.since_ms and not handed_over
         events = self._epoll.poll(timeout_s)
@@ -219,7 +219,7 @@ class Writer:
         return (min(wait_ms, CHECK_MS) if self._handed_over else wait_ms) / 1000
 
     def _write(self, arrived: list[tuple[Source, AppendRequest]]) -> None:
-        """Check, append and answer everything that has arrived."""
+        """Check, append and answer the append requests that have arrived."""
         ready = self._appender.check(arrived)
         try:
             size, records = self._appender.append()
@@ -231,7 +231,7 @@ class Writer:
         self._unflushed.answer(ready)
 
     def _on_append_failed(self, error: DiskFull | OutOfResources | StorageFault, refusals: list[ReadyAnswer]) -> None:
-        """Nothing of the turn is in the log: answer that to everybody, and go on if there may be room again."""
+        """Refuse all append requests of the turn, none of which is in the log; go on unless the disk fails."""
         self._unflushed.refuse(refusals)
         if isinstance(error, StorageFault):
             raise error
@@ -242,7 +242,7 @@ class Writer:
     # ---- workers
 
     def _take(self, fd: int, event: int) -> Iterable[tuple[Source, AppendRequest]]:
-        """The append requests that a worker has sent."""
+        """Take one message of a worker; return its append requests."""
         link = self._links[fd]
         if event & select.EPOLLOUT:
             with self._unflushed.lock:
@@ -267,7 +267,7 @@ class Writer:
         return ()
 
     def _on_worker_gone(self, fd: int, link: Link) -> None:
-        """The worker has hung up, or has died."""
+        """Close the link to a worker that has closed its channel, or has died."""
         del self._links[fd]
         with self._unflushed.lock:
             self._handed_over.lose(link)
@@ -313,17 +313,17 @@ class Writer:
         self._log.settings = arguments.topic_settings
 
     def _delete_before(self, offset: int) -> None:
-        """Let the log start at ``offset``, at most its end, and remove the segments before it.
+        """Move the log start offset to ``offset``, at most to the end, and remove the segments before it.
 
         Raises:
             StorageFault: the disk fails.
         """
         try:
-            with self._arguments.heart.working():  # a slow disk: it waits for flushes
+            with self._arguments.heart.working():  # it waits for flushes, and the disk may be slow
                 count = delete_before(
                     self._log, self._producers, offset, self._unflushed.flush_and_wait, self._show_start
                 )
-        except (DiskFull, OutOfResources) as error:  # retention asks again
+        except (DiskFull, OutOfResources) as error:  # retention orders it again
             logger.warning("%s: not all is removed: %s", self._arguments.path, error)
             return
         self._table.count(COUNT_RETIRED, count)
@@ -335,7 +335,7 @@ class Writer:
             self._table.retire_before(self._log.start)
 
     def _roll(self) -> None:
-        """Seal the active segment, so that it can go."""
+        """Seal the active segment, so that it can be removed."""
         if len(self._log.bases) < SEGMENTS_MAX:
             try:
                 self._log.roll()
