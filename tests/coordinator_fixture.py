@@ -124,7 +124,7 @@ class Rig:
         self.tables[topic, partition], self._names[topic, partition] = table, name
         (self.data_dir / f"{topic}-{partition}").mkdir(exist_ok=True)
 
-    def _obey(self, message: list[Any]) -> None:
+    def _on_message(self, message: list[Any]) -> None:
         match message:
             case ["create", token, rows]:
                 results = []
@@ -165,7 +165,7 @@ class Rig:
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
         if self.channel.fileno() in ready:
             for message, _ in self.channel.receive():
-                self._obey(message)
+                self._on_message(message)
         if self.stream.fileno() in ready:
             data = self.stream.recv(1 << 20)
             assert data, "the coordinator is gone"

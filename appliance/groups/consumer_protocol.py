@@ -1,14 +1,14 @@
-"""What consumers write into a group's opaque bytes: subscriptions and assignments ("consumer" protocol type).
+"""Decodes and encodes the opaque bytes of consumers in a group: subscriptions and assignments ("consumer" type).
 
-The group coordinator passes these bytes on and never depends on them.  They are read only to *show* who
-owns what in the registry and to see which topics a group subscribes to; they are written only to show
-native groups to Kafka's tools.  Layout, big-endian (newer versions append fields)::
+The group coordinator passes these bytes on and never depends on them.  They are decoded only to register owned
+partitions, and to find the topics of a group; they are encoded only to show native groups to Kafka's tools.  Layout,
+big-endian (newer versions append fields)::
 
     subscription   i16 version   [ string topic ]   bytes user data …
     assignment     i16 version   [ string topic   [ i32 partition ] ]   bytes user data …
 
-where ``[ ]`` is an i32 count and its elements, a string an i16 length and UTF-8.  Bytes of any other form,
-such as other protocol types write, read as nothing.
+where ``[ ]`` is an i32 count and its elements, a string an i16 length and UTF-8.  Bytes of any other form, such as
+those of other protocol types, decode to nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from ..names import TopicPartition
 
 TYPE: Final = "consumer"
-"""The protocol type of groups whose members write these."""
+"""The protocol type of groups with these bytes."""
 
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")

@@ -1,14 +1,13 @@
-"""Coordinates the Kafka groups of this appliance: gives requests to the state machine and carries out what it says.
+"""Coordinates the Kafka groups of this appliance: passes requests to the state machine, and carries out its decisions.
 
 JoinGroup and SyncGroup wait: the token that :class:`Membership` keeps for them is an asyncio future.
-:meth:`GroupCoordinator.settle` resolves it, tells the registry which members have changed, and sets the alarm for the
-next deadline.
+:meth:`GroupCoordinator.carry_out` resolves it, registers changed members, and sets the alarm for the next deadline.
 
-With several appliances in a cluster each group is coordinated by one of them, chosen by rendezvous hashing over the
-live brokers.  So all agree without talking, and few groups move when a broker comes or goes.  A request for a group of
-another one is answered NOT_COORDINATOR, which sends the client to FindCoordinator; what we still held of the group is
-dissolved.  Who joins a group waits until nobody else can coordinate it (:meth:`GroupStore.claim`).  While the lease of
-our ZooKeeper session is over, nothing is coordinated and no member's time runs.
+With several appliances in a cluster, rendezvous hashing over the live brokers chooses the coordinator of each group.
+So all agree without messages, and few groups move when a broker comes or goes.  A request for a group of another broker
+is answered NOT_COORDINATOR, which sends the client to FindCoordinator, and our members of the group are dissolved.  A
+join waits until no other broker can coordinate the group (:meth:`GroupStore.claim`).  While the lease of our ZooKeeper
+session is over, nothing is coordinated and no member's time runs.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .messages import Limits, Reply
 from .store import GroupStore, RegisteredMember
 
 WITHOUT_LEASE_S = 0.1
-"""How often members' deadlines are looked at while we may not act on them."""
+"""How often the lease is checked while it is over and members' deadlines may not be enforced."""
 
 
 def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
@@ -41,9 +40,9 @@ def coordinator_of(group: str, brokers: Sequence[Broker]) -> Broker:
 
 
 class GroupCoordinator:
-    """``new_id``: gives a text that is unique for ever.  Lives in one event loop and takes its clock.
+    """Runs :class:`Membership` in one event loop, with its clock.  ``new_id`` returns a text that is unique for ever.
 
-    :attr:`membership` is for the handlers of this package: after a call that may change it they call :meth:`settle`.
+    The handlers of this package use :attr:`membership`; after a call that may change it they call :meth:`carry_out`.
     """
 
     def __init__(self, store: GroupStore, limits: Limits, new_id: Callable[[], str]) -> None:
@@ -55,11 +54,11 @@ class GroupCoordinator:
         self._alarm: asyncio.TimerHandle | None = None
 
     def groups(self) -> Mapping[str, Group]:
-        """The groups that have members here; to look at."""
+        """The groups that have members here; do not change them."""
         return {name: group for name in self.membership.names() if (group := self.membership.get(name))}
 
     def has_members(self, group: str) -> bool:
-        """Is there anybody in the group, or expected in it, at this listener?"""
+        """Whether the group has members, or expects some, at this listener."""
         return self.membership.get(group) is not None
 
     def close(self) -> None:
@@ -79,11 +78,11 @@ class GroupCoordinator:
         nameless: bool = False,
         without_lease: Code = Code.COORDINATOR_NOT_AVAILABLE,
     ) -> Code:
-        """Why this appliance does not serve a group by that name, if so.
+        """The error if this appliance does not serve a group of that name, else NONE.
 
         Args:
-            nameless: "" will do, as in Kafka for OffsetCommit, OffsetFetch, DescribeGroups and DeleteGroups.
-            without_lease: the answer while others may have taken our groups.
+            nameless: allow the name "", as in Kafka for OffsetCommit, OffsetFetch, DescribeGroups and DeleteGroups.
+            without_lease: the answer while other brokers may have taken our groups.
         """
         if not (group or nameless) or len(group) > GROUP_CHARACTERS_MAX:
             return Code.INVALID_GROUP_ID
@@ -93,7 +92,7 @@ class GroupCoordinator:
         return Code.NONE if self._look_at_lease() else without_lease
 
     def _look_at_lease(self) -> bool:
-        """Do we lead?  Members that we could not answer meanwhile have their whole session before them again."""
+        """Whether we may coordinate now.  When the lease is back, every member's session begins anew."""
         leads = self._store.leads
         if leads and not self._led:
             self.membership.prolong(self.now_ms())
@@ -101,12 +100,12 @@ class GroupCoordinator:
         return leads
 
     def lose(self, group: str) -> None:
-        """The group is not this appliance's any more: its members are answered NOT_COORDINATOR at once."""
+        """Dissolve a group that another broker coordinates: its members are answered NOT_COORDINATOR at once."""
         self.membership.dissolve(group, Code.NOT_COORDINATOR)
-        self.settle()
+        self.carry_out()
 
     def coordinates(self, group: str, brokers: Sequence[Broker]) -> bool:
-        """Is this one of ``brokers`` the group's coordinator?"""
+        """Whether this broker coordinates the group, by ``brokers``."""
         return len(brokers) == 1 or coordinator_of(group, brokers).id == self._store.broker_id
 
     # -- waiting --------------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ class GroupCoordinator:
     async def wait_for(self, refusal: Reply, ask: Callable[[asyncio.Future[Reply], int], None]) -> Reply:
         """The reply to a request that may have to wait for other members.
 
-        ``refusal`` is the reply while ``waits_max`` others wait: they take room from the requests of everybody.
+        ``refusal`` is the reply while ``waits_max`` others wait, since waiting requests take room from all others.
         """
         if self._waiting >= self._waits_max:
             return refusal
@@ -122,15 +121,15 @@ class GroupCoordinator:
         self._waiting += 1
         try:
             ask(answer, self.now_ms())
-            self.settle()
+            self.carry_out()
             return await answer
         finally:
             self._waiting -= 1
 
-    def settle(self) -> None:
-        """Carry out what the membership has decided: answer, register members, set the alarm."""
+    def carry_out(self) -> None:
+        """Carry out the decisions of the membership: answer, register members, set the alarm."""
         for token, reply in self.membership.take_replies():
-            if not token.done():  # it is when its request was cancelled: the process is stopping
+            if not token.done():  # done: its request was cancelled, since the process is stopping
                 token.set_result(reply)
         for name in self.membership.take_changed():
             self._store.register(name, functools.partial(self._registration, name))
@@ -150,14 +149,14 @@ class GroupCoordinator:
         try:
             self.membership.tick(self.now_ms())
         finally:
-            self.settle()
+            self.carry_out()
 
     def _registration(self, name: str) -> list[RegisteredMember]:
-        """A group's members as the registries show them."""
+        """A group's members as they are registered."""
         group = self.membership.get(name)
         if group is None:
             return []
-        consumers = group.protocol_type == consumer_protocol.TYPE  # what others write only they can read
+        consumers = group.protocol_type == consumer_protocol.TYPE  # the bytes of other types are opaque
         return [
             RegisteredMember(
                 member.id,

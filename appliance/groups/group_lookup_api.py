@@ -1,8 +1,8 @@
-"""FindCoordinator, DescribeGroups, ListGroups and DeleteGroups: groups as administrators and clients look them up.
+"""Answers FindCoordinator, DescribeGroups, ListGroups and DeleteGroups.
 
-There are no transactions.  A producer that asks for them is refused where it starts, in FindCoordinator (older
-clients: InitProducerId): TRANSACTIONAL_ID_AUTHORIZATION_FAILED is the code on which all clients give up at once
-instead of trying for ever; newer ones print our message beside it.
+There are no transactions.  A transactional producer is refused at its first request, FindCoordinator (older clients:
+InitProducerId), with TRANSACTIONAL_ID_AUTHORIZATION_FAILED: at this code all clients give up at once instead of
+retrying for ever, and newer ones print our message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .store import GroupStore, RegisteredGroup
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
 GROUP_TYPE: Final = "classic"
-"""What Kafka calls a group whose members agree among themselves, unlike those of the "consumer" protocol."""
+"""Kafka's name for groups whose members compute the assignment, unlike those of the "consumer" protocol."""
 
 
 class GroupLookupApi:
@@ -169,7 +169,7 @@ def _described(group: Group) -> dict[str, Any]:
 
 
 def _described_registered(group: RegisteredGroup) -> dict[str, Any]:
-    """A native group in Kafka's terms, so that Kafka's tools show its members, partitions and lag."""
+    """Describe a native group in Kafka's terms, so that Kafka's tools show its members, partitions and lag."""
     if not (group.native and group.members):
         return {"group_state": State.EMPTY.value, "protocol_type": group.protocol_type}
     members = [

@@ -1,30 +1,29 @@
-"""One Kafka group: who is in it, which generation, who waits for what.  Pure state, the clock is an argument.
+"""The state machine of one Kafka group: members, generation, waiting requests.  No I/O; the clock is an argument.
 
-States and what moves between them::
+States and transitions::
 
     EMPTY ──join──▶ PREPARING ──all joined, or time is up──▶ COMPLETING ──leader's sync──▶ STABLE
       ▲                │  ▲                                     │                            │
       └──nobody left───┘  └──── join, leave, a death, a new subscription, no sync in time ───┘
 
-A *generation* begins when PREPARING ends.  In PREPARING every member is awaited (``joining`` holds the
-token of its unanswered JoinGroup); whoever does not come in time is out, static members excepted until
-their session ends.  In COMPLETING the members wait for the leader's assignment (``syncing`` holds the token
-of SyncGroup); the broker never looks into it, so the eager and the cooperative protocol are the same here.
+A *generation* begins when PREPARING ends.  In PREPARING every member has to join (``joining`` holds the token of its
+unanswered JoinGroup).  Members that do not come in time are removed, static members only when their session ends.  In
+COMPLETING the members wait for the leader's assignment (``syncing`` holds the token of SyncGroup).  The broker never
+decodes it, so the eager and the cooperative protocol are the same here.
 
-Three deadlines, all in ms of the caller's clock: a member's session (``expires_ms``, counts only while it
-awaits nothing of us), the rebalance (PREPARING ends), the sync (COMPLETING ends: members that have not
-synced are out). Two waits are ours: an empty group holds its first rebalance for ``initial_delay_ms`` after
-each newcomer, so that members started together share one generation (short, so that a single member starts
-at once); and a client that was given its id (MEMBER_ID_REQUIRED) and does not come back holds others for at
-most ``id_wait_ms``.
+There are three deadlines, all in ms of the caller's clock: a member's session (``expires_ms``, which counts only while
+none of its requests waits), the rebalance (PREPARING ends), the sync (COMPLETING ends: members that have not synced are
+removed).  Besides, an empty group delays its first rebalance by ``initial_delay_ms`` after each new member, so that
+members started together share one generation (the delay is short, so that a single member starts at once).  And a
+client that was given its id (MEMBER_ID_REQUIRED) and does not come back delays others by at most ``id_wait_ms``.
 
-Invariants: one leader and one generation for all; every token is answered once, before its deadline; all
-members share a protocol; a member is never answered a generation that it was not part of.
+Invariants: one leader and one generation for all; every token is answered once, before its deadline; all members share
+a protocol; a member never gets a generation of which it was not part.
 
 Rules and error codes are those of Kafka's classic group coordinator (checked against Kafka 3.x's GroupCoordinator and
-franz-go's kfake).  Two differences, both more lenient: a member that rejoins alone may change its protocols at will,
-and commits are taken in COMPLETING (Kafka answers REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION, which applications
-that commit while a cooperative group rebalances get to see).
+franz-go's kfake).  There are two differences, both more lenient.  A member that rejoins alone may change its protocols
+at will.  Commits are accepted in COMPLETING; Kafka answers REBALANCE_IN_PROGRESS or ILLEGAL_GENERATION, which
+applications see that commit while a cooperative group rebalances.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Group:
-    """``answer`` takes (token, reply); ``new_id`` gives a text that is unique for ever, to make member ids of.
+    """One group.  ``answer`` takes (token, reply); ``new_id`` returns a text that is unique for ever, for member ids.
 
-    ``registered`` turns false whenever the members or what they own have changed since the caller last set it.
+    ``registered`` becomes false when members or owned partitions change; the caller sets it.
 
     It has more than 300 lines, because every request of a member changes the same few fields, by one set of rules.
 
@@ -83,7 +82,7 @@ class Group:
 
     @property
     def idle(self) -> bool:
-        """Nobody is in it and nobody is expected."""
+        """Whether the group has no members and expects none."""
         return not self.members and not self.roster.expected
 
     @property
@@ -129,9 +128,7 @@ class Group:
         assignments: Sequence[tuple[str, bytes]],
         now_ms: int,
     ) -> None:
-        """``protocol_type`` and ``protocol``: what the client believes (version 5 on), None when it does
-        not say.
-        """
+        """Handle a SyncGroup request.  ``protocol_type`` and ``protocol``: from version 5 on, else None."""
         error = self.roster.check(member_id, instance) or self._check_generation(generation)
         if not error and (protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol)):
             error = Code.INCONSISTENT_GROUP_PROTOCOL
@@ -161,7 +158,7 @@ class Group:
         return Code.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else Code.NONE
 
     def leave(self, member_id: str, instance: str | None, now_ms: int) -> Code:
-        """An administrator may remove a static member by its instance name alone (``member_id`` empty)."""
+        """Remove a member; an administrator names a static member by its instance alone (``member_id`` empty)."""
         if instance is None and self.roster.expected.pop(member_id, None) is not None:
             self._complete_if_ready(now_ms)
             return Code.NONE
@@ -174,10 +171,10 @@ class Group:
         return error
 
     def may_commit(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
-        """Positions may come from a member of this generation, or from anybody while there are no members.
+        """Whether a commit is accepted: from a member of this generation, or from any client while there is no member.
 
-        Before the leader has assigned, nothing has a new owner yet, so what a member read in the generation before is
-        its own still, and so is a commit that was under way when this generation began.
+        Until the leader has assigned, partitions have no new owners, so a member may still commit with the generation
+        before.
         """
         if generation < 0 and not self.members:
             return Code.NONE
@@ -192,7 +189,7 @@ class Group:
         return error
 
     def prolong(self, now_ms: int) -> None:
-        """Put every deadline off, as if all that is awaited had begun now."""
+        """Put every deadline off, as if every wait had begun now."""
         self.roster.expected = {id: now_ms + self.limits.id_wait_ms for id in self.roster.expected}
         for member in self.members.values():
             member.renew(now_ms)
@@ -200,7 +197,7 @@ class Group:
         self._sync_ends_ms = max(self._sync_ends_ms, now_ms + self.roster.rebalance_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Act on every deadline that is over."""
+        """Enforce every deadline that is over."""
         late = self.roster.late(now_ms)
         if self.state is State.COMPLETING and self._sync_ends_ms <= now_ms:
             late |= self._unsynced
@@ -216,7 +213,7 @@ class Group:
             self._complete_if_ready(now_ms)
 
     def dissolve(self, error: Code) -> None:
-        """Remove everybody; who waits is answered ``error``.  The group is deleted, or another broker's from now on."""
+        """Remove all members, and answer their waiting requests with ``error``; the group is deleted, or has moved."""
         for member in list(self.members.values()):
             self._remove(member, error)
         self.roster.expected.clear()
@@ -268,11 +265,11 @@ class Group:
         member.joining = token
 
     def _replace_static(self, token: Token, join: Join, old: Member, now_ms: int) -> None:
-        """A restarted process takes its instance's place.  While the same protocol is elected, nobody else notices.
+        """Let a restarted process replace its instance's member, without a rebalance if the same protocol is elected.
 
-        Not the offers are compared: Java's consumers write what they owned into them, which differs after a restart.
+        The offers are not compared: Java's consumers write owned partitions into them, which differ after a restart.
 
-        The reply then names the *old* id as leader, so that a restarted leader does not assign anew.
+        The reply names the *old* id as leader, so that a restarted leader does not assign anew.
         """
         assert join.instance is not None
         led_by = self.leader
@@ -294,7 +291,7 @@ class Group:
     # -- from one generation to the next --------------------------------------------------------------
 
     def _rebalance(self, now_ms: int) -> None:
-        """Call everybody in, unless that is under way already."""
+        """Begin a rebalance, unless one is in progress."""
         if self.state is not State.PREPARING:
             for member in self.members.values():
                 member.assignment = b"" if self.state is State.COMPLETING else member.assignment
@@ -320,7 +317,7 @@ class Group:
             if member.instance is None:
                 self._remove(member, Code.UNKNOWN_MEMBER_ID)
         present = [member for member in self.members.values() if member.joining is not None]
-        if self.members and not present:  # only static members that are away: their sessions decide
+        if self.members and not present:  # only absent static members are left, until their sessions end
             self._rebalance_ends_ms = now_ms + max(self.roster.rebalance_ms, 1)
             return
         self._delay_ends_ms = None

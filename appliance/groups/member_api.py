@@ -1,4 +1,4 @@
-"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup; the rules are in :mod:`.group_state`."""
+"""Answers JoinGroup, SyncGroup, Heartbeat and LeaveGroup; the rules are in :mod:`.group_state`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ID_WANTED_FROM = 4
 
 
 class MemberApi:
-    """Answers what the members of groups send."""
+    """Answers the requests of groups' members."""
 
     def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
         self._coordinator, self._store = coordinator, store
@@ -101,7 +101,7 @@ class MemberApi:
         if error:
             return {"error_code": error, "members": []}
         codes = self._membership.leave(request.group_id, leaving, self._coordinator.now_ms())
-        self._coordinator.settle()
+        self._coordinator.carry_out()
         if not several:
             return {"error_code": codes[0]}
         members = [
@@ -111,7 +111,7 @@ class MemberApi:
         return {"error_code": Code.NONE, "members": members}
 
     async def _claim(self, name: str) -> int:
-        """Nobody else may coordinate the group from now on; nothing may be awaited between this and the join."""
+        """Claim the group, so that no other broker coordinates it; the join must follow without another await."""
         try:
             await self._store.claim(name)
         except ApplianceError as error:
@@ -121,10 +121,9 @@ class MemberApi:
         return Code.NONE
 
     async def _used_natively(self, name: str) -> Code:
-        """A group whose members use the native listener cannot take members from this one: two masters would
-        assign.
+        """Refuse a group whose members use the native listener: both protocols would assign its partitions.
 
-        Only a group that is new here is looked up; without ZooKeeper nothing speaks against it.
+        Only a group that is new here is looked up; without ZooKeeper it is accepted.
         """
         if self._membership.get(name) is None:
             try:

@@ -12,7 +12,7 @@ from .messages import MEMBER_BYTES, Join, Metadata, Token, metadata_bytes
 
 @dataclass(slots=True)
 class Member:
-    """``joining`` and ``syncing``: the tokens of its requests that are not answered yet."""
+    """One member.  ``joining`` and ``syncing``: the tokens of its unanswered requests."""
 
     id: str
     instance: str | None
@@ -28,7 +28,7 @@ class Member:
 
     @classmethod
     def of(cls, member_id: str, join: Join, now_ms: int) -> Member:
-        """The member that a request makes."""
+        """Make a member from its first request."""
         return cls(
             id=member_id,
             instance=join.instance,
@@ -46,7 +46,7 @@ class Member:
         self.protocols = join.protocols
 
     def renew(self, now_ms: int) -> None:
-        """Begin its session anew: it has shown that it lives."""
+        """Begin the member's session anew, after a request of it."""
         self.expires_ms = now_ms + self.session_ms
 
     @property
@@ -55,7 +55,7 @@ class Member:
 
     @property
     def size(self) -> int:
-        """Bytes that the peer made us keep."""
+        """Bytes kept for this member."""
         names = len(self.id) + len(self.instance or "") + len(self.client_id)
         return MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
 
@@ -65,7 +65,7 @@ class Member:
 
 @dataclass(slots=True)
 class Members:
-    """``static``: the id behind each instance name.  ``expected``: ids given to clients, and until when they hold."""
+    """All members.  ``static``: the id of each instance name; ``expected``: given ids, with their deadlines."""
 
     by_id: dict[str, Member] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Members:
 
     @property
     def size(self) -> int:
-        """Bytes that the peers made us keep."""
+        """Bytes kept for all members."""
         given = sum(MEMBER_BYTES + len(member_id) for member_id in self.expected)
         return given + sum(member.size for member in self.by_id.values())
 
@@ -83,16 +83,16 @@ class Members:
         return max((member.rebalance_ms for member in self.by_id.values()), default=0)
 
     def deadlines_ms(self) -> list[int]:
-        """When ids end that were given, and sessions of members that wait for nothing."""
+        """The deadlines of given ids, and of the sessions of members without a waiting request."""
         return [*self.expected.values(), *(one.expires_ms for one in self.by_id.values() if not one.waits)]
 
     def late(self, now_ms: int) -> set[str]:
-        """Forget ids that have ended; the members whose sessions have."""
+        """Forget given ids whose time is over; return the members whose sessions have ended."""
         self.expected = {id: ends_ms for id, ends_ms in self.expected.items() if ends_ms > now_ms}
         return {member.id for member in self.by_id.values() if not member.waits and member.expires_ms <= now_ms}
 
     def check(self, member_id: str, instance: str | None) -> Code:
-        """Is this one of the members, and still the one that holds its instance name?"""
+        """Whether this is a member, and the present one of its instance name."""
         if instance is not None:
             holder = self.static.get(instance)
             if holder is None:
@@ -115,7 +115,7 @@ class Members:
     # -- the protocol that all share ------------------------------------------------------------------
 
     def offers_fit(self, join: Join, own_id: str, protocol_type: str) -> bool:
-        """Would all members still have a protocol in common?  ``own_id``: the member whose offers these replace."""
+        """Whether all members would share a protocol.  ``own_id``: the member whose offers these replace."""
         if not join.protocol_type or not join.protocols:
             return False
         others = [member for member in self.by_id.values() if member.id != own_id]
@@ -126,7 +126,7 @@ class Members:
         )
 
     def elect_protocol(self) -> str:
-        """Every member votes for the first of its offers that all share; the first of the most voted wins."""
+        """Elect a protocol: every member votes for its first offer that all share; the most votes win."""
         common = _common_protocols(self.by_id.values())
         votes: Counter[str] = Counter()
         for member in self.by_id.values():

@@ -1,15 +1,14 @@
-"""All Kafka groups that this appliance coordinates: which exist, whose time is over next, what is full.
+"""Keeps all Kafka groups that this appliance coordinates, their next deadlines, and the memory that they take.
 
-:class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and what has to be sent is
-collected until :meth:`Membership.take_replies`.  The rules of a single group are in :mod:`.group_state`.
+:class:`Membership` is sans-IO: requests are calls with a token, the clock is an argument, and replies are collected
+until :meth:`Membership.take_replies`.  The rules of a single group are in :mod:`.group_state`.
 
-A group exists here while it has members, or has given ids to clients.  What outlives them, the committed offsets, is in
-the registry.  So there is nothing to restore after the coordinator has died: an unknown member is answered
-UNKNOWN_MEMBER_ID and joins again.  A member of an older incarnation cannot be taken for one of a new, because member
-ids are never used twice.
+A group exists here while it has members, or has given ids to clients.  Its committed offsets are in the registry.  So
+nothing has to be restored after the coordinator has died: an unknown member is answered UNKNOWN_MEMBER_ID and joins
+again.  Member ids are never used twice, so a member of an older incarnation is never mistaken for a new one.
 
-Deadlines: one heap entry per group and at most, besides, one for every time that its next deadline came
-closer; an entry that is out of date costs one look at the group.
+Deadlines: the heap has one entry per group, plus one for each time that its next deadline came closer.  An entry that
+is out of date is dropped when its time comes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .messages import Join, Joined, Limits, Reply, Synced, Token, metadata_bytes
 
 
 class Membership:
-    """``new_id``: gives a text that is unique for ever, such as a random UUID."""
+    """All groups.  ``new_id`` returns a text that is unique for ever, such as a random UUID."""
 
     def __init__(self, limits: Limits, new_id: Callable[[], str]) -> None:
         self._limits = limits
@@ -36,10 +35,10 @@ class Membership:
         self._replies: list[tuple[Token, Reply]] = []
         self._changed: set[str] = set()
 
-    # -- what there is --------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Group | None:
-        """The group to look at, not to change."""
+        """The group; do not change it."""
         return self._groups.get(name)
 
     def names(self) -> list[str]:
@@ -54,7 +53,7 @@ class Membership:
         return replies
 
     def take_changed(self) -> set[str]:
-        """Groups whose members, or what these own, have changed; a name without a group has nobody left."""
+        """Names of groups whose members or owned partitions have changed; a name without a group has no members."""
         changed, self._changed = self._changed, set()
         return changed
 
@@ -82,7 +81,7 @@ class Membership:
             group = Group(name, limits, self._answer, self._new_id)
         rebalance_ms = join.rebalance_ms if join.rebalance_ms > 0 else join.session_ms
         group.join(token, join._replace(rebalance_ms=min(rebalance_ms, limits.rebalance_ms_max)), now_ms)
-        self._settle(group)
+        self._on_changed(group)
 
     def sync(
         self,
@@ -106,7 +105,7 @@ class Membership:
             self._replies.append((token, Synced(error)))
             return
         group.sync(token, member_id, instance, generation, protocol_type, protocol, assignments, now_ms)
-        self._settle(group)
+        self._on_changed(group)
 
     def heartbeat(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
         group = self._groups.get(name)
@@ -115,12 +114,12 @@ class Membership:
         return group.heartbeat(member_id, instance, generation, now_ms)
 
     def leave(self, name: str, leaving: Iterable[tuple[str, str | None]], now_ms: int) -> list[Code]:
-        """``leaving``: member id and instance name of each; the answers are in the same order."""
+        """Remove members.  ``leaving``: member id and instance name of each; the answers are in the same order."""
         group = self._groups.get(name)
         if group is None:
             return [Code.UNKNOWN_MEMBER_ID for _ in leaving]
         codes = [group.leave(member_id, instance, now_ms) for member_id, instance in leaving]
-        self._settle(group)
+        self._on_changed(group)
         return codes
 
     def may_commit(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
@@ -130,24 +129,24 @@ class Membership:
         return group.may_commit(member_id, instance, generation, now_ms)
 
     def may_delete(self, name: str) -> Code:
-        """May the group's offsets go?  GROUP_ID_NOT_FOUND: it has no members; only the registry knows more."""
+        """Whether the group may be deleted.  GROUP_ID_NOT_FOUND: it has no members here; look into the registry."""
         group = self._groups.get(name)
         if group is None:
             return Code.GROUP_ID_NOT_FOUND
         return Code.NON_EMPTY_GROUP if group.members else Code.NONE
 
     def dissolve(self, name: str, error: Code) -> None:
-        """Forget the group; whoever waits in it is answered ``error``."""
+        """Forget the group, and answer its waiting requests with ``error``."""
         group = self._groups.get(name)
         if group is not None:
             group.dissolve(error)
-            self._settle(group)
+            self._on_changed(group)
 
     def prolong(self, now_ms: int) -> None:
-        """Nobody could be answered until now: what members had to do by a deadline, they have their whole time for."""
+        """Put all deadlines of all groups off, because members could not be answered until now."""
         for group in list(self._groups.values()):
             group.prolong(now_ms)
-            self._settle(group)
+            self._on_changed(group)
 
     def tick(self, now_ms: int) -> None:
         while self._alarms and self._alarms[0][0] <= now_ms:
@@ -156,15 +155,15 @@ class Membership:
                 del self._alarm_of[name]
                 group = self._groups[name]
                 group.tick(now_ms)
-                self._settle(group)
+                self._on_changed(group)
 
     # -- after each change ----------------------------------------------------------------------------
 
     def _answer(self, token: Token, reply: Reply) -> None:
         self._replies.append((token, reply))
 
-    def _settle(self, group: Group) -> None:
-        """Bring sizes, deadlines and what has changed in line with what a group has become."""
+    def _on_changed(self, group: Group) -> None:
+        """Update sizes, deadlines and the changed names after a change of a group."""
         name = group.name
         if not group.registered:
             group.registered = True

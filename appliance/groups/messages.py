@@ -1,4 +1,4 @@
-"""What goes into the state machine of a group and what comes out, and the bounds of both."""
+"""The input and output values of the state machine of a group, and their bounds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from ..wire.kafka.codes import Code
 
 Token = Any
-"""Whatever the caller wants back with the reply; None is not a token."""
+"""Any value that the caller gets back with the reply; None is not a token."""
 
 MEMBER_BYTES: Final = 1024
-"""What a member costs besides the bytes that it sends, rounded up; an id that nobody has joined with counts as one."""
+"""Memory of a member besides the bytes that it sends, rounded up; a given id that has not joined counts as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Join(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that this request makes us keep, at most."""
+        """Bytes kept for this request, at most."""
         names = 2 * len(self.client_id) + 2 * len(self.instance or "") + len(self.member_id)
         return MEMBER_BYTES + names + metadata_bytes(self.protocols)
 
 
 class Joined(NamedTuple):
-    """``members`` (id, instance, metadata of the chosen protocol) is filled for the leader only."""
+    """The reply to JoinGroup.  ``members`` (id, instance, metadata of the chosen protocol): for the leader only."""
 
     error: Code
     member_id: str

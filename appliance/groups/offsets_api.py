@@ -1,4 +1,4 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete: the committed offsets of groups."""
+"""Answers OffsetCommit, OffsetFetch and OffsetDelete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .store import Commit, GroupStore
 
 
 class OffsetsApi:
-    """Stores offsets for members and for consumers without a group's protocol, and reads them back."""
+    """Stores and reads committed offsets, of members and of consumers that do not join."""
 
     def __init__(self, coordinator: GroupCoordinator, store: GroupStore) -> None:
         self._coordinator, self._store = coordinator, store
@@ -30,7 +30,7 @@ class OffsetsApi:
         }
 
     async def _commit(self, call: Call) -> Answer:
-        """Without a lease a commit waits: if it were refused, librdkafka would send it again behind newer ones."""
+        """Commit offsets.  Without a lease a commit waits: librdkafka would resend a refused one after newer ones."""
         request = call.request
         name = request.group_id
         error = self._coordinator.refuse(
@@ -57,7 +57,7 @@ class OffsetsApi:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 elif len(note.encode()) > NOTE_BYTES_MAX:
                     codes[key] = Code.OFFSET_METADATA_TOO_LARGE
-                elif each.committed_offset < 0:  # "no position": what -1 means when it is read back
+                elif each.committed_offset < 0:  # no committed offset: OffsetFetch answers -1 for that
                     changes[key] = None
                 else:
                     changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
@@ -66,11 +66,11 @@ class OffsetsApi:
         return {"topics": _by_topic(codes, "name", lambda code: {"error_code": code})}
 
     async def _write(self, name: str, changes: Mapping[TopicPartition, Commit | None]) -> dict[TopicPartition, int]:
-        """The codes of the positions that could not be stored.
+        """Store offsets; return the codes of those that could not be stored.
 
-        Of what clients take for temporary, only NOT_COORDINATOR is answered: librdkafka sends such commits again,
-        behind newer ones of the same partition, which would be undone.  REBALANCE_IN_PROGRESS is not sent again; after
-        so long without ZooKeeper the group is dissolved, and has to be joined again anyway.
+        NOT_COORDINATOR is the only retriable code that is answered: librdkafka resends such commits after newer ones of
+        the same partition, and would undo these.  It does not resend after REBALANCE_IN_PROGRESS; after so long without
+        ZooKeeper the group is dissolved, and has to be joined again anyway.
         """
         group = self._membership.get(name)
         member_of = group.protocol_type if group is not None and group.members else ""
@@ -108,10 +108,10 @@ class OffsetsApi:
                 error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         if error and call.version >= 2:
             return {"error_code": error, "topics": []}
-        positions = {key: found.get(key) for key in (found if wanted is None else wanted)}
+        committed = {key: found.get(key) for key in (found if wanted is None else wanted)}
 
-        def row(position: Commit | None) -> dict[str, Any]:
-            offset, note, epoch = position or Commit(-1)
+        def row(commit: Commit | None) -> dict[str, Any]:
+            offset, note, epoch = commit or Commit(-1)
             return {
                 "committed_offset": offset,
                 "committed_leader_epoch": epoch,
@@ -119,11 +119,11 @@ class OffsetsApi:
                 "error_code": error,
             }
 
-        fields: dict[str, Any] = {"topics": _by_topic(positions, "name", row)}
+        fields: dict[str, Any] = {"topics": _by_topic(committed, "name", row)}
         return fields | {"error_code": error} if call.version >= 2 else fields
 
     def _existing(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """The partitions that exist, once each: nothing is looked up, or remembered, of what a client invents."""
+        """The existing partitions, once each: names that a client invents are neither looked up nor remembered."""
         topics = self._store.topics()
         return [key for key in dict.fromkeys(keys) if key[0] in topics and key[1] in topics[key[0]].partitions]
 

@@ -1,8 +1,8 @@
-"""What the groups need of the appliance: a store for offsets and members, and the brokers that share the groups.
+"""The interface of the groups to the appliance: a store for offsets and members, and the brokers that share the groups.
 
 The coordinator process implements :class:`GroupStore` over ZooKeeper, the tests with dictionaries.  Plain methods
-answer from memory, also while ZooKeeper is away.  ``async`` ones may wait for ZooKeeper; their implementer keeps the
-deadline and raises ``ZooKeeperAway`` within a few seconds, so that no client's request hangs.  All raise nothing but
+answer from memory, also while ZooKeeper is away.  ``async`` methods may wait for ZooKeeper; they raise
+``ZooKeeperAway`` within a few seconds, so that no client's request hangs.  All raise only
 :class:`~appliance.errors.ApplianceError`.
 """
 
@@ -18,9 +18,9 @@ from ..wire.kafka.metadata_reply import Broker
 
 
 class Commit(NamedTuple):
-    """A committed offset: the next message to read, and what Kafka's clients may store with it.
+    """A committed offset: that of the next message to read.
 
-    That is a note, and the leader epoch of the last message read (-1: not known).
+    Kafka's clients may store a note with it, and the leader epoch of the last message read (-1: not known).
     """
 
     offset: int
@@ -29,7 +29,7 @@ class Commit(NamedTuple):
 
 
 class RegisteredMember(NamedTuple):
-    """A member as the registries show it: ``topics`` it subscribes to, ``partitions`` it owns."""
+    """A registered member: the ``topics`` that it subscribes to, the ``partitions`` that it owns."""
 
     id: str
     client_id: str
@@ -39,9 +39,9 @@ class RegisteredMember(NamedTuple):
 
 
 class RegisteredGroup(NamedTuple):
-    """A group of the registries.  ``native``: its members use the native listener and rebalance themselves.
+    """A registered group.  ``native``: its members use the native listener and rebalance themselves.
 
-    ``protocol_type``: of the members that have committed, also when they are gone; "" when none ever has.
+    ``protocol_type``: of the members that have committed, also after they have left; "" when none has.
     """
 
     name: str
@@ -55,19 +55,19 @@ class GroupStore(Protocol):
     def broker_id(self) -> int: ...
 
     def brokers(self, listener: str) -> Sequence[Broker]:
-        """Live brokers with a Kafka listener, by id; this one always among them.
+        """Live brokers with a Kafka listener, by id, always with this one.
 
-        ``listener`` is our address that the client connected to.
+        ``listener``: the address that the client connected to.
         """
 
     def topics(self) -> Mapping[str, Topic]: ...
 
     @property
     def leads(self) -> bool:
-        """May this appliance coordinate groups now?  False while the lease of its ZooKeeper session is over."""
+        """Whether this appliance may coordinate groups now; false while the lease of its ZooKeeper session is over."""
 
     async def claim(self, group: str) -> None:
-        """Have the group for this appliance alone.  When that is over, :meth:`GroupCoordinator.lose` is called."""
+        """Claim the group for this appliance.  When the claim is over, :meth:`GroupCoordinator.lose` is called."""
 
     async def commit(
         self, group: str, offsets: Mapping[TopicPartition, Commit | None], protocol_type: str = ""
@@ -75,7 +75,7 @@ class GroupStore(Protocol):
         """Store offsets, or (None) delete them; the result names those that were refused.
 
         Of several commits of one partition the last call wins.  Waits for ZooKeeper, but for a bounded time.
-        ``protocol_type``: of the group that the committing member belongs to; "" for who is no member.
+        ``protocol_type``: of the group that the committing member belongs to; "" for other clients.
         """
 
     async def committed(
@@ -93,8 +93,7 @@ class GroupStore(Protocol):
         """One group of the registry with its members; None when there is no such group."""
 
     def register(self, group: str, members: Callable[[], Sequence[RegisteredMember]]) -> None:
-        """Have these as the group's members in the registry, when ZooKeeper permits; none: take them away.
+        """Register these as the group's members, once ZooKeeper is there; none: unregister them.
 
-        Called after every change; ``members`` is asked later, once for any number of changes.  Neither fails nor
-        waits.
+        Called after every change; ``members`` is called later, once for any number of changes.  Never fails or waits.
         """

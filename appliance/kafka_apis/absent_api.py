@@ -1,8 +1,8 @@
-"""APIs about what there is none of here: reassignments, elections, quotas, credentials, transactions, access rules.
+"""Answers APIs of absent features: reassignments, elections, quotas, credentials, transactions, access rules.
 
-Each partition is stored once, on a broker that does not change; everybody may do all; producers are idempotent and
-have no transactions.  Tools ask all the same, before and after what they do, so these are answered as a Kafka broker
-answers that has none of it.  Asking for what would change nothing succeeds, all else is refused with the reason.
+Each partition is stored once, on a broker that does not change; every client may do everything; producers are
+idempotent and have no transactions.  Tools send such requests all the same.  The answers are those of a Kafka broker
+where nothing is set.  A request that would change nothing succeeds; any other is refused with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..wire.kafka.metadata_reply import NO_LEADER
 from .appliance import Appliance
 
 ELECTION_TYPES: Final = (0, 1)
-"""Of the preferred leader, and of one that is not in sync."""
+"""Election types: of the preferred leader (0), and of one that is not in sync (1)."""
 TRANSACTION_STATES: Final = frozenset(
     {
         "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",

@@ -1,4 +1,4 @@
-"""What the forwarded Kafka APIs need of the appliance: one narrow interface.
+"""The interface of the forwarded Kafka APIs to the appliance.
 
 The handlers read the state that :class:`Appliance` offers and ask it for changes.  The coordinator process implements
 it over topics, partitions and the registry in ZooKeeper, the tests with dictionaries.

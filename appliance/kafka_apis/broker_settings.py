@@ -73,12 +73,12 @@ def kind_of(key: Key) -> Kind:
 
 
 def text(value: object) -> str:
-    """A value as Kafka writes it."""
+    """Format a value as Kafka does."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def broker_settings(config: Config, data_dir: str, listening: str, advertised: str) -> Iterator[BrokerSetting]:
-    """All of them, in no order.
+    """All settings of the broker, in no order.
 
     ``listening``: "host:port,..." of the Kafka listener; ``advertised``: where clients are sent that ask.
     """

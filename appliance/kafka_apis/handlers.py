@@ -34,7 +34,7 @@ from .topic_api import TopicApi
 AT_ONCE_BYTES_MAX: Final = 16 * 1024
 """Frames up to here are decoded within 20 ms, whatever is in them; larger ones may take half a second."""
 AT_ONCE_ROWS_MAX: Final = 1_000
-"""Answers of so many rows, in all their arrays together, are encoded within 20 ms; larger ones may take a second."""
+"""Answers with up to this many rows in all arrays are encoded within 20 ms; larger ones may take a second."""
 
 
 class _Codec:
@@ -73,7 +73,7 @@ class _Codec:
 
 
 def _rows(answer: Mapping[str, Any]) -> int:
-    """How many elements the arrays of an answer have, at all depths."""
+    """The number of elements in the arrays of an answer, at all depths."""
     count = 0
     for value in answer.values():
         if isinstance(value, list):
