@@ -1,4 +1,4 @@
-"""A coordinator in a forked process, and the test in the places of the supervisor and of a network worker.
+"""Runs a coordinator in a forked process; the test acts as its supervisor and its network worker.
 
 The test's supervisor answers orders as the real one does, out of a model: a table in shared memory per
 partition.

@@ -1,4 +1,4 @@
-"""A child that says that it is up and then waits to be ended: ``python -m tests.idle``."""
+"""A child that prints a line when it runs, and then waits to be ended: ``python -m tests.idle``."""
 
 import signal
 

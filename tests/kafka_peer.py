@@ -1,4 +1,4 @@
-"""A peer of the Kafka listener that can say anything, in the version that it is told."""
+"""A peer of the Kafka listener that can send any request, in a given version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process costs, as /proc tells."""
+"""Measures what a process uses, from /proc."""
 
 from __future__ import annotations
 

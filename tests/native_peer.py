@@ -1,4 +1,4 @@
-"""A peer of the native listener that can say anything, right or wrong: for tests of what the server does then."""
+"""A peer of the native listener that can send anything, right or wrong: for tests of what the server does then."""
 
 from __future__ import annotations
 

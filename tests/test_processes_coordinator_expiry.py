@@ -1,4 +1,4 @@
-"""appliance.processes.coordinator.expiry: positions end when Kafka's would, and never while somebody uses them."""
+"""appliance.processes.coordinator.expiry: committed offsets expire as in Kafka, and never while in use."""
 
 from __future__ import annotations
 

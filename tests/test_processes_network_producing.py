@@ -1,4 +1,4 @@
-"""appliance.processes.network.producing: who waits for a writer that has too much in hand, and who waits no more."""
+"""appliance.processes.network.producing: connections wait for a slow writer, and are resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.processes.network.wait_lists: the lowest offset is asked for, none is forgotten, memory is bounded."""
+"""appliance.processes.network.wait_lists: the lowest awaited offset is stored, no wait is lost, memory is bounded."""
 
 from __future__ import annotations
 

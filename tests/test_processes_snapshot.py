@@ -1,4 +1,4 @@
-"""appliance.processes.snapshot: whatever changes, and whenever a worker joins, it knows what the coordinator knows."""
+"""appliance.processes.snapshot: after any changes, and whenever it joins, a worker has the coordinator's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.processes.supervisor.actions: whatever is refused, whenever: it is done in the end, once, and told."""
+"""appliance.processes.supervisor.actions: whatever is refused, whenever: it is done in the end, once, and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.processes.writer.handed_over: what is taken and what is given back are the stream, split between frames."""
+"""appliance.processes.writer.handed_over: requests taken and bytes returned make up the stream, split at frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.processes.writer.producers: the state of producers is what the log says, whatever happens to either."""
+"""appliance.processes.writer.producers: the state of producers always follows from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""appliance.wire.frames: the answer must not depend on how TCP cut the bytes."""
+"""appliance.wire.frames: the answer must not depend on how TCP splits the bytes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The messages are the same for all (:func:`expected`), sent ten at a time so that a log holds many batches:
 
-* ``produce(bootstrap, topic, codec, count)`` → the offsets that the client was told
+* ``produce(bootstrap, topic, codec, count)`` → the offsets that the client got
 * ``read(bootstrap, topic, offset, count)`` → the first ``count`` messages from ``offset`` on, partition 0, no group
 * ``group(bootstrap, topic, group, count)`` → the first ``count`` messages for this member, committed after the last
 

@@ -1,4 +1,4 @@
-"""What the clients of a load have in common: their orders, the file they record in, the thread they run in."""
+"""The common parts of the clients of a load: their orders, the file they record in, the thread they run in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults of the matrix: what is done to an appliance under load, and what it promises then.
+"""The faults of the matrix: each strikes an appliance under load, which must keep the fault's promise.
 
 A fault strikes a :class:`~tests.crash.beds.Run`, waits until it is over, and sees to it that everybody goes on; what
 has become of the messages is checked when the load finishes.  Each is one function, registered with the name and the

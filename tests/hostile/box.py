@@ -1,4 +1,4 @@
-"""An appliance under attack beside honest clients, and what became of all three."""
+"""Runs an appliance under attack beside honest clients, and reports on all three."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class OffsetCount:
             more = after - units(held, [part])
             if more > 0 and more > room:
                 errors[part] = PositionsFull(
-                    f"there is room for {self.offsets_max} positions of all groups: delete groups that nobody uses,"
+                    f"there is room for {self.offsets_max} committed offsets of all groups: delete unused groups,"
                     " or raise offsets.positions_max"
                 )
             else:

@@ -66,7 +66,7 @@ class Fetching:
         partitions: Sequence[Partition | None],
         results: list[FetchResult],
     ) -> bool:
-        """Delay a fetch; False when an awaited high watermark has come.  Its partitions are known: see ``start``."""
+        """Delay a fetch of known partitions; False when an awaited high watermark has come meanwhile."""
         wait_lists = [partition.wait_list for partition in partitions if partition is not None]
         high_watermarks = [result.high_watermark for result in results]
         return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, high_watermarks))
