@@ -52,7 +52,7 @@ class Client:
                 if number == 0:  # a writer has it in hand
                     inbox.extent.hold()
                     held.append(inbox.extent)
-            inbox.settle(now_ms, stalled)
+            inbox.release_parsed(now_ms, stalled)
 
     def close(self) -> None:
         self.far.close()

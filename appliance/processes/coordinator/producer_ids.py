@@ -1,4 +1,4 @@
-"""Gives out producer ids, each once.  The file ``<data>/producer-id`` holds the generation::
+"""Gives out producer ids, each once.  The file ``<data>/producer-id`` holds the generation.
 
     id = broker id << 32 | generation << GENERATION_SHIFT | counter
 
