@@ -1,7 +1,7 @@
-"""Who reads what, and who stores what: two pure functions that every participant computes alike.
+"""Assigns partitions to the streams of a group, and new partitions to brokers: pure functions of a snapshot.
 
-Both take a complete snapshot and return a complete answer.  So members of a group that read the same registries come to
-the same assignment without talking to each other (the paper's rebalance), and any broker may place a topic.
+All members of a group compute the assignment from the same registries, so they agree without exchanging messages (the
+paper's rebalance).  For the same reason any broker may place a topic.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .paths import Subscription
 
 
 class Stream(NamedTuple):
-    """One of a consumer's streams on a topic (the paper's consumer thread); owners are written as its text.
+    """One of a consumer's streams on a topic (the paper's consumer thread).
 
-    Streams are ordered by their *text*, as in the paper's implementation, so that all members sort alike.
+    ``text`` is the value of owner nodes.  Streams are sorted by it, as in the paper's implementation.
     """
 
     consumer: str
@@ -29,10 +29,10 @@ class Stream(NamedTuple):
 
 
 def range_assignment(partitions: Iterable[int], streams: Iterable[Stream]) -> dict[int, Stream]:
-    """The paper's range assignment of one topic's partitions to the streams that want it.
+    """The paper's range assignment of one topic's partitions to the streams that subscribe to it.
 
-    With P partitions and C streams, both sorted, stream i gets ``P // C`` consecutive partitions and the
-    first ``P % C`` streams one more.  Streams beyond P get nothing.  Partitions sort by number.
+    With P partitions and C streams, both sorted, each stream gets ``P // C`` consecutive partitions, and the first
+    ``P % C`` streams get one more.  Streams beyond P get nothing.  Partitions sort by number.
     """
     ordered = sorted(set(partitions))
     readers = sorted(set(streams), key=lambda stream: (stream.text, stream))
@@ -76,10 +76,10 @@ def place_partitions(
         partitions: numbers of the partitions to place.
         brokers: ids of the live brokers.
         hosted: how many partitions each broker stores already; brokers that are not named store none.
-        prefer: among equally loaded brokers these first, in this order (say, the one that was asked).
+        prefer: among equally loaded brokers these first, in this order (the one that received the request).
 
     Returns:
-        partition -> [broker id], one broker each: the list is there because the first of several leads.
+        partition -> [broker id].  The list always has one broker; its first element leads the partition.
 
     Raises:
         BrokerAway: there is no broker at all.

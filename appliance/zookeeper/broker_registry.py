@@ -1,13 +1,12 @@
-"""Brokers and topics in ZooKeeper: ``/brokers``, as operations.
+"""Registers brokers and topics in ZooKeeper, under ``/brokers``, and reads them: as operations.
 
-The classes of the three registries build :mod:`operations`; a :class:`~.session.Session` carries them out, from an
-event loop (``submit``) or blocking a thread (``call``), each within a bounded time.  Nothing here waits, and nothing
-imports kazoo::
+The three registries build operations (:mod:`operations`).  A :class:`~.session.Session` runs them within a bounded
+time, from an event loop (``submit``) or in a blocked thread (``call``).  Nothing here waits or imports kazoo::
 
     topics = session.call(BrokerRegistry().topics())
 
-Values are those of :mod:`paths`.  A value that cannot be read was written by somebody else: it is logged and left out
-of lists; asked for by name, it raises ``BadValue``.
+Values are those of :mod:`paths`.  A value that cannot be read was written by somebody else.  It is logged and left out
+of lists; ``alter_topic`` raises ``BadValue`` for it.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Keeper(Protocol):
 
 
 def readable(decode: Callable[[str, bytes], T], path: str, value: bytes) -> T | None:
-    """What a node holds; None, and a line in the log, where it cannot be read."""
+    """Decodes a node's value.  One that cannot be read is logged; the result is None."""
     try:
         return decode(path, value)
     except BadValue as error:
@@ -71,16 +70,14 @@ def readable(decode: Callable[[str, bytes], T], path: str, value: bytes) -> T | 
 
 
 class BrokerRegistry:
-    """``/brokers``: which brokers live, which topics there are and where their partitions are stored."""
+    """``/brokers``: the live brokers, and the topics with the brokers of their partitions."""
 
     def register(self, keeper: Keeper, broker_id: int, info: BrokerInfo) -> None:
-        """Show this broker to the others, in every session from now on; again with another ``info`` changes
-        it.
+        """Registers this broker in this and every later session.  A later call changes ``info``.
 
-        A registration left by this data directory's former life (same ``instance``) is taken over.  While
-        another instance holds the id, its registration stays and one line is logged; ours follows when it is
-        gone.  Where the list of its partitions is more than ZooKeeper takes, the broker is registered without it:
-        who leads what is in the topics' registrations.
+        A registration by an earlier run of this data directory (same ``instance``) is replaced.  While another
+        instance holds the id, its registration stays and one line is logged; ours follows when it is gone.  A list of
+        partitions that is too large for ZooKeeper is left out: the topics' registrations name the leaders as well.
         """
 
         def ours(value: bytes) -> bool:
@@ -94,7 +91,7 @@ class BrokerRegistry:
         keeper.keep(paths.broker(broker_id), value, ours)
 
     def deregister(self, broker_id: int) -> Operation[None]:
-        """Take the registration back (after ``Session.unkeep``)."""
+        """Delete the registration (after ``Session.unkeep``)."""
         yield [delete(paths.broker(broker_id))]
 
     def brokers(self) -> Operation[dict[int, BrokerInfo]]:
@@ -107,7 +104,7 @@ class BrokerRegistry:
         return found
 
     def topic_names(self) -> Operation[list[str]]:
-        """The registered topics; names that no topic may have are somebody else's nodes and left out."""
+        """The registered topics.  Nodes whose name is no valid topic name are left out."""
         return [name for name in (yield from list_children(paths.TOPICS)) if is_topic(name)]
 
     def topics(self, names: Collection[str] | None = None) -> Operation[dict[str, TopicInfo]]:
@@ -122,13 +119,12 @@ class BrokerRegistry:
         return found
 
     def create_topic(self, name: str, info: TopicInfo) -> Operation[None]:
-        """Register a new topic.  ``info.id`` must be unique to this call: it tells our success from
-        another's.
+        """Register a new topic.  ``info.id`` must be unique to this call: it identifies our own node after a retry.
 
         Raises:
-            TopicExists: somebody else registered it, now or before.
+            TopicExists: the name is registered with another id.
         """
-        assert info.id, "without an id our own creation, repeated, would look like somebody else's"
+        assert info.id, "without an id a retry could not recognise its own node"
         (reply,) = yield from ask([create(paths.topic(name), paths.encode_topic(info))])
         if reply is not Refused.NODE_EXISTS:
             return
@@ -137,12 +133,11 @@ class BrokerRegistry:
             raise TopicExists(f"topic {name!r} exists already")
 
     def alter_topic(self, name: str, change: Callable[[TopicInfo], TopicInfo]) -> Operation[TopicInfo]:
-        """Replace a topic's description by ``change`` of it; the new one.  ``change`` may be applied
-        repeatedly.
+        """Apply ``change`` to a topic's registration, several times if others write meanwhile.  Returns the new one.
 
         Raises:
             UnknownPartition: there is no such topic.
-            BadValue: what is registered cannot be read.
+            BadValue: the registration cannot be read.
             Whatever ``change`` raises.
         """
         path = paths.topic(name)
@@ -162,7 +157,7 @@ class BrokerRegistry:
         raise UnknownPartition(f"there is no topic {name!r}")
 
     def watch_brokers(self, watcher: Watcher, changed: Callable[[int, BrokerInfo | None], None]) -> WatchSet:
-        """Tell each broker now and whenever its registration changes; None when it is gone."""
+        """Call ``changed`` for each broker now and after each change of its registration; None when it is gone."""
 
         def decoded(name: str, value: bytes | None) -> None:
             if not name.isdecimal():
@@ -175,7 +170,7 @@ class BrokerRegistry:
         return WatchSet(watcher, paths.BROKER_IDS, decoded)
 
     def watch_topics(self, watcher: Watcher, changed: Callable[[str, TopicInfo | None], None]) -> WatchSet:
-        """Tell each topic now and whenever its registration changes; None when it is deleted."""
+        """Call ``changed`` for each topic now and after each change of its registration; None when it is deleted."""
 
         def decoded(name: str, value: bytes | None) -> None:
             if not is_topic(name):
@@ -208,9 +203,11 @@ class WatchSet:
             self._values.pop(name).cancel()
             self._changed(name, None)
         for name in sorted(present - self._values.keys()):
-            self._values[name] = self._watcher.watch_value(f"{self._path}/{name}", functools.partial(self._told, name))
+            self._values[name] = self._watcher.watch_value(
+                f"{self._path}/{name}", functools.partial(self._on_value, name)
+            )
 
-    def _told(self, name: str, value: bytes | None) -> None:
-        # A value that is gone is told when the name leaves the list, once.
+    def _on_value(self, name: str, value: bytes | None) -> None:
+        # A deleted node is reported once, when its name leaves the list.
         if value is not None and name in self._values:
             self._changed(name, value)

@@ -1,18 +1,20 @@
-"""Who coordinates a group, and the writes that nobody else can make: operations of the coordinator, without I/O.
+"""Claims the coordination of a group, and writes its committed offsets under that claim: operations, without I/O.
 
     path                                      kind        value
     /consumers/<group>                        persistent  GroupInfo, JSON; empty while nothing is known
-    /consumers/<group>/claim-<epoch>          ephemeral   Claimant, JSON: who coordinates the group
-    /consumers/<group>/offsets/<topic>/<n>    persistent  a position
+    /consumers/<group>/claim-<epoch>          ephemeral   Claimant, JSON: the coordinator of the group
+    /consumers/<group>/offsets/<topic>/<n>    persistent  a committed offset
 
-A claim's epoch is a text that is never used again.  :func:`take` makes the node in one multi with a change of the
-group's own node, at the version at which nobody else's claim was there: of two who try at once, one fails.  A claim
-that an earlier life of the same data directory left behind is replaced.
+A claim's epoch is a text that is never used again.  :func:`take` creates the node in one multi with a write to the
+group's own node, at the version that was read together with the list of claims.  So when two brokers try at once, one
+fails.  A claim by an earlier run of the same data directory is replaced.
 
 Every write of :func:`write`, :func:`expire` and :func:`remove` is a multi that begins with a check of the claim's node.
-It is carried out only while that claim lives, whenever and through whichever connection it arrives: a coordinator that
-was deposed, or lost its session, cannot write.  Requests of one session are carried out in the order in which they were
-sent, so a write that was given up comes before those that were sent later, or not at all.
+ZooKeeper carries it out only while that claim exists, so a coordinator that lost its claim or its session cannot write.
+Requests of one session are carried out in the order of sending.  A write that was given up therefore comes before all
+later ones, or never.
+
+In this module the *positions* of a group are its committed offsets.
 """
 
 from __future__ import annotations
@@ -51,28 +53,31 @@ from .paths import CommittedOffset
 
 CLAIM: Final = "claim-"
 PARTS_MAX: Final = 400
-"""Positions in one multi."""
+"""Most committed offsets in one multi."""
 PARTS_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
 PATH_BYTES_MAX: Final = 3_500
-"""Of a position: a group name of 255 characters takes up to twelve bytes for each when it is percent-encoded."""
+"""Most bytes of a committed offset's path.  Percent-encoding makes up to twelve bytes of a group name's character."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What outlives a group's members.  ``active_ms``: when it was last seen with members, ms since 1970; 0 = never."""
+    """The part of a group that outlives its members.
+
+    ``active_ms``: when the group last had members, ms since 1970; 0 = never.
+    """
 
     protocol_type: str = ""
     active_ms: int = 0
 
 
 class Claimant(msgspec.Struct, frozen=True):
-    """``instance``: the data directory on whose behalf the claim is made, as in the broker's registration."""
+    """The broker that makes a claim.  ``instance`` names its data directory, as in the broker's registration."""
 
     broker: int
     instance: str
 
 
 class Held(NamedTuple):
-    """A claim of ours: its node, what is known of the group, and its positions with the size of each value in bytes."""
+    """A claim of ours: its node, the group's GroupInfo, and the size in bytes of each committed offset's value."""
 
     path: str
     info: GroupInfo
@@ -84,7 +89,10 @@ class Held(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A group as anybody sees it.  ``members``: are there any, of either listener; ``positions``: value-less nodes."""
+    """A group, read without a claim.
+
+    ``members``: whether it has any, of either listener.  ``positions``: the nodes of its offsets, without values.
+    """
 
     info: GroupInfo
     members: bool
@@ -92,7 +100,7 @@ class Seen(NamedTuple):
 
 
 def decode_info(value: bytes) -> GroupInfo:
-    """A node that somebody else wrote tells nothing, and is replaced by the next coordinator."""
+    """Decodes a group's node.  One that cannot be read counts as empty; the next coordinator replaces it."""
     try:
         return msgspec.json.decode(value, type=GroupInfo) if value else GroupInfo()
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -100,7 +108,7 @@ def decode_info(value: bytes) -> GroupInfo:
 
 
 def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation[Held | None]:
-    """Claim a group.  One that does not exist is made, or (``make`` false) left alone: None.
+    """Claim a group.  One that does not exist is created; with ``make`` false the result is None instead.
 
     Raises:
         ZooKeeperAway: another coordinator has it, or it keeps changing.
@@ -114,7 +122,7 @@ def take(group: str, claimant: Claimant, epoch: str, *, make: bool) -> Operation
             yield from ask([create(path)])
             continue
         others = [f"{path}/{name}" for name in names if name.startswith(CLAIM)]
-        if own in others:  # made already: the reply was lost
+        if own in others:  # created already: the reply was lost
             return Held(own, decode_info(node.value), (yield from _sizes(group)))
         leftovers = yield from _our_leftovers(group, others, claimant)
         parts = [set_value(path, node.value, node.version), *(delete(left, 0) for left in leftovers)]
@@ -145,7 +153,7 @@ def _sizes(group: str) -> Operation[dict[TopicPartition, int]]:
 
 
 def positions(group: str) -> Operation[dict[TopicPartition, Node]]:
-    """All positions of a group, without their values."""
+    """The nodes of all committed offsets of a group, without their values."""
     topics = [name for name in (yield from list_children(paths.offsets(group))) if is_topic(name)]
     listed = yield from ask([children(paths.offsets(group, topic)) for topic in topics])
     parts = [
@@ -160,9 +168,9 @@ def positions(group: str) -> Operation[dict[TopicPartition, Node]]:
 
 
 def read(group: str, parts: Collection[TopicPartition] | None) -> Operation[dict[TopicPartition, StoredOffset]]:
-    """The stored positions of these partitions, or of all that the group has.
+    """The committed offsets of these partitions, or all of the group.  Needs no claim.
 
-    For whoever has no claim: what others have written by now is seen, whichever node of the ensemble is asked.
+    The ``sync`` makes all earlier writes visible, whichever node of the ensemble answers.
     """
     yield [sync()]
     return (yield from read_offsets(group, parts))
@@ -174,10 +182,10 @@ def write(
     changes: Mapping[TopicPartition, CommittedOffset | None],
     info: GroupInfo | None = None,
 ) -> Operation[None]:
-    """Store positions, or (None) delete them, and what is new of the group.  ``held.positions`` follows.
+    """Store committed offsets, delete those that are None, store ``info`` if given.  Updates ``held.positions``.
 
     Raises:
-        NotCoordinator: the claim is gone; of a large write, earlier parts may have been carried out.
+        NotCoordinator: the claim is gone.  Of a large write, earlier parts may have been carried out.
     """
     if info is not None:
         (reply,) = yield [multi([check(held.path, -1), set_value(paths.group(group), msgspec.json.encode(info), -1)])]
@@ -191,9 +199,9 @@ def write(
                 break
             if reply.part_index == 0:
                 raise _lost(group)
-            yield from _look_again(group, held, some)
+            yield from _read_again(group, held, some)
         else:
-            raise ZooKeeperAway(f"positions of group {group!r} keep changing; try again")
+            raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
         for part, value in some.items():
             if value is None:
                 held.positions.pop(part, None)
@@ -214,8 +222,8 @@ def _requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | No
             yield delete(path)
 
 
-def _look_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
-    """Which of these positions are there, after a write that took another for granted; what lies above is made."""
+def _read_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
+    """Correct ``held.positions`` after a write that found other nodes than expected; create missing parents."""
     topics = {part.topic for part, value in values.items() if value is not None}
     yield from ask([create(paths.offsets(group, topic)) for topic in sorted(topics)])
     nodes = yield from ask([exists(paths.offset(group, part)) for part in values])
@@ -240,7 +248,7 @@ def _chunks(values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[Topi
 
 
 def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operation[int]:
-    """Delete positions that have not changed since they were seen; how many.
+    """Delete committed offsets that have not changed since they were read.  Returns how many.
 
     Raises:
         NotCoordinator: the claim is gone.
@@ -257,12 +265,12 @@ def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operat
 
 
 def release(held: Held) -> Operation[None]:
-    """Give the claim back; what was written with it stays."""
+    """Delete the claim.  The committed offsets stay."""
     yield [delete(held.path)]
 
 
 def withdraw(group: str, claimant: Claimant) -> Operation[None]:
-    """Remove any claim that was made on this broker's behalf: one that nobody knows of, because no answer came."""
+    """Delete every claim of this broker on the group, also one whose creation was never answered."""
     path = paths.group(group)
     theirs = [f"{path}/{name}" for name in (yield from list_children(path)) if name.startswith(CLAIM)]
     value = msgspec.json.encode(claimant)
@@ -272,13 +280,13 @@ def withdraw(group: str, claimant: Claimant) -> Operation[None]:
 
 
 def vacate(group: str, held: Held) -> Operation[None]:
-    """Give the claim back, and remove what is empty of the group: without positions and members nothing stays."""
+    """Delete the claim and the group's empty nodes.  Nothing stays of a group without offsets and members."""
     yield from release(held)
     yield from GroupRegistry().prune(group)
 
 
 def remove(group: str, held: Held) -> Operation[None]:
-    """Forget a group with all its positions, and give the claim back.
+    """Delete a group with all its committed offsets, then the claim.
 
     Raises:
         InvalidRequest: it has live members; stop them first.
@@ -293,10 +301,10 @@ def remove(group: str, held: Held) -> Operation[None]:
 
 
 def look(group: str) -> Operation[Seen]:
-    """A group as it is now.
+    """Read a group.
 
     Raises:
-        UnknownGroup: there is none.
+        UnknownGroup: there is no such group.
     """
     node, members = yield [get(paths.group(group)), children(paths.consumers(group))]
     if isinstance(node, Refused):

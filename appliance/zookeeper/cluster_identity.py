@@ -1,14 +1,15 @@
-"""Which cluster this is, and which topics were deleted: what tells a deletion from a loss.
+"""Stores the cluster's id, and marks of deleted topics, which distinguish a deletion from lost data.
 
     path                       kind         value
     /cluster/id                persistent   text, chosen once by the first broker
     /brokers/deleted/<id>      persistent   name of the topic that had this id
 
-A topic that is missing from ``/brokers/topics`` may have been deleted while a broker was away, or ZooKeeper
-may have lost its data.  Only the former may cost a broker its logs, so a deletion leaves a mark under the
-topic's id (see :class:`~.paths.TopicInfo`), before the topic itself goes.  A topic that is missing without a
-mark is registered again by whoever knows it.  Marks are dropped after MARK_MS: a broker that was away for
-longer brings its topics back, which a person can delete again; the other mistake could not be undone.
+A topic that is missing from ``/brokers/topics`` was deleted while a broker was away, or ZooKeeper lost its data.  A
+broker may delete its logs in the first case only.  So a deletion first stores a mark under the topic's id (see
+:class:`~.paths.TopicInfo`).  A topic that is missing without a mark is registered again by any broker that knows it.
+
+Marks are dropped after MARK_MS.  A broker that was away for longer brings its topics back, and a person can delete them
+again.  The opposite mistake could not be undone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MARK_MS: Final = 90 * 86_400_000
 
 
 def cluster_id(own: str) -> Operation[str]:
-    """The cluster's id; ``own`` becomes it when there is none yet."""
+    """Returns the cluster's id.  Stores ``own`` as the id if there is none yet."""
     for _ in range(ATTEMPTS_MAX):
         (node,) = yield [get(CLUSTER_ID)]
         if isinstance(node, Node):
@@ -36,7 +37,7 @@ def cluster_id(own: str) -> Operation[str]:
 
 
 def mark_deleted(topic_id: str, name: str) -> Operation[None]:
-    """Note that the topic with this id is deleted on purpose; noting it twice is no error."""
+    """Store the mark that the topic with this id is deleted on purpose.  Repeating it is no error."""
     yield from ask([create(f"{DELETED}/{topic_id}", name.encode())])
 
 
@@ -46,7 +47,7 @@ def is_deleted(topic_id: str) -> Operation[bool]:
 
 
 def drop_marks(before_ms: int) -> Operation[int]:
-    """Remove the marks made before a time (ms since 1970); how many."""
+    """Remove the marks made before a time (ms since 1970).  Returns how many."""
     marks = yield from read_children(DELETED)
     old = [name for name, node in marks.items() if node.modified_ms < before_ms]
     yield from ask([delete(f"{DELETED}/{name}") for name in old])

@@ -1,7 +1,7 @@
-"""Taking a topic out of ZooKeeper: its registration, and the positions that groups have in it.
+"""Removes a topic from ZooKeeper: its registration, and the groups' committed offsets in it.
 
-Both are compared with the topic's id before they are deleted, so the operation may be repeated at any time, by any
-broker, also when a later topic has the same name already.
+Both are deleted only if they have the topic's id.  So any broker may repeat the operation at any time, even when a
+later topic has the same name.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from .operations import ATTEMPTS_MAX, Node, Operation, Refused, ask, children, d
 
 
 def retire_topic(name: str, topic_id: str) -> Operation[None]:
-    """Mark a topic as deleted, then remove what is registered about it, then the positions of all groups in it.
+    """Mark a topic as deleted, then remove its registration, then the committed offsets of all groups in it.
 
-    A crash between two of these steps leaves a mark: every broker that has the topic deletes it, and repeats this.
+    After a crash between two of these steps the mark is there.  Every broker that has the topic deletes it and repeats
+    this operation.
 
     Raises:
         ZooKeeperAway: try again.
     """
     yield from cluster_identity.mark_deleted(topic_id, name)
     yield from _unregister(name, topic_id)
-    yield from _forget_positions(name, topic_id)
+    yield from _forget_offsets(name, topic_id)
 
 
 def _unregister(name: str, topic_id: str) -> Operation[None]:
@@ -34,28 +35,28 @@ def _unregister(name: str, topic_id: str) -> Operation[None]:
             if paths.decode_topic(path, node.value).id != topic_id:
                 return
         except BadValue:
-            return  # somebody else's, and only a person can say what it means
+            return  # written by somebody else: left for a person to correct
         (reply,) = yield [delete(path, node.version)]
         if reply is not Refused.BAD_VERSION:
             return
     raise ZooKeeperAway(f"topic {name!r} keeps changing; try again")
 
 
-def _forget_positions(name: str, topic_id: str) -> Operation[None]:
+def _forget_offsets(name: str, topic_id: str) -> Operation[None]:
     groups = yield from list_children(paths.CONSUMERS)
     parents = [paths.offsets(paths.decode_name(group), name) for group in groups]
     listed = yield from ask([children(parent) for parent in parents])
     found = {parent: names for parent, names in zip(parents, listed, strict=True) if not isinstance(names, Refused)}
-    positions = [f"{parent}/{number}" for parent, numbers in found.items() for number in sorted(numbers)]
-    nodes = yield from ask([get(path) for path in positions])
+    offsets = [f"{parent}/{number}" for parent, numbers in found.items() for number in sorted(numbers)]
+    nodes = yield from ask([get(path) for path in offsets])
     yield from ask(
         [
             delete(path, node.version)
-            for path, node in zip(positions, nodes, strict=True)
+            for path, node in zip(offsets, nodes, strict=True)
             if isinstance(node, Node) and _is_of(path, node.value, topic_id)
         ]
     )
-    yield from ask([delete(parent) for parent in found])  # refused where a later topic has positions
+    yield from ask([delete(parent) for parent in found])  # refused where a later topic has committed offsets
 
 
 def _is_of(path: str, value: bytes, topic_id: str) -> bool:

@@ -1,8 +1,8 @@
-"""The local ensemble: one ZooKeeper node, or three, as child processes of the supervisor.
+"""Runs the local ensemble: one ZooKeeper node, or three, as child processes of the supervisor.
 
 :class:`Ensemble` finds Java and the jars, chooses ports, writes the nodes' files and starts each node.  It has no
-thread and no loop, never waits for a node, and does not load kazoo: the supervisor drives it, and reaps the processes
-as it reaps all its children::
+thread and no loop, and does not load kazoo.  The supervisor calls it, and reaps the processes as it reaps all its
+children::
 
     ensemble = Ensemble(config.zookeeper, data_dir)
     ensemble.prepare()  # ConfigFault: what is missing, and the remedy
@@ -14,19 +14,19 @@ Files, below ``<data>/zookeeper/``::
 
     ensemble.json               {"ports": [[client, quorum, election], ...]}: chosen at first start, then kept
     node-<n>/zoo.cfg            derived from ensemble.json (``node_files``); written when it differs
-    node-<n>/log4j2.properties  for logging, with log4j.properties and logback.xml beside it: whichever backend the jars
-                                bring takes its own
-    node-<n>/zookeeper.log      what ZooKeeper logs, and LOG_FILES_MAX older ones, each up to LOG_BYTES_MAX
+    node-<n>/log4j2.properties  for logging; log4j.properties and logback.xml beside it are for the other backends
+    node-<n>/zookeeper.log      ZooKeeper's log, and LOG_FILES_MAX older ones, each up to LOG_BYTES_MAX
     node-<n>/console.log        the output of the JVM, started anew when larger than LOG_BYTES_MAX
     node-<n>/pid                of the last start, to find a node that outlived its supervisor
     node-<n>/data/              ZooKeeper's own: myid, snapshots, transaction logs (every write is fsynced)
 
-Ports lie on the loopback interface only, below the range that the system gives to outgoing connections, so that no
-program takes one by accident while the appliance is stopped.  Should one be taken all the same, all are chosen again.
-Dynamic reconfiguration is off, so ZooKeeper never rewrites ``zoo.cfg``.
+Ports are on the loopback interface only.  They lie below the range of outgoing connections, so that no program takes
+one by accident while the appliance is stopped.  If one is taken anyway, all are chosen again.  Dynamic reconfiguration
+is off, so ZooKeeper never rewrites ``zoo.cfg``.
 
-Growing from one node to three copies the one node's data first: two empty nodes would be a majority, and the third
-would drop its data to follow them.  Shrinking is refused, for any one node may lack what the other two have agreed on.
+Growing from one node to three first copies the data of the one node.  Otherwise the two empty nodes would be a
+majority, and the first would drop its data to follow them.  Shrinking is refused: a single node may lack data that the
+other two have agreed on.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Ensemble:
 
     @property
     def connect(self) -> str:
-        """The address of the ensemble, as clients take it."""
+        """The connect string of the ensemble for clients."""
         return ",".join(f"{LOOPBACK}:{ports.client}" for ports in self.ports)
 
     def prepare(self) -> None:
@@ -97,7 +97,7 @@ class Ensemble:
 
         Raises:
             ConfigFault: Java or the jars are missing, or the number of nodes was lowered.
-            OSError: the disk refuses.
+            OSError: a file cannot be written.
         """
         java = find_java(self._config.java, self._environ)
         classpath = find_classpath(self._config.classpath)
@@ -134,7 +134,7 @@ class Ensemble:
         return ports
 
     def _free_ports(self, count: int) -> list[int]:
-        """Ports nobody listens on; outside the range of outgoing connections as long as there is room."""
+        """Ports that nobody listens on, outside the range of outgoing connections if possible."""
         try:
             outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         except (OSError, ValueError):
@@ -173,7 +173,7 @@ class Ensemble:
         argv = [str(java), f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
         argv += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
         argv += ["-cp", f"{node}:{classpath}", MAIN_CLASS, str(node / "zoo.cfg")]
-        # Options meant for other Java programs would change heap and agents of this one.
+        # Options meant for other Java programs would change this one's heap and agents.
         dropped = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH"}
         env = {key: value for key, value in self._environ.items() if key not in dropped}
         env["MALLOC_ARENA_MAX"] = "2"
@@ -182,10 +182,10 @@ class Ensemble:
     # --- processes
 
     def start_node(self, i: int) -> subprocess.Popen[bytes]:
-        """Start a node; it is killed when the calling thread ends.  The caller reaps it.
+        """Start a node.  The kernel kills it when the calling thread ends.  The caller reaps it.
 
         Raises:
-            OSError, OutOfResources: the machine refuses; nothing runs.
+            OSError, OutOfResources: the process cannot be started.
         """
         command = self.commands[i]
         console_mode = os.O_TRUNC if _size(command.console) > LOG_BYTES_MAX else os.O_APPEND
@@ -209,29 +209,27 @@ class Ensemble:
         return process
 
     def note_pid(self, i: int) -> None:
-        """Note which process a node is, so that the next start finds one that outlived its supervisor.
+        """Store the node's pid, so that the next start finds a node that outlived its supervisor.
 
         Raises:
-            OSError: the disk refuses; the node runs all the same.
+            OSError: the file cannot be written.  The node runs all the same.
         """
         write(self.commands[i].cwd / "pid", f"{self.processes[i].pid}\n")
 
     def warn_of_taken_ports(self, i: int) -> None:
-        """A node has ended: say so when it was because others listen where it did."""
+        """Log an error if other programs listen on the ports of a node that has ended."""
         taken = [port for port in self.ports[i] if not _is_free(port)]
         if taken:
             log.error("ZooKeeper node %d: others listen on %s; restart the appliance to choose again", i + 1, taken)
 
     def signal_nodes(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask all running nodes to end (SIGTERM), or end them (SIGKILL).  What they acknowledged is on disk."""
+        """Send a signal to all running nodes.  After SIGKILL, too, everything that they acknowledged is on the disk."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(number)
 
     def stop(self, timeout_ms: int = 5_000) -> None:
-        """End all nodes and wait for them: SIGTERM, and SIGKILL for those that take longer than
-        ``timeout_ms``.
-        """
+        """End all nodes with SIGTERM and wait for them; after ``timeout_ms`` kill those that still run."""
         self.signal_nodes(signal.SIGTERM)
         deadline_ms = _now_ms() + timeout_ms
         for process in self.processes.values():
@@ -242,10 +240,9 @@ class Ensemble:
                 process.wait()
 
     def _end_leftovers(self) -> None:
-        """Kill nodes on our data that still run: two processes on one transaction log would ruin it.
+        """Kill nodes that still run on our data: two processes on one transaction log would ruin it.
 
-        They are killed by the kernel when their supervisor ends, so this finds at most one that is just
-        ending.
+        The kernel kills the nodes when their supervisor ends, so at most this finds nodes that are just ending.
         """
         for pid_file in self.directory.glob("node-*/pid"):
             try:
@@ -268,7 +265,7 @@ class Ensemble:
 
 
 class _DieWith:
-    """Run in the child before exec: be killed when the parent ends, also when it has ended already."""
+    """Runs in the child before exec: the kernel kills the child when the parent ends, or has ended already."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
@@ -280,10 +277,9 @@ class _DieWith:
 
 
 def probe(port: int, timeout_ms: int = 200) -> str | None:
-    """What the node on this port says it is: ``standalone``, ``leader``, ``follower``; None when it does not
-    serve.
+    """The mode of the node on this port: ``standalone``, ``leader`` or ``follower``; None when it does not serve.
 
-    Waits for ``timeout_ms`` at most: for status and tests, not for an event loop.
+    Blocks for up to ``timeout_ms``: for status and tests, not for an event loop.
     """
     answer = b""
     deadline_ms = _now_ms() + timeout_ms
@@ -305,7 +301,7 @@ def probe(port: int, timeout_ms: int = 200) -> str | None:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
-        # As ZooKeeper does: old connections in TIME_WAIT are not in the way, listeners are.
+        # As ZooKeeper does: connections in TIME_WAIT do not block the port, listeners do.
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             candidate.bind((LOOPBACK, port))
@@ -323,7 +319,7 @@ def _size(path: Path) -> int:
 
 
 def _wait_gone(pidfd: int, timeout_ms: int) -> None:
-    """Until a process has ended with all its threads, and so has let go of its files and ports."""
+    """Wait until a process has ended with all its threads, and has closed its files and ports."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     poller.poll(timeout_ms)

@@ -1,4 +1,4 @@
-"""Members and owners of groups in ZooKeeper: ``/consumers``, as operations."""
+"""Registers members and owners of groups in ZooKeeper, under ``/consumers``, and reads them: as operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .paths import Subscription
 
 
 class GroupRegistry:
-    """``/consumers``: members and owners of groups.  No state of its own."""
+    """``/consumers``: members and owners of groups.  It has no state."""
 
     def groups(self) -> Operation[list[str]]:
         names = yield from list_children(paths.CONSUMERS)
@@ -31,7 +31,7 @@ class GroupRegistry:
         return found
 
     def owners(self, group: str) -> Operation[dict[TopicPartition, tuple[str, int]]]:
-        """Partition -> (consumer id, stream number) of everything that is owned."""
+        """Partition -> (consumer id, stream number) of every owned partition."""
         topics = yield from list_children(paths.owners(group))
         found: dict[TopicPartition, tuple[str, int]] = {}
         for topic in filter(is_topic, topics):
@@ -54,9 +54,9 @@ class GroupRegistry:
     def claim(
         self, group: str, wanted: Mapping[TopicPartition, tuple[str, int]], session_id: int
     ) -> Operation[list[TopicPartition]]:
-        """Own partitions; those that somebody else owns already are returned.
+        """Create our owner nodes.  Returns the partitions that somebody else owns already.
 
-        An owner node with our own text that is not of this session is left over from an earlier one of ours.
+        An owner node with our text but of another session is left over from an earlier session of ours: it is replaced.
         """
         parts = sorted(wanted)
         texts = {part: paths.encode_owner(*wanted[part]) for part in parts}
@@ -71,7 +71,7 @@ class GroupRegistry:
         return refused
 
     def release(self, group: str, owned: Mapping[TopicPartition, tuple[str, int]]) -> Operation[None]:
-        """Give partitions up.  Only nodes that still carry our text are deleted."""
+        """Delete our owner nodes: those that still have our text."""
         parts = sorted(owned)
         nodes = yield from ask([get(paths.owner(group, part)) for part in parts])
         yield from ask(
@@ -83,7 +83,7 @@ class GroupRegistry:
         )
 
     def prune(self, group: str) -> Operation[None]:
-        """Remove what is empty of a group's nodes: one without members and positions leaves nothing behind."""
+        """Delete the empty nodes of a group.  Nothing stays of a group without members and committed offsets."""
         for above in (paths.owners(group), paths.offsets(group)):
             below = yield from list_children(above)
             yield from ask([delete(f"{above}/{name}") for name in below])  # what is not empty stays

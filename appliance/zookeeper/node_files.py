@@ -1,4 +1,4 @@
-"""The texts of a local node's files: ``zoo.cfg``, and a logging set-up for whichever backend the jars bring."""
+"""Builds the files of a local node: ``zoo.cfg``, and logging set-ups for the three backends that jars may bring."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 LOOPBACK: Final = "127.0.0.1"
-INIT_MS_MAX: Final = 20_000  # for a follower to take over the leader's state
-SYNC_MS_MAX: Final = 10_000  # for one to keep up
+INIT_MS_MAX: Final = 20_000  # for a follower to copy the leader's state
+SYNC_MS_MAX: Final = 10_000  # how far a follower may be behind
 TICK_MS_MAX: Final = 1000  # with half of it idle nodes use twice the CPU
 LOG_BYTES_MAX: Final = 2 << 20
 LOG_FILES_MAX: Final = 2
@@ -48,7 +48,7 @@ def zoo_cfg(number: int, data: Path, ports: Sequence[Ports], session_timeout_ms:
 
 
 def write(path: Path, text: str) -> None:
-    """Have this text in the file, whole or not at all; untouched when it is there already."""
+    """Replace the file's text atomically; a file that has this text already is left alone."""
     try:
         if path.read_text() == text:
             return

@@ -1,6 +1,6 @@
-"""Committed offsets in ZooKeeper: ``/consumers/<group>/offsets``, as operations of whoever reads or commits them.
+"""Reads and commits offsets of groups in ZooKeeper, under ``/consumers/<group>/offsets``: as operations.
 
-Members of native groups commit with :class:`OffsetRegistry`; a coordinator writes with :mod:`.claims`::
+Members of native groups commit with :class:`OffsetRegistry`; a coordinator commits with :mod:`.claims`::
 
     offsets = OffsetRegistry()
     session.submit(offsets.commit("group", {TopicPartition("logs", 0): CommittedOffset(42)}), done)
@@ -20,7 +20,7 @@ from .operations import ATTEMPTS_MAX, Node, Operation, Refused, Request, ask, cr
 from .paths import CommittedOffset, TopicInfo
 
 UNKNOWN_COMMITS_MAX = 64
-"""Commits of one partition, sent and never answered, that are remembered; an older one counts as somebody else's."""
+"""Most unanswered commits of a partition that are remembered.  An older one counts as somebody else's."""
 
 
 class StoredOffset(NamedTuple):
@@ -33,16 +33,16 @@ class StoredOffset(NamedTuple):
 def read_offsets(
     group: str, parts: Collection[TopicPartition] | None = None
 ) -> Operation[dict[TopicPartition, StoredOffset]]:
-    """The stored offsets of these partitions, or of all that the group has.
+    """The committed offsets of these partitions, or all of the group.
 
-    One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
+    Offsets in an earlier topic of the same name are left out: see ``CommittedOffset``.
     """
     wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
     return _current(group, (yield from _read_nodes(group, wanted)))
 
 
 class _Found(NamedTuple):
-    """Nodes of offsets (or why there is none), and the topics of that name as they are registered now."""
+    """Nodes of offsets (or why there is none), and the present registrations of their topics."""
 
     nodes: dict[TopicPartition, Node | Refused]
     topics: dict[str, TopicInfo]
@@ -75,25 +75,23 @@ def _partitions(group: str) -> Operation[list[TopicPartition]]:
 
 
 class _Progress:
-    """What this process knows of one partition's offset node."""
+    """The state of one partition's offset node, as far as this process knows it."""
 
     def __init__(self) -> None:
         self.version: int | None = None  # None: unknown; -1: there was no node
-        self.stored = 0  # ticket of the newest commit that we know to be stored
-        self.sent: list[tuple[int, bytes]] = []  # that one, and all later ones: on their way, or never heard of again
+        self.stored = 0  # ticket of our newest commit that is known to be stored
+        self.sent: list[tuple[int, bytes]] = []  # that one, and all later ones, which may not be answered yet
 
     def ticket_of(self, value: bytes) -> int:
-        """Our newest commit of this value; 0: it is not one of ours."""
+        """The ticket of our newest commit of this value; 0: the value is not ours."""
         return max((ticket for ticket, sent in self.sent if sent == value), default=0)
 
 
 class OffsetRegistry:
-    """``/consumers/<group>/offsets`` as a member of a native group writes it (a coordinator: see :mod:`.claims`).
+    """Reads and commits the offsets of native groups (a coordinator uses :mod:`.claims`).
 
-    A commit is a compare-and-set on the node's version, so that a write that was given up, and lands when a
-    newer one is already there, is refused by ZooKeeper.  One object per process; its commits are ordered by
-    the call: when two are under way for one partition, the later call wins, and the earlier is quietly
-    superseded.
+    A commit is a compare-and-set on the node's version.  So ZooKeeper refuses a write that was given up and arrives
+    after a newer one.  Use one object per process: of two concurrent commits of one partition the later call wins.
 
     Memory: one small entry per partition that this member has committed or read.
     """
@@ -105,10 +103,7 @@ class OffsetRegistry:
     def read(
         self, group: str, parts: Collection[TopicPartition] | None = None
     ) -> Operation[dict[TopicPartition, StoredOffset]]:
-        """The stored offsets of these partitions, or of all that the group has.
-
-        One that was stored for an earlier topic of the same name is none: see ``CommittedOffset``.
-        """
+        """As :func:`read_offsets`; also remembers the nodes' versions for later commits."""
         wanted = (yield from _partitions(group)) if parts is None else sorted(parts)
         found = yield from _read_nodes(group, wanted)
         for part, node in found.nodes.items():
@@ -118,13 +113,11 @@ class OffsetRegistry:
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, overwrite: bool = False
     ) -> Operation[list[TopicPartition]]:
-        """Store offsets; the partitions that were *not* stored are returned.
+        """Store offsets.  Returns the partitions whose offsets were *not* stored.
 
         Args:
-            overwrite: False is for a group member: where somebody else has stored an offset since we last
-                read or wrote it, theirs stays and the partition is returned (we no longer own it).  True is
-                for the one who has seen to it that it is the owner: only our own older writes are kept from
-                winning.
+            overwrite: False: an offset that somebody else has stored since we last read or wrote it stays, and its
+                partition is returned.  True: replace it too; for the caller that has checked that it is the owner.
         """
         ticket = next(self._tickets)
         left: dict[TopicPartition, bytes] = {}
@@ -135,7 +128,7 @@ class OffsetRegistry:
         conflicts: list[TopicPartition] = []
         for _ in range(ATTEMPTS_MAX):
             unread = [part for part in left if self._known(group, part).version is None]
-            yield from self._look(group, unread, {}, 0, True, [])
+            yield from self._read_again(group, unread, {}, 0, True, [])
             left = {part: value for part, value in left.items() if self._known(group, part).stored < ticket}
             replies = yield from ask([self._write(group, part, value) for part, value in left.items()])
             refused = {}
@@ -144,7 +137,7 @@ class OffsetRegistry:
                     refused[part] = value
                 else:
                     self._stored(group, part, ticket, reply)
-            left = yield from self._look(group, list(refused), refused, ticket, overwrite, conflicts)
+            left = yield from self._read_again(group, list(refused), refused, ticket, overwrite, conflicts)
             if not left:
                 return conflicts
         raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
@@ -162,7 +155,7 @@ class OffsetRegistry:
         known.stored = max(known.stored, ticket)
         known.sent = [(other, value) for other, value in known.sent if other >= known.stored]
 
-    def _look(
+    def _read_again(
         self,
         group: str,
         parts: list[TopicPartition],
@@ -171,7 +164,7 @@ class OffsetRegistry:
         overwrite: bool,
         conflicts: list[TopicPartition],
     ) -> Operation[dict[TopicPartition, bytes]]:
-        """Read the nodes anew; of the ``refused`` writes those that are to be tried again."""
+        """Read the nodes again.  Returns those of the ``refused`` writes that must be repeated."""
         nodes = yield from ask([get(paths.offset(group, part)) for part in parts])
         again: dict[TopicPartition, bytes] = {}
         for part, node in zip(parts, nodes, strict=True):

@@ -1,20 +1,23 @@
-"""Work on ZooKeeper as values: requests, replies and *operations*, whoever carries them out.
+"""Defines requests to ZooKeeper, their replies, and *operations* made of them, as values without I/O.
 
-An operation is a generator: it yields a list of :class:`Request`, receives the list of their replies in the same order,
-and returns its result.  :class:`~.session.Session` runs operations, either from an event loop or blocking a thread; the
-tests run the same operations against a dictionary, one request at a time in any order.
+An operation is a generator.  It yields a list of :class:`Request`, receives the list of their replies in the same
+order, and returns its result.  :class:`~.session.Session` runs operations from an event loop or in a blocked thread.
+The tests run the same operations against a dictionary, one request at a time in any order.
 
-A reply is, by verb: ``get`` and ``exists`` a :class:`Node`, ``children`` a list of names, ``create`` and
-``set`` the node's version, ``delete``, ``check`` and ``sync`` 0; or a :class:`Refused`.  ``multi`` carries out
-all of its parts or none: its reply is the list of theirs, or :class:`Failed`, which names the one in the way.
+A reply is a :class:`Refused`, or by verb:
 
-Paths and sizes are checked by :func:`check_request` before anything is sent: kazoo's threads, and ZooKeeper's
-connection, end at what they cannot take.
+    get, exists            a Node
+    children               a list of names
+    create, set            the node's version (create: 0)
+    delete, check, sync    0
+    multi                  the list of its parts' replies, or Failed: a multi carries out all of its parts or none
 
-Whoever runs an operation repeats requests whose reply was lost.  So every operation must accept its own earlier success
-as an answer: NODE_EXISTS with its own value, NO_NODE after its own delete, BAD_VERSION after its own set.  When
-ZooKeeper does not answer in time, the generator is closed; state kept between operations must be right at every
-``yield``.
+:func:`check_request` checks paths and sizes before anything is sent, because an invalid request would end kazoo's
+thread or ZooKeeper's connection.
+
+A session repeats requests whose reply was lost.  So every operation must accept its own earlier success as an answer:
+NODE_EXISTS with its own value, NO_NODE after its own delete, BAD_VERSION after its own set.  When ZooKeeper does not
+answer in time, the generator is closed; state kept between operations must be right at every ``yield``.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
 
 T = TypeVar("T")
-ATTEMPTS_MAX = 8  # rounds of look-and-try-again inside one operation
+ATTEMPTS_MAX = 8  # rounds of reading and trying again inside one operation
 WINDOW = 500  # requests in flight for one operation
 REQUEST_BYTES_MAX: Final = 1_000_000
-"""Path and value of one request, all parts of a multi together.  ZooKeeper closes the connection at 1 MiB."""
+"""Most bytes of one request, of all parts of a multi together.  ZooKeeper closes the connection at 1 MiB."""
 PART_BYTES: Final = 128
-"""What a request takes besides path and value, rounded up."""
+"""Bytes of a request besides path and value, rounded up."""
 VERSION_MAX: Final = 2**31 - 1
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""Characters that ZooKeeper does not take in a path."""
+"""Characters that ZooKeeper does not accept in a path."""
 
 
 class Request(NamedTuple):
@@ -49,7 +52,7 @@ class Request(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes on the wire, rounded up.  A path that UTF-8 cannot spell counts all the same."""
+        """Bytes on the wire, rounded up; also for a path that UTF-8 cannot encode."""
         own = len(self.path.encode("utf-8", "surrogatepass")) + len(self.value) + PART_BYTES
         return own + sum(part.size for part in self.parts)
 
@@ -59,7 +62,7 @@ class Node(NamedTuple):
     version: int
     owner: int  # session id of an ephemeral node, else 0
     modified_ms: int  # since 1970
-    size: int = 0  # of the value in bytes, also when only asked whether the node exists
+    size: int = 0  # of the value in bytes; also in the reply to exists
 
 
 class Refused(enum.Enum):
@@ -70,7 +73,7 @@ class Refused(enum.Enum):
 
 
 class Failed(NamedTuple):
-    """A multi that was not carried out: the index, from 0, of the part that was refused, and how."""
+    """A multi that was not carried out: the index, from 0, of the part that was refused, and why."""
 
     part_index: int
     refused: Refused
@@ -92,7 +95,7 @@ def children(path: str, watch: Callable[..., None] | None = None) -> Request:
 
 
 def create(path: str, value: bytes = b"", *, ephemeral: bool = False) -> Request:
-    """To be sent through :func:`ask`, which creates parents that are missing."""
+    """Send it through :func:`ask`, which creates missing parents."""
     return Request("create", path, value, ephemeral=ephemeral)
 
 
@@ -110,17 +113,17 @@ def check(path: str, version: int) -> Request:
 
 
 def sync() -> Request:
-    """Reads that follow see all that anybody was told to be stored before."""
+    """Reads after it see every write that was acknowledged to any client before it."""
     return Request("sync", "/")
 
 
 def multi(parts: Iterable[Request]) -> Request:
-    """Parts (create, set, delete, check) that happen together or not at all; no parents are made."""
+    """Carries out all parts (create, set, delete, check) or none.  Creates no parents."""
     return Request("multi", "/", parts=tuple(parts))
 
 
 def check_request(request: Request) -> None:
-    """Raises InvalidRequest: ZooKeeper cannot take this, so it must not be sent."""
+    """Raises InvalidRequest for a request that ZooKeeper does not accept, which must not be sent."""
     for part in (request, *request.parts):
         if not _is_path(part.path):
             raise InvalidRequest(f"{part.path!r:.200} cannot be the path of a ZooKeeper node")
@@ -128,7 +131,7 @@ def check_request(request: Request) -> None:
             raise InvalidRequest(f"{part.version} is no version of a ZooKeeper node")
     if request.size > REQUEST_BYTES_MAX:
         raise InvalidRequest(
-            f"{request.path!r:.200}: {request.size} bytes are more than ZooKeeper takes at once ({REQUEST_BYTES_MAX})"
+            f"{request.path!r:.200}: a request of {request.size} bytes; ZooKeeper accepts {REQUEST_BYTES_MAX}"
         )
 
 
@@ -139,9 +142,9 @@ def _is_path(path: str) -> bool:
 
 
 def ask(requests: Sequence[Request]) -> Operation[list[Any]]:
-    """Send any number of requests, at most WINDOW at a time; the replies in their order.
+    """Send any number of requests, at most WINDOW at a time.  Returns the replies in the order of the requests.
 
-    ZooKeeper takes the requests of one session in the order in which they were sent.
+    ZooKeeper carries out the requests of one session in the order of sending.
     """
     replies: list[Any] = []
     for start in range(0, len(requests), WINDOW):
@@ -153,11 +156,11 @@ def ask(requests: Sequence[Request]) -> Operation[list[Any]]:
         yield from _create_parents({requests[i].path for i in orphans})
         for i in orphans:
             (replies[i],) = yield [requests[i]]
-    raise ZooKeeperAway(f"what lies above {requests[orphans[0]].path} keeps vanishing")
+    raise ZooKeeperAway(f"the parents of {requests[orphans[0]].path} keep vanishing; try again")
 
 
 def _create_parents(paths: set[str]) -> Operation[None]:
-    # Not by kazoo's makepath: it goes on creating after its caller has given up, overtaken by later requests.
+    # kazoo's makepath would go on creating nodes after its caller has given up.
     parents = {path[:at] for path in paths for at in range(1, len(path)) if path[at] == "/"}
     (root,) = yield [exists("/")]
     if root is Refused.NO_NODE:  # the path in the connect string: its last part may be missing
@@ -175,17 +178,17 @@ def list_children(path: str) -> Operation[list[str]]:
 
 
 def read_children(path: str) -> Operation[dict[str, Node]]:
-    """Name -> node of everything directly below ``path``; what vanishes meanwhile is left out."""
+    """Name -> node of each child of ``path``; children that vanish meanwhile are left out."""
     names = yield from list_children(path)
     nodes = yield from ask([get(f"{path}/{name}") for name in names])
     return {name: node for name, node in zip(names, nodes, strict=True) if isinstance(node, Node)}
 
 
 def hold_ephemeral(path: str, value: bytes, session_id: int, ours: Callable[[bytes], bool]) -> Operation[bool]:
-    """Have an ephemeral node of this session at ``path``, with ``value``.
+    """Have an ephemeral node of this session at ``path``, with ``value``.  False when the node is somebody else's.
 
-    A node left by a former session of ours (``ours`` recognises its value) is replaced: kept, it would vanish
-    when that session expires, and nobody would put it back.  False when the node is somebody else's.
+    A node by an earlier session of ours (``ours`` recognises its value) is replaced: it would vanish when that session
+    expires.
     """
     for _ in range(ATTEMPTS_MAX):
         (reply,) = yield from ask([create(path, value, ephemeral=True)])
@@ -205,7 +208,7 @@ def hold_ephemeral(path: str, value: bytes, session_id: int, ours: Callable[[byt
 
 
 def remove_tree(path: str) -> Operation[None]:
-    """Delete a node with everything below it, also if others add to it meanwhile (within bounds)."""
+    """Delete a node with everything below it; tries again, ATTEMPTS_MAX times, while others add nodes."""
     for _ in range(ATTEMPTS_MAX):
         for name in (yield from list_children(path)):
             yield from remove_tree(f"{path}/{name}")

@@ -1,4 +1,4 @@
-"""Names and values of everything that is kept in ZooKeeper.  Bytes in, values out; no I/O.
+"""Defines names and values of all nodes in ZooKeeper.  Bytes in, values out; no I/O.
 
     path                                            kind        value
     /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners, and partitions stored there
@@ -14,14 +14,14 @@ A subscription is one of these:
 - ``!<streams>!<pattern>``: every topic whose name does not match;
 - ``{"protocol": "kafka", "client": ..., "host": ..., "topics": {...}}``: a member that came through the Kafka listener.
 
-An offset is ``{"offset": n, "topic_id": "...", "metadata": "..."}``.  The id is that of the topic which the offset
-belongs to, so that a topic made again under the name is read from its beginning; ``metadata`` is Kafka's commit
-metadata where there is any.  The paper's plain number is read, too, as an offset in whatever topic has the name.
+An offset is ``{"offset": n, "topic_id": "...", "metadata": "..."}``.  ``topic_id`` is the id of its topic, so that a
+topic created again under the same name is read from its beginning.  ``metadata`` is Kafka's commit metadata, if any.
+The paper's plain number is read, too, as an offset in the present topic of that name.
 
-Paths are made of checked names only.  A topic's name is one that :mod:`appliance.names` allows, or
-:class:`InvalidTopic`.  Group and consumer names may hold anything, so they are percent-encoded where they are part of a
-path; the empty name of a group, which Kafka allows for committed offsets, is a single "%".  A value that cannot be read
-raises :class:`BadValue` with its path: somebody else wrote it, and only a person can say why.
+Paths are built from checked names only.  A topic name that :mod:`appliance.names` does not allow raises
+:class:`InvalidTopic`.  Group and consumer names may hold any characters, so they are percent-encoded.  The empty name
+of a group, which Kafka allows for committed offsets, is a single "%".  A value that cannot be read was written by
+somebody else; it raises :class:`BadValue` with its path.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ GROUP_NAME_CHARACTERS_MAX = 1_000
 NO_NAME = "%"
 """The path component of the empty name; encoded names have two digits behind each percent sign."""
 STREAMS_MAX = 1_000
-"""Of one member on one topic: all the others count them."""
+"""Most streams of one member on one topic: every member computes the assignment of all of them."""
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
-    """A live broker.  ``native`` and ``kafka`` are the advertised ``host:port`` of its listeners, "" for one that is
-    off.
+    """A live broker.  ``native`` and ``kafka``: the advertised ``host:port`` of its listeners, "" for one that is off.
 
-    ``instance`` names the data directory.  By it a restarted broker recognises its own earlier registration, and two
-    brokers with one id are distinguished.
+    ``instance`` names the data directory.  A restarted broker recognises its earlier registration by it, and it
+    distinguishes two brokers with one id.
     """
 
     instance: str
@@ -65,7 +64,7 @@ class BrokerInfo(msgspec.Struct, frozen=True):
 class TopicInfo(msgspec.Struct, frozen=True):
     """A topic: for each partition its brokers (the first one leads), and the settings given at creation.
 
-    ``id`` is the topic's identity (see ``catalog``): one deleted and created again under one name has another.
+    ``id`` is the topic's identity (see ``catalog``).  A topic that is deleted and created again has another id.
     """
 
     partitions: dict[int, list[int]]
@@ -74,12 +73,12 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 class Subscription(NamedTuple):
-    """What one group member wants: either ``topics`` (name -> number of streams) or a ``pattern``."""
+    """The topics of one group member: either ``topics`` (name -> number of streams) or a ``pattern``."""
 
     topics: dict[str, int] = {}  # noqa: RUF012 - never mutated
     pattern: str = ""
     streams: int = 1  # per matching topic, with a pattern
-    exclude: bool = False  # the pattern names the topics that are not wanted
+    exclude: bool = False  # subscribe to the topics that do not match the pattern
     protocol: str = "native"
     client: str = ""
     host: str = ""
@@ -147,7 +146,7 @@ def encode_name(name: str) -> str:
         )
     if not name:
         return NO_NAME
-    # ZooKeeper refuses "." and ".." as components; "~" in front of nothing else keeps other names readable.
+    # ZooKeeper refuses "." and ".." as components.
     encoded = quote(name, safe="", errors="surrogatepass")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
@@ -221,10 +220,10 @@ def decode_subscription(path: str, value: bytes) -> Subscription:
 
 
 class CommittedOffset(NamedTuple):
-    """The offset of the next message to read, with what Kafka's clients may store with it.
+    """The offset of the next message to read, with the fields that Kafka's clients may store with it.
 
-    ``topic_id``: the topic that the offset belongs to; "" where an operator has stored a plain number, which belongs to
-    whatever topic has the name.  ``leader_epoch``: of the last message read; -1 when it is not known.
+    ``topic_id``: the id of its topic; "" for a plain number, which holds for any topic of that name.
+    ``leader_epoch``: of the last message read; -1 when it is not known.
     """
 
     offset: int

@@ -1,8 +1,8 @@
-"""Patterns of topic names that members of a group show each other: matched in bounded time, alike everywhere.
+"""Matches patterns of topic names, which members of a group register, in bounded time and alike everywhere.
 
-A member evaluates the patterns of all the others, and all must come to the same assignment.  So a pattern may neither
-take long (Python's ``re`` needs exponential time for ``(a+)+b``) nor depend on who evaluates it, as a time limit would.
-This is a dialect of its own, read the same way by every version of Python::
+A member evaluates the patterns of all members, and all must come to the same assignment.  So a match may neither take
+long (Python's ``re`` needs exponential time for ``(a+)+b``) nor differ between machines, as a time limit would make it.
+Hence a dialect of its own, the same under every version of Python::
 
     a \\.              a character; one of . ^ $ * + ? { } [ ] ( ) | \\ stands for itself behind a backslash
     .  [a-z_]  [^0-9]  any character, one of a class, any but those;  \\d \\w \\s and \\D \\W \\S, ASCII only
@@ -12,13 +12,13 @@ This is a dialect of its own, read the same way by every version of Python::
     (?=x)  (?!x)                       followed, not followed by x
     ^  $                               the beginning, the end
 
-Not in it, since they cannot be bounded or mean nothing for whole names: references, look-behind, flags, ``\\b``.
+References, look-behind, flags and ``\\b`` are left out: they cannot be bounded, or mean nothing for whole names.
 
 Method: :class:`Pattern` walks its parts once for a whole *set* of positions in the name, the bits of an integer, so
 that alternatives are never tried one by one.  A repeated class costs one addition (MatchStar: Cameron et al.,
-"Bitwise data parallelism in regular expression matching", PACT 2014), other repetitions a round for each character at
-most.  What nested ones could still cost is bounded by counting steps: a name for which a pattern needs more than
-:data:`STEPS_MAX` does not match, for everybody alike.
+"Bitwise data parallelism in regular expression matching", PACT 2014).  Other repetitions cost at most a round for each
+character.  The cost of nested ones is bounded by counting steps: a name that needs more than :data:`STEPS_MAX` steps
+does not match, on any machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEPTH_MAX: Final = 20
 REPEAT_MAX: Final = 1_000
 STEPS_MAX: Final = 4_000
 CACHED_MAX: Final = 100_000
-"""Answers that are kept, of a pattern and a name each."""
+"""Most cached results, one for each pair of pattern and name."""
 
 SPECIAL: Final = frozenset(".^$*+?{}[]()|\\")
 CLASSES: Final = {
@@ -45,7 +45,7 @@ CLASSES: Final = {
 
 
 class _Set(NamedTuple):
-    """One character of (not) these."""
+    """One character of the set, or (``negated``) any other one."""
 
     characters: frozenset[str]
     negated: bool = False
@@ -78,14 +78,14 @@ _Node = _Set | _Sequence | _Choice | _Repeat | _Look | _Edge
 
 
 class _StepsOver(Exception):
-    """More than STEPS_MAX."""
+    """The match needs more than STEPS_MAX steps."""
 
 
 class Pattern:
     """A pattern in the dialect of this module.
 
     Raises:
-        BadValue: the text is none; the message says where and why.
+        BadValue: the text is no pattern; the message says where and why.
     """
 
     def __init__(self, text: str) -> None:
@@ -113,7 +113,7 @@ def parse(text: str) -> Pattern:
 
 
 class _Walk:
-    """Positions in one name: bit i of a set of positions is the place before character i."""
+    """Matches one name.  Bit i of a set of positions stands for the position before character i."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -122,7 +122,7 @@ class _Walk:
         self._where: dict[_Set, int] = {}
 
     def step(self, node: _Node, starts: int) -> int:
-        """Where one may be after ``node``, from any of these positions."""
+        """The positions that a match of ``node`` reaches from any of ``starts``."""
         if not starts:
             return 0
         self._steps += 1
@@ -130,7 +130,7 @@ class _Walk:
             raise _StepsOver
         match node:
             case _Set():
-                return (starts & self._places(node)) << 1
+                return (starts & self._positions(node)) << 1
             case _Sequence(parts):
                 return functools.reduce(lambda reached, part: self.step(part, reached), parts, starts)
             case _Choice(options):
@@ -147,8 +147,8 @@ class _Walk:
         for _ in range(node.least):
             starts = self.step(inner, starts)
         if node.most is None and isinstance(inner, _Set):
-            places = self._places(inner)
-            return ((starts & places) + places) ^ places | starts
+            positions = self._positions(inner)
+            return ((starts & positions) + positions) ^ positions | starts
         reached = fresh = starts
         left = len(self._name) + 1 if node.most is None else node.most - node.least
         while fresh and left > 0:
@@ -157,7 +157,7 @@ class _Walk:
             reached |= fresh
         return reached
 
-    def _places(self, wanted: _Set) -> int:
+    def _positions(self, wanted: _Set) -> int:
         """The positions before a character of the set."""
         found = self._where.get(wanted)
         if found is None:
@@ -177,7 +177,7 @@ def _bits(positions: int) -> list[int]:
 
 
 class _Parser:
-    """Recursive descent over the text."""
+    """Parses a pattern by recursive descent."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -186,7 +186,7 @@ class _Parser:
 
     def whole(self) -> _Node:
         if len(self._text) > CHARACTERS_MAX:
-            raise BadValue(f"a pattern of {len(self._text)} characters: at most {CHARACTERS_MAX} are taken")
+            raise BadValue(f"a pattern of {len(self._text)} characters: at most {CHARACTERS_MAX} are allowed")
         node = self._choice()
         if self._at < len(self._text):
             raise self._wrong("a ) without its (")

@@ -1,27 +1,27 @@
-"""The paper's rebalance: consumers of a group share out partitions among themselves, through ZooKeeper alone.
+"""Rebalances a group as the paper does: its consumers divide the partitions among themselves, through ZooKeeper alone.
 
-:class:`Rebalancer` is the algorithm: no thread, no clock, no session; whoever owns it asks
-:meth:`Rebalancer.due_ms`, runs the operation that :meth:`Rebalancer.begin` hands out, and reports the result.
-:class:`GroupMember` does just that with a :class:`~.session.Session`, sets the watches and keeps the
-registration; it is what a consumer uses.
+:class:`Rebalancer` is the algorithm.  It has no thread, no clock and no session.  Its owner calls
+:meth:`Rebalancer.due_ms`, runs the operation that :meth:`Rebalancer.begin` returns, and reports the result.
+:class:`GroupMember` does this with a :class:`~.session.Session`, sets the watches and keeps the registration;
+consumers use it.
 
-One attempt, for this consumer C (paper, algorithm 1; what was found better is marked +):
-  1. read the members of the group and the partitions of the topics that C subscribes to; sort; compute the
-     assignment (``assignment.group_assignment``), which all members compute alike;
-  2. stop the streams of partitions that C is to give up, commit their positions, delete their owner nodes
-     (+ only of those: what stays with the same stream goes on undisturbed);
-  3. create the owner nodes of what C gains.  If somebody else still owns one of them, delete those just
-     created: the attempt has failed;
-  4. read the stored offsets of what was gained, start the streams.
-Triggers are changes of members, brokers and subscribed topics, and a new session.  They are coalesced: any
-number of them before or during an attempt lead to one more.  A failed attempt is repeated after the
-synchronisation time (+ or as soon as an owner node that was in the way is gone); after ``attempts_max``
-failures, at the next trigger.
+One attempt, for this consumer C (paper, algorithm 1; improvements are marked +):
 
-No partition is consumed twice at a time: an owner node is created before its stream starts and deleted after
-it has stopped; and when the session's lease runs out, all streams stop (:meth:`Rebalancer.lost`) before
-ZooKeeper can have expired the session.  Deliveries are at least once: what was read but not committed is read
-again by the next owner.
+1. Read the members of the group and the partitions of the topics that C subscribes to; sort; compute the assignment
+   (``assignment.group_assignment``), which all members compute alike.
+2. Stop the streams of the partitions that C loses, commit their offsets, delete their owner nodes (+ only of those:
+   partitions that stay with the same stream are not interrupted).
+3. Create the owner nodes of the partitions that C gains.  If somebody else still owns one of them, delete those just
+   created: the attempt has failed.
+4. Read the committed offsets of the gained partitions, start their streams.
+
+Triggers are changes of members, brokers and subscribed topics, and a new session.  Any number of them before or during
+an attempt lead to one more attempt.  A failed attempt is repeated after the synchronisation time (+ or as soon as an
+owner node that was in the way is gone); after ``attempts_max`` failures, at the next trigger.
+
+No partition is consumed twice at a time.  An owner node is created before its stream starts and deleted after it has
+stopped.  When the session's lease ends, all streams stop (:meth:`Rebalancer.lost`) before ZooKeeper can have expired
+the session.  Deliveries are at least once: the next owner reads again what was read but not committed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RETRY_MS_MIN = 20  # a trigger after a failure waits RETRY_MS_MIN * 2^failures, 
 
 
 class Claim(NamedTuple):
-    """What a stream begins to read: from ``stored``, or if None from where the consumer's policy says."""
+    """A gained partition.  Its stream starts at ``stored``; None: where the consumer's policy starts."""
 
     topic: str
     partition: int
@@ -59,28 +59,27 @@ class Claim(NamedTuple):
 
 
 class Streams(Protocol):
-    """What the rebalancer asks of the consumer.  Called from the thread that polls the member.
+    """The consumer's side of a rebalance.  The thread that polls the member calls it.
 
     Neither method may wait for a broker or for ZooKeeper.
     """
 
     def stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Stop reading these partitions and drop what is queued of them.
+        """Stop reading these partitions and drop their queued messages.
 
-        When it returns, no message of them is handed out any more.  Returns the offset of the next message,
-        for each partition of which something was handed out: it will be committed.
+        After it has returned, no message of them is handed out any more.  Returns the offset of the next message, to be
+        committed, for each partition that has handed out any.
         """
 
     def start(self, claims: Sequence[Claim]) -> None:
-        """Begin to read these partitions, which are now ours."""
+        """Start to read these partitions, which are ours now."""
 
 
 class Rebalancer:
     """See the module's docstring.  Not thread-safe, except ``trigger``.
 
-    ``running`` holds what the streams read.  ``_nodes`` holds what may carry our owner node; it is changed
-    before a node is created and after one is deleted, so it never misses one, wherever an attempt was broken
-    off.
+    ``running``: the partitions that the streams read.  ``_nodes``: the partitions that may have our owner node.  It is
+    changed before a node is created and after one is deleted, so it misses none, wherever an attempt ends.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Rebalancer:
     # --- when
 
     def trigger(self) -> None:
-        """Something changed: rebalance soon.  Cheap, from any thread."""
+        """Request a rebalance.  Cheap; any thread may call it."""
         self._wanted = True
 
     def due_ms(self, now_ms: int) -> int | None:
@@ -125,13 +124,13 @@ class Rebalancer:
         return None if self._retry_at_ms is None else max(0, self._retry_at_ms - now_ms)
 
     def begin(self, session_id: int) -> Operation[bool]:
-        """One attempt, to be run within ``session_id`` and followed by ``finished``."""
+        """The operation of one attempt.  Run it within ``session_id``, then call ``finished``."""
         assert not self._busy, "one attempt at a time"
         self._busy, self._wanted, self._retry_at_ms = True, False, None
         return self._attempt(session_id)
 
     def finished(self, result: bool | ApplianceError, now_ms: int) -> None:
-        """The attempt is over: True, False (somebody is in the way), or an error (ZooKeeper is away)."""
+        """Note the attempt's result: True, False (others still own partitions), or an error (ZooKeeper is away)."""
         self._busy = False
         if result is True:
             self.failures = 0
@@ -151,17 +150,15 @@ class Rebalancer:
             )
 
     def lost(self) -> None:
-        """The session's lease is over: others may take everything.  The attempt, if any, must have been
-        cancelled.
-        """
+        """Stop everything: the session's lease is over.  The attempt, if any, must have been cancelled."""
         self._busy = False
         self._retry_at_ms = None
         stopping = sorted(self.running)
         self.running.clear()
-        self._uncommitted.clear()  # but _nodes stay: a request to create one may still land, if the session lives
+        self._uncommitted.clear()  # _nodes stay: if the session lives, a request to create one may still arrive
         self.in_the_way = []
         if stopping:
-            self._streams.stop(stopping)  # positions are not committed: they may be somebody else's by now
+            self._streams.stop(stopping)  # nothing is committed: the partitions may be somebody else's by now
 
     # --- what
 
@@ -202,16 +199,14 @@ class Rebalancer:
     def give_up(
         self, stopping: Mapping[TopicPartition, Stream], *, keeping: Mapping[TopicPartition, Stream], session_id: int
     ) -> Operation[None]:
-        """Stop these partitions' streams, commit, and delete every owner node of ours that is not in
-        ``keeping``.
-        """
+        """Stop these partitions' streams, commit, and delete every owner node of ours that is not in ``keeping``."""
         if stopping:
             for part in stopping:
                 del self.running[part]
             self._uncommitted.update(self._streams.stop(sorted(stopping)))
         waiting = {part: offset for part, offset in self._uncommitted.items() if part in self._nodes}
         if waiting:
-            yield from self.commit(waiting, session_id)  # what another owner has overtaken stays
+            yield from self.commit(waiting, session_id)  # offsets that another owner has stored meanwhile stay
         self._uncommitted.clear()
         leaving = {part: stream for part, stream in self._nodes.items() if keeping.get(part) != stream}
         yield from self._groups.release(self.group, leaving)
@@ -219,13 +214,13 @@ class Rebalancer:
             del self._nodes[part]
 
     def commit(self, offsets: Mapping[TopicPartition, int], session_id: int) -> Operation[list[TopicPartition]]:
-        """Store positions; returns those that another consumer owns by now, which were not stored."""
+        """Commit offsets.  Returns the partitions that another consumer owns by now: theirs were not stored."""
         ids = self._topic_ids
         values = {part: CommittedOffset(at, topic_id=ids.get(part.topic, "")) for part, at in offsets.items()}
         refused = yield from self._offsets.commit(self.group, values)
         if not refused:
             return []
-        # A former owner's last write may have come late, or an operator moved the offset: the owner decides.
+        # A former owner's last commit may have come late, or an operator changed the offset: the owner's one wins.
         nodes = yield from ask([get(paths.owner(self.group, part)) for part in refused])
         ours = {
             part: values[part]
@@ -247,8 +242,7 @@ class Rebalancer:
 class GroupMember:
     """One consumer in a group: registration, watches, rebalancing and commits over one session.
 
-    The owner's thread calls ``poll`` again and again, everything happens in there; ``commit`` is for any
-    thread::
+    The owner's thread calls ``poll`` again and again, which does all the work.  Any thread may call ``commit``::
 
         member = GroupMember(session, "group", consumer_id, Subscription({"topic": 2}), streams)
         member.join()
@@ -257,7 +251,7 @@ class GroupMember:
         member.leave()
 
     ``consumer`` must be unique in the group for ever (the paper: ``<group>_<host>-<ms>-<8 hex digits>``).
-    ``failed`` is told an error that trying again does not cure (the group has members of the other listener).
+    ``failed`` is called with an error that is not retriable (the group has members of the other listener).
     """
 
     def __init__(
@@ -290,11 +284,11 @@ class GroupMember:
 
     @property
     def owned(self) -> dict[TopicPartition, Stream]:
-        """What the streams read at the moment."""
+        """The partitions that the streams read now."""
         return dict(self.rebalancer.running)
 
     def join(self) -> None:
-        """Register, watch, and rebalance from now on.  Returns at once, whether ZooKeeper is there or not."""
+        """Register, set the watches, and rebalance from now on.  Returns at once, also while ZooKeeper is away."""
         self.session.on_state(self._state_changed)
         path = paths.consumer(self.group, self.consumer)
         self.session.keep(path, paths.encode_subscription(self.subscription), lambda _: True)
@@ -310,18 +304,17 @@ class GroupMember:
         self.rebalancer.trigger()
 
     def poll(self, wait_ms: int) -> None:
-        """Do what is due; wait for something to happen, ``wait_ms`` at most."""
+        """Do what is due, and wait for events for up to ``wait_ms``."""
         self._begin_if_due()
         due_ms = self.rebalancer.due_ms(self._clock_ms())
         self.session.run(wait_ms if due_ms is None or not self._may_begin() else min(wait_ms, due_ms))
         self._begin_if_due()
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, timeout_ms: int = 5_000) -> list[TopicPartition]:
-        """Store positions, waiting for it; returns those that another consumer owns by now, which were not
-        stored.
+        """Commit offsets and wait for it.  Returns the partitions that another consumer owns by now: not stored.
 
         Raises:
-            ZooKeeperAway: not stored in time, or the session was lost; what was stored is not known.
+            ZooKeeperAway: no reply in time, or the session was lost.  Some offsets may have been stored.
         """
         session_id = self.session.session_id
         if not session_id or not self.session.lease_left_ms:
@@ -330,9 +323,7 @@ class GroupMember:
         return self.session.call(operation, timeout_ms=timeout_ms, session_id=session_id)
 
     def leave(self, timeout_ms: int = 5_000) -> None:
-        """Stop the streams, commit, and leave the group, so that the others need not wait for the session's
-        end.
-        """
+        """Stop the streams, commit, and leave the group, so that the others need not wait for the session's end."""
         for watch in [*self._watches, *self._owner_watches]:
             watch.cancel()
         if self._attempt is not None:

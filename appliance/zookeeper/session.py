@@ -1,21 +1,21 @@
-"""One session with ZooKeeper: every wait is bounded, and no loss of the session goes unnoticed.
+"""Keeps one session with ZooKeeper, with a bound on every wait, and reports every loss of the session.
 
     kazoo's threads ──(inbox, eventfd)──▶ poll() in the owner's thread: replies, watches, states, deadlines
 
-* Everything is asynchronous: :meth:`Session.submit` an operation, and its result is delivered from
-  :meth:`Session.poll`, within its time.  In a client's thread, :meth:`Session.call` blocks, for that time at most.
-  What takes longer is :class:`ZooKeeperAway`.  kazoo itself would block for ever while there is no quorum.
+* Everything is asynchronous: :meth:`Session.poll` delivers the result of an operation given to :meth:`Session.submit`,
+  within its time.  :meth:`Session.call` blocks a client's thread, for that time at most.  An operation that takes
+  longer ends with :class:`ZooKeeperAway`.  kazoo itself would block for ever while there is no quorum.
 * Operations wait here while kazoo is not connected, and are dropped when their time is over (``tasks.py``).  So kazoo's
-  queue cannot grow while ZooKeeper is away, and a write that was given up is not made an hour later.
-* A lease of our own tells when the session may be lost (``lease.py``), because kazoo tells that too late.  A heartbeat
-  every third of the timeout keeps the lease up while all is well.
-* Whatever an operation or a callback raises, ``poll`` goes on with the others when it is called again.
-* Ephemeral nodes given to :meth:`Session.keep` are there again in every new session (``kept_nodes.py``).
-* Watches are armed again after every loss of connection and whenever they fire (``watches.py``).
+  queue cannot grow while ZooKeeper is away, and a write that was given up is not sent an hour later.
+* A lease of our own shows when the session may be lost (``lease.py``), because kazoo reports that too late.  A
+  heartbeat every third of the timeout extends the lease.
+* When an operation or a callback raises, the next ``poll`` goes on with the others.
+* Ephemeral nodes given to :meth:`Session.keep` are created again in every new session (``kept_nodes.py``).
+* Watches are set again after every loss of the connection and whenever they fire (``watches.py``).
 
-Threads: ``call``, ``deliver`` and ``lease_left_ms`` are for any thread, everything else for the one that owns the
-session.  ``start`` after forking.  Times are milliseconds of the clock that is passed in.  Bounds: ``operations_max``
-operations waiting or running.
+Threads: any thread may call ``call``, ``deliver`` and ``lease_left_ms``, only the owner everything else.  Fork before
+``start``.  Times are milliseconds of the clock that is passed in.  Bound: ``operations_max`` operations waiting or
+running.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class SessionState(enum.Enum):
     CONNECTING = "connecting"  # no session yet
     CONNECTED = "connected"  # answered within the lease
     SUSPENDED = "suspended"  # the connection is gone, the session may live on
-    LOST = "lost"  # the lease is over: whatever ephemeral nodes protected must be given up
+    LOST = "lost"  # the lease is over: give up everything that ephemeral nodes protected
 
 
 class Session:
     """See the module's docstring.  ``name`` appears in log lines only.
 
-    It has more than 20 methods, because it is all that others see of ZooKeeper; the work is in the modules named above.
+    It has more than 20 methods, because it is the only interface to ZooKeeper; the work is in the modules named above.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class Session:
     # --- life
 
     def start(self) -> None:
-        """Begin to connect, and go on trying for ever.  Returns at once.  Threads start here: fork before."""
+        """Begin to connect, and retry for ever.  Returns at once.  Starts threads: fork before."""
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._kazoo.start()
 
     def set_connect(self, connect: str) -> None:
-        """Other addresses, from the next attempt to connect on (the local ensemble has moved)."""
+        """Use other addresses from the next attempt to connect on (the local ensemble has other ports)."""
         self._kazoo.set_connect(connect)
 
     def close(self, timeout_ms: int = 2_000) -> None:
-        """End the session: its ephemeral nodes go at once, if ZooKeeper can be reached."""
+        """End the session.  ZooKeeper, if it can be reached, deletes its ephemeral nodes at once."""
         self._tasks.cancel_all()
         self._kazoo.stop(timeout_ms)
         if self._event_fd >= 0:
@@ -104,7 +104,7 @@ class Session:
         return self._event_fd
 
     def wait_ms(self) -> int:
-        """How long the owner may sleep, unless ``fileno`` becomes readable, before it must ``poll``."""
+        """How long the owner may sleep before it must ``poll``, unless ``fileno`` becomes readable."""
         now = self._clock_ms()
         due = self._tasks.deadlines() + self._kept.deadlines()
         if self.state in (SessionState.CONNECTED, SessionState.SUSPENDED):
@@ -117,14 +117,14 @@ class Session:
         return max(0, min(due, default=now + 60_000) - now)
 
     def run(self, wait_ms: int) -> None:
-        """For an owner without a loop: sleep until something happens, ``wait_ms`` at most, then ``poll``."""
+        """For an owner without a loop: wait for events for up to ``wait_ms``, then ``poll``."""
         poller = select.poll()
         poller.register(self._event_fd, select.POLLIN)
         poller.poll(min(wait_ms, self.wait_ms()))
         self.poll()
 
     def poll(self) -> None:
-        """Deliver what kazoo has brought (replies, watches, changes of state), and do everything that is due."""
+        """Deliver kazoo's replies, watches and changes of state, and do everything that is due."""
         with contextlib.suppress(BlockingIOError):  # woken by the clock
             os.eventfd_read(self._event_fd)
         left = len(self._inbox)
@@ -133,7 +133,7 @@ class Session:
                 left -= 1
                 self._inbox.popleft()()
         finally:
-            if left:  # a callback has raised: the others' turn comes with the next poll
+            if left:  # a callback has raised: the next poll runs the others
                 self._ring()
         now = self._clock_ms()
         self._tasks.expire(now)
@@ -145,7 +145,7 @@ class Session:
         self._kazoo.renew_if_ended(now)
 
     def deliver(self, action: Callable[[], None]) -> None:
-        """Have ``action`` run by ``poll``.  From any thread, kazoo's callbacks above all."""
+        """Have ``poll`` run ``action``.  Any thread may call it; kazoo's callbacks do."""
         self._inbox.append(action)
         self._ring()
 
@@ -161,11 +161,11 @@ class Session:
 
     @property
     def lease_left_ms(self) -> int:
-        """How long no other member can have taken what this session's ephemeral nodes protect."""
+        """How long ZooKeeper certainly keeps this session and its ephemeral nodes."""
         return self._lease.left_ms
 
     def on_state(self, callback: Callable[[SessionState], None]) -> None:
-        """Have every change of state reported, from ``poll``.  A new session is always preceded by LOST."""
+        """Have ``poll`` report every change of state.  LOST always precedes a new session."""
         self._listeners.append(callback)
 
     def submit(
@@ -176,10 +176,10 @@ class Session:
         timeout_ms: int = OPERATION_TIMEOUT_MS,
         session_id: int | None = None,
     ) -> Task:
-        """Run an operation; ``done`` gets its result or error, from ``poll``, within ``timeout_ms``.
+        """Run an operation.  ``poll`` calls ``done`` with its result or error within ``timeout_ms``.
 
         Args:
-            session_id: the only session in which the operation makes sense (``self.session_id``); None: any.
+            session_id: run it in this session only (``self.session_id``); None: in any.
 
         Raises:
             ZooKeeperAway: too many operations wait already.
@@ -187,7 +187,7 @@ class Session:
         return self._tasks.submit(operation, done, timeout_ms, session_id)
 
     def submit_unbounded(self, operation: Operation[T], done: Callable[[T | ApplianceError], None]) -> Task:
-        """As ``submit``, waiting for ever and outside the limit: for watches, whose number is fixed."""
+        """As ``submit``, without timeout and outside of ``operations_max``: for watches, whose number is fixed."""
         return self._tasks.begin(operation, done)
 
     def call(
@@ -197,7 +197,7 @@ class Session:
         timeout_ms: int = OPERATION_TIMEOUT_MS,
         session_id: int | None = None,
     ) -> T:
-        """Run an operation in the calling thread, which waits; arguments as for ``submit``.
+        """Run an operation in the calling thread and return its result.  Arguments as for ``submit``.
 
         Raises:
             ZooKeeperAway: no answer within ``timeout_ms``, or ``session_id`` is over.
@@ -214,16 +214,15 @@ class Session:
         self._watches.pop(watch, None)
 
     def keep(self, path: str, value: bytes, ours: Callable[[bytes], bool] = lambda _: False) -> None:
-        """Have an ephemeral node at ``path`` in this and every later session, until ``unkeep``.
+        """Keep an ephemeral node at ``path`` in this and every later session, until ``unkeep``.
 
-        ``ours`` recognises by its value a node that an earlier session of ours left: it is replaced.  A node of
-        somebody else is left alone; one line is logged, and it is tried again until it is gone.  Calling it again with
-        another value changes the node.
+        ``ours`` recognises, by its value, a node by an earlier session of ours: it is replaced.  While somebody else
+        holds the node, one line is logged and creation is tried again.  A later call changes the value.
         """
         self._kept.keep(path, value, ours)
 
     def unkeep(self, path: str) -> None:
-        """Forget a kept node; deleting it is the caller's task, or the session's end does it."""
+        """Stop keeping a node.  The caller deletes it, or the end of the session does."""
         self._kept.unkeep(path)
 
     def holds(self, path: str) -> bool:

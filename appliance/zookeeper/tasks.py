@@ -1,12 +1,12 @@
-"""Carries out operations over kazoo, within their time, from the owner's loop or blocking a thread.
+"""Runs operations over kazoo, within their time, from the owner's loop or in a blocked thread.
 
-A :class:`Task` is one operation on its way.  :class:`Tasks` sends its requests while kazoo is connected and holds them
-back otherwise, sends again those whose reply was lost, and gives the operation its replies.  An operation that is
-given up is not sent any more; a request that was on its way at that moment may still be carried out, so operations for
-which that matters carry a version (see ``OffsetRegistry``).
+A :class:`Task` is one running operation.  :class:`Tasks` sends its requests while kazoo is connected and holds them
+back otherwise, repeats those whose reply was lost, and passes the replies to the operation.  Nothing more is sent for
+an operation that was given up.  Its last request may still be carried out, so operations for which that matters use a
+version (see ``OffsetRegistry``).
 
-One failing operation fails alone.  What ZooKeeper cannot take (a path, a size) is that operation's
-:class:`InvalidRequest` and is never sent.
+A failing operation does not affect others.  A path or size that ZooKeeper does not accept is never sent: its operation
+ends with :class:`InvalidRequest`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPERATION_TIMEOUT_MS: Final = 5_000
 
 
 class Task:
-    """``done`` is called with the operation's result or error, once."""
+    """One running operation.  ``done`` is called once, with its result or error."""
 
     def __init__(
         self, operation: Operation[Any], done: Callable[[Any], None], deadline_ms: int, session_id: int | None
@@ -43,7 +43,7 @@ class Task:
         self.forget: Callable[[Task], None] = lambda _: None
 
     def cancel(self) -> None:
-        """Never call ``done``; requests on their way may still be carried out."""
+        """End the operation without a call of ``done``.  Requests that were sent may still be carried out."""
         if not self.over:
             self.over = True
             self.forget(self)
@@ -51,9 +51,9 @@ class Task:
 
 
 class Tasks:
-    """At most ``operations_max`` submitted tasks; ``deliver`` has a function run by the owner's loop.
+    """Runs at most ``operations_max`` submitted tasks.  ``deliver`` has the owner's loop run a function.
 
-    Everything here is for the owner's thread, except :meth:`call`.
+    Only the owner's thread may use it, except for :meth:`call`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Tasks:
         deadline_ms: int = 0,
         session_id: int | None = None,
     ) -> Task:
-        """Run an operation outside of the limit.  It starts in the next ``poll``, when its owner knows the task."""
+        """Run an operation outside of ``operations_max``.  It starts in the next ``poll``."""
         task = Task(operation, done, deadline_ms, session_id)
         self._tasks[task] = None
         task.forget = self._forget
@@ -103,7 +103,7 @@ class Tasks:
         return task
 
     def resume(self) -> None:
-        """Send what was held back: kazoo is connected."""
+        """Send the requests that were held back: kazoo is connected."""
         held_back, self._held_back = self._held_back, {}
         for task in held_back:
             self._send(task, sorted(task.waiting))
@@ -112,7 +112,7 @@ class Tasks:
         return [task.deadline_ms for task in self._tasks if task.deadline_ms]
 
     def expire(self, now_ms: int) -> None:
-        """Give up the tasks whose time is over."""
+        """End the tasks whose time is over."""
         for task in [task for task in self._tasks if 0 < task.deadline_ms <= now_ms]:
             self._finish(task, ZooKeeperAway("ZooKeeper did not answer in time; try again"))
 
@@ -128,7 +128,7 @@ class Tasks:
         self._held_back.pop(task, None)
 
     def _advance(self, task: Task) -> None:
-        """Send the replies into the operation, and what it asks next to ZooKeeper."""
+        """Pass the replies to the operation, and send its next requests."""
         if task.over:
             return
         outcome: Any = InvalidRequest("this cannot be carried out in ZooKeeper: see the log of the appliance")
@@ -145,7 +145,7 @@ class Tasks:
             outcome = finished.value
         except ApplianceError as error:
             outcome = error
-        finally:  # a bug in the operation is raised, when the one who waits for it has got an error
+        finally:  # after a bug in the operation, too, its waiter gets an error before the bug is raised
             if outcome is not task:
                 self._finish(task, outcome)
         if outcome is task:
@@ -201,7 +201,7 @@ class Tasks:
     # --- in any thread
 
     def call(self, operation: Operation[T], timeout_ms: int, session_id: int | None) -> T:
-        """Run an operation in the calling thread, which waits.
+        """Run an operation in the calling thread and return its result.
 
         Raises:
             ZooKeeperAway: no answer within ``timeout_ms``, or ``session_id`` is over.
@@ -218,7 +218,7 @@ class Tasks:
             operation.close()
 
     def _ask_and_wait(self, requests: list[Request], deadline_ms: int, only_session_id: int | None) -> list[Any]:
-        """The replies to ``requests``; those that were lost are asked for again."""
+        """The replies to ``requests``.  Requests whose reply was lost are sent again."""
         for request in requests:
             check_request(request)
         kazoo = self._kazoo

@@ -1,4 +1,4 @@
-"""Watches that stay: ZooKeeper's fire once, these are armed again and report what changed in between."""
+"""Watches a path permanently: sets ZooKeeper's watch, which fires once, again and again."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class Asker(Protocol):
 
 
 class Watch:
-    """A question about one path.  ``callback`` gets the answer once, and again each time something has changed.
+    """Watches one path.  ``callback`` is called with its state at first, and again after each change.
 
-    The answer is a sorted list of names (children) or bytes (a value); None while there is no such node.  It may be
-    the same as before: a member that left and came back has left, and others may have acted on that.
+    The state is a sorted list of names (children) or bytes (a value); None while there is no such node.  It may be the
+    same as before: between two reads a member may have left and come back, and others may have acted on that.
     """
 
     def __init__(self, asker: Asker, path: str, want_children: bool, callback: Callable[[Any], None]) -> None:
         self.path, self._want_children, self._callback = path, want_children, callback
         self._asker = asker
-        self._answer: object = self  # nothing was answered yet
-        self._question_asked: Task | None = None
+        self._answer: object = self  # no answer yet
+        self._pending: Task | None = None
         self._again = self._changed = self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
         self._asker.forget(self)
-        if self._question_asked is not None:
-            self._question_asked.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
     def ask(self) -> None:
-        """Ask (again); several reasons to ask while a question is open become one more question."""
-        if self._cancelled or self._question_asked is not None:
+        """Read the state (again).  Any number of calls during a read lead to one more read."""
+        if self._cancelled or self._pending is not None:
             self._again = True
             return
         self._again = False
-        self._question_asked = self._asker.submit_unbounded(self._question(), self._answered)
+        self._pending = self._asker.submit_unbounded(self._read(), self._answered)
 
     def fired(self, event: WatchedEvent) -> None:  # in kazoo's thread
         if event.type != EventType.NONE:  # NONE: the connection is gone; the next one asks
@@ -56,7 +56,7 @@ class Watch:
         self._changed = True
         self.ask()
 
-    def _question(self) -> Operation[Any]:
+    def _read(self) -> Operation[Any]:
         while True:
             wanted = children if self._want_children else get
             (reply,) = yield [wanted(self.path, self.fired)]
@@ -69,7 +69,7 @@ class Watch:
                 return None
 
     def _answered(self, answer: object) -> None:
-        self._question_asked = None
+        self._pending = None
         if self._again:
             self.ask()
         if not isinstance(answer, ApplianceError) and (self._changed or answer != self._answer):
