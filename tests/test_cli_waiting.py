@@ -194,7 +194,7 @@ def test_troubles_log_a_line_for_each_change(caplog: pytest.LogCaptureFixture) -
     for subject in ("appliance 0", "metadata", ("t", 0), "metadata"):
         troubles.end(subject)
     assert not troubles and len(caplog.records) == 7
-    assert "going on after 9.9 s" in caplog.text
+    assert "continuing after 9.9 s" in caplog.text
 
 
 def test_output_of_json_lines_is_one_object_each(damaged: Server) -> None:

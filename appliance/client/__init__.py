@@ -1,15 +1,15 @@
 """The native client: produce, consume, consume as a group, administrate.
 
-Reading order, each after what it uses:
+Reading order, each module after those that it uses:
 
-1. ``broker_connection`` (frames and a socket), ``cluster_client`` (who leads what; requests to any broker);
-2. ``troubles``, ``threads`` (what a client waits for, and what ends a thread, reaches the application);
+1. ``broker_connection`` (frames and a socket), ``cluster_client`` (leaders of partitions; requests to any broker);
+2. ``troubles`` (what a client waits for), ``threads`` (reports a thread's end to the application);
 3. producing: ``delivery`` (a message and its batch), ``callbacks``, ``outstanding``, ``partition_queue`` (the order of
    a partition's batches, pure), ``broker_link``, ``background_requests``, ``dispatcher`` (batches to brokers, replies
-   to batches), ``sender`` (which thread does that), ``producer_options``, ``known_topics``, ``open_batches``,
-   ``lifetime``, ``producer``;
+   to batches), ``sender`` (in which thread), ``producer_options``, ``known_topics``, ``open_batches``, ``lifetime``,
+   ``producer``;
 4. consuming: ``fetcher``, ``decoder``, ``consumer``; ``streams``, ``group_fetching``, ``group`` (the paper's consumer);
-5. ``audit`` (counts of what was delivered), ``admin``.
+5. ``audit`` (counts of delivered messages), ``admin``.
 """
 
 from ..wire.requests import EARLIEST, LATEST

@@ -1,12 +1,12 @@
-"""Administration: one method for each admin verb, over any appliance of the cluster.
+"""Administrates a cluster over any of its appliances: one method for each admin verb.
 
 Example::
 
     with Admin("127.0.0.1:9091") as admin:
         admin.create_topic("logs", partitions=4, settings={"retention.ms": "7d"})
 
-Results are what the appliance answers (JSON-like; described with the verbs in ``wire/native_admin.py``); its
-refusals are raised as the classes of ``errors.py``.
+Results are JSON-like (``wire/native_admin.py`` describes them with the verbs).  Errors are the classes of
+``errors.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .cluster_client import Cluster
 
 
 class Admin:
-    """Thread-safe; not to be used across a fork."""
+    """See the module's docstring.  Thread-safe; not to be used across a fork."""
 
     def __init__(
         self, bootstrap: str | Sequence[str], *, client_name: str = "", request_timeout_ms: int = 30_000
@@ -39,7 +39,7 @@ class Admin:
     def create_topic(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str | int] | None = None
     ) -> dict[str, Any]:
-        """Make a topic; it can be produced to when this returns.
+        """Create a topic.  When it returns, the topic can be produced to.
 
         Args:
             partitions: how many; by default ``topics.partitions`` of the appliance.
@@ -52,14 +52,14 @@ class Admin:
         return found
 
     def ensure_topic(self, name: str) -> dict[str, Any]:
-        """The topic, made with the defaults where the appliance creates topics automatically."""
+        """The topic; created with the defaults if it does not exist and the appliance creates topics automatically."""
         found: dict[str, Any] = self._ask("ensure_topic", name=name)
         return found
 
     def alter_topic(
         self, name: str, settings: Mapping[str, str | int | None] | None = None, partitions: int | None = None
     ) -> dict[str, Any]:
-        """Set single settings (None takes one back), raise the number of partitions."""
+        """Change these settings (None: back to the default), raise the number of partitions."""
         found: dict[str, Any] = self._ask(
             "alter_topic", name=name, settings=dict(settings or {}), partitions=partitions
         )
@@ -81,7 +81,7 @@ class Admin:
         return found
 
     def init_producer(self) -> dict[str, int]:
-        """A producer id that nobody else has."""
+        """A new, unique producer id."""
         found: dict[str, int] = self._ask("init_producer")
         return found
 
@@ -93,7 +93,7 @@ class Admin:
         return found
 
     def group(self, group: str) -> dict[str, Any]:
-        """Members, offsets, and lag in messages, bytes and seconds; UnknownGroup if there is none."""
+        """Members, offsets, and lag in messages, bytes and seconds.  Raises UnknownGroup if there is no such group."""
         found: dict[str, Any] = self._ask("group", group=group)
         return found
 
@@ -102,12 +102,12 @@ class Admin:
         return {(topic, partition): offset for topic, partition, offset in self._ask("offsets", group=group)}
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Move a group.  Its members, if it has any, do not notice until they are started again."""
+        """Set the committed offsets of a group.  Running members continue where they are until they are restarted."""
         rows = [[topic, partition, offset] for (topic, partition), offset in offsets.items()]
         self._ask("commit", group=group, offsets=rows)
 
     def delete_offsets(self, group: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Forget the group's offsets of these partitions; without partitions, the whole group."""
+        """Delete the group's offsets of these partitions; without partitions, the whole group."""
         chosen = {} if partitions is None else {"partitions": [list(part) for part in partitions]}
         self._ask("delete_offsets", group=group, **chosen)
 

@@ -1,4 +1,4 @@
-"""The paper's audit, on the producer's side: it counts what was delivered, and publishes the counts.
+"""Counts delivered messages and publishes the counts: the producer's side of the paper's audit.
 
 Example::
 
@@ -6,16 +6,15 @@ Example::
         audit.send("logs", b"line")
         audit.send_many("logs", lines)
 
-For each topic and fixed window of time the audit counts the messages that its producer has delivered, by the timestamp
-that they carry.  It publishes these counts as messages of another topic: now and then while messages are sent, and the
-rest when it is closed.  Whoever reads both topics can see what was lost or doubled on the way
-(``appliance.spark.pipeline.audit_verdicts`` does).  A count is published once; counts of one window add up, over
-messages as over servers::
+The audit counts delivered messages per topic and fixed window of time, by their timestamps.  It publishes the counts as
+messages of another topic: every ``publish_ms`` while messages are sent, and the rest when it is closed.  A reader of
+both topics can find lost or doubled messages (``appliance.spark.pipeline.audit_verdicts`` does).  A count is published
+once.  The counts of one window, in several messages or from several servers, add up::
 
     {"server": "web-1", "topic": "logs", "window_start_ms": 1795219200000, "window_ms": 60000, "count": 123}
 
-Messages that failed are not counted: the producer has said so to whoever sent them.  Counts that cannot be published
-raise where they were to be published, ``publish`` or ``close``, and are kept for the next time.
+Failed messages are not counted: their senders got an error.  When counts could not be delivered, the next ``publish``
+or ``close`` raises the error and sends them again.
 
 Not thread-safe by itself; use one for each thread that sends, over the same producer.
 """
@@ -38,17 +37,17 @@ Window = tuple[str, int]
 WINDOW_MS: Final = 60_000
 PUBLISH_MS: Final = 10_000
 BATCHES_MAX: Final = 10_000
-"""Batches whose outcome is looked at only when counts are published."""
+"""Most unfinished batches; beyond that, finished ones are counted before the next publication."""
 
 
 class Audit:
-    """Wraps a producer; what is sent through it is counted.
+    """Wraps a producer and counts the messages that are sent through it.
 
     Args:
-        topic: where counts go; not one that is counted.
-        server: whose counts these are; by default the host's name.
-        window_ms: the same as in the pipeline, or a part of it.
-        publish_ms: how often counts of what has been delivered are published.
+        topic: topic of the counts; it is not counted itself.
+        server: name of the sender in the counts; by default the host's name.
+        window_ms: the same as in the pipeline, or a divisor of it.
+        publish_ms: interval of the publications.
     """
 
     def __init__(
@@ -81,9 +80,9 @@ class Audit:
         self.close()
 
     def send(self, topic: str, value: bytes | None, *, timestamp: int | None = None, **options: Any) -> Delivery:
-        """As the producer's; ``timestamp`` is now if none is given."""
+        """As the producer's ``send``; ``timestamp`` is now if none is given."""
         if topic == self._topic:
-            raise BadValue(f"{topic!r} is where counts go: it is not counted itself")
+            raise BadValue(f"{topic!r} is the topic of the counts: it is not counted itself")
         stamp = self._clock_ms() if timestamp is None else timestamp
         delivery = self._producer.send(topic, value, timestamp=stamp, **options)
         batch = delivery[0]
@@ -93,40 +92,40 @@ class Audit:
             counts = self._under_way[batch] = Counter()
         counts[stamp - stamp % self._window_ms] += 1
         if fresh:
-            self._tend()
+            self._publish_if_due()
         return delivery
 
     def send_many(self, topic: str, values: Iterable[bytes]) -> Delivery | None:
-        """Send plain values, all with the same time; the delivery of the last one."""
+        """Send plain values, all with the same timestamp.  Returns the delivery of the last one."""
         stamp = self._clock_ms()
         delivery = None
         for value in values:
             delivery = self.send(topic, value, timestamp=stamp)
         return delivery
 
-    def _tend(self) -> None:
-        """Called once for each new batch, which is often enough and costs nothing for each message."""
+    def _publish_if_due(self) -> None:
+        """Publish if it is time.  Called once for each new batch, to save the cost of a call for each message."""
         if self._clock_ms() - self._published_ms >= self._publish_ms:
             self.publish()
         elif len(self._under_way) > BATCHES_MAX:
             self._count_delivered()
 
     def _count_delivered(self) -> None:
-        """Take in what has been delivered since; forget what has failed."""
+        """Count the messages of batches that are delivered; drop batches that have failed."""
         for batch in [batch for batch in self._under_way if batch.done]:
             for start_ms, count in self._under_way.pop(batch).items():
                 if batch.error is None:
                     self._delivered[batch.topic, start_ms] += count
 
     def flush(self, timeout: float | None = None) -> None:
-        """As the producer's."""
+        """As the producer's ``flush``."""
         self._producer.flush(timeout)
 
     def publish(self) -> None:
-        """Send the counts of what has been delivered and not been published yet.
+        """Send the counts of delivered messages that were not published yet.
 
         Raises:
-            ApplianceError: earlier counts could not be delivered; they are sent again now.
+            ApplianceError: earlier counts could not be delivered.  They have been sent again now.
         """
         self._published_ms = self._clock_ms()
         error = self._confirm()
@@ -141,7 +140,7 @@ class Audit:
             raise error
 
     def _confirm(self) -> ApplianceError | None:
-        """Forget published counts that have arrived, take back those that have not; one of the errors."""
+        """Drop published counts that were delivered, take back those that failed.  Returns one of the errors."""
         waiting, error = [], None
         for delivery, window, count in self._unconfirmed:
             if not delivery.done():
@@ -153,7 +152,7 @@ class Audit:
         return error
 
     def close(self) -> None:
-        """Wait for everything that was sent, and for its counts; the producer stays open.
+        """Wait for all messages and for their counts.  The producer stays open.
 
         Raises:
             ApplianceError: counts could not be delivered.

@@ -1,6 +1,6 @@
-"""The requests that a producer makes beside its batches: metadata and producer ids.
+"""Makes a producer's requests for metadata and producer ids.
 
-They block, so the sending thread makes them, without the producer's lock.
+These requests block, so the sending thread makes them, without the producer's lock.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .cluster_client import Cluster
 from .troubles import Troubles
 
 METADATA_AGE_S: Final = 60.0
-"""Age at which metadata are asked for anew: partitions may have been added."""
+"""Age at which metadata are requested again: partitions may have been added."""
 
 
 class BackgroundRequests:
-    """What is to be asked for.  Attributes are changed with ``lock`` held.
+    """Collects the requests that are needed, and makes them.  Attributes are changed with ``lock`` held.
 
-    ``identified(producer_id, epoch)`` is called with the lock held when a new producer id has come.
+    ``identified(producer_id, epoch)`` is called with the lock held for each new producer id.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class BackgroundRequests:
         self._resume_s = 0.0
 
     def take_due(self, now_s: float, partitions: Iterable[tuple[str, int]]) -> set[str] | None:
-        """The topics to ask about now, none for a producer id only; None when there is nothing to ask.
+        """The topics to refresh now; an empty set if only a producer id is needed; None if nothing is due.
 
-        ``partitions`` are those in use, whose topics are asked about when the metadata are old.
+        ``partitions`` are those in use.  Their topics are refreshed when the metadata are old.
         """
         if now_s >= self._aged_s and self._cluster.snapshot.topics:
             self._aged_s = now_s + METADATA_AGE_S
@@ -59,7 +59,7 @@ class BackgroundRequests:
         return topics
 
     def make(self, topics: set[str]) -> None:
-        """Ask, without the lock; what fails is due again after a pause."""
+        """Make the requests, without the lock.  Those that fail are due again after a pause."""
         try:
             if topics:
                 self._cluster.refresh(topics)

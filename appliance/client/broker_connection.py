@@ -1,26 +1,27 @@
-"""One connection to an appliance: it sends frames and receives replies, without blocking unless asked to.
+"""Sends requests over one connection to an appliance and receives the replies.
 
-Everything in this package that talks to a broker does it through :class:`Connection`.  The socket is always
-non-blocking.
+Everything in this package that talks to a broker uses :class:`Connection`.  The socket is always non-blocking.
 
 - :meth:`Connection.post` queues a request and returns its correlation id.
 - :meth:`~Connection.flush` writes whatever the socket takes, up to :data:`PIECES_MAX` pieces in one ``sendmsg``.
-- :meth:`~Connection.receive` returns all replies that are there.
-- :meth:`~Connection.call` is the blocking form for requests that come one at a time.
+- :meth:`~Connection.receive` returns all replies that have arrived.
+- :meth:`~Connection.call` makes one request and blocks until its reply has come.
 
-So many requests cost one system call, and so do many replies.  A large reply (a fetch) is received straight into a
-buffer of its own size, of which callers get a memoryview.
+So one system call sends many requests, and one receives many replies.  A large reply (a fetch) is received into a
+buffer of its own size; callers get a memoryview of it.
 
-Replies arrive in the order of the requests; a correlation id out of order is a
-:class:`~appliance.errors.ProtocolFault`.  The hello that opens a connection is posted by the constructor; its reply is
-handled here and never seen by callers.
+Replies arrive in the order of the requests; a correlation id out of order raises
+:class:`~appliance.errors.ProtocolFault`.  The constructor posts the hello that opens a connection.  Its reply is
+handled here; callers never see it.
 
 Not thread-safe: an owner that is shared between threads holds its own lock.  A connection must not cross a ``fork``:
 each of the processes would read replies of the other.
 
-Errors: :class:`~appliance.errors.BrokerAway` when there is no connection (any more), retriable;
-:class:`~appliance.errors.RequestTimedOut` when a reply did not come in time; after either the connection is of no more
-use.  :class:`~appliance.errors.ProtocolFault` when the peer does not speak this protocol.
+Errors:
+
+- :class:`~appliance.errors.BrokerAway`: there is no connection, or no more.  Retriable, on a new connection.
+- :class:`~appliance.errors.RequestTimedOut`: a reply did not come in time.  The connection cannot be used any more.
+- :class:`~appliance.errors.ProtocolFault`: the peer does not speak this protocol.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ RECEIVE_BYTES: Final = 64 * 1024
 PIECES_MAX: Final = 512
 """Most pieces handed to one ``sendmsg``; the kernel refuses more than IOV_MAX = 1024."""
 REPLY_BYTES_MAX: Final = 512 * 1024 * 1024
-"""A peer that announces a larger reply is not one of ours."""
+"""Largest reply that is accepted.  No appliance sends a larger one."""
 
 _KAFKA_VERSIONS: Final = bytes.fromhex("0000000a 0012 0000 6b61666b ffff")
 """ApiVersions, version 0: size, key, version, correlation id, no client id."""
@@ -51,7 +52,7 @@ Address = tuple[str, int]
 
 
 class Reply(NamedTuple):
-    """``header[0]`` is the correlation id; ``payload`` what follows the header in the frame."""
+    """One reply.  ``header[0]`` is the correlation id; ``payload`` is the rest of the frame."""
 
     header: list[Any]
     payload: memoryview
@@ -70,17 +71,17 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:
 
 
 class Connection:
-    """Starts connecting at once; requests posted meanwhile are kept and go out behind the hello."""
+    """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello."""
 
     def __init__(self, address: Address, *, client_name: str = "") -> None:
         self.address = address
         self.broker_id = -1
         self.frame_bytes_max = 0
-        """What the peer accepts in one frame; 0 until it has answered the hello."""
+        """Largest frame that the peer accepts; 0 until it has answered the hello."""
         self.out_bytes = 0
-        """Bytes posted and not yet taken by the socket."""
+        """Bytes posted and not yet written to the socket."""
         self.awaited: deque[int] = deque()
-        """Correlation ids whose replies are still to come, in order."""
+        """Correlation ids of the requests without a reply, in order."""
         self._out: deque[bytes | memoryview] = deque()
         self._correlation = 0
         self._partial = b""
@@ -112,7 +113,7 @@ class Connection:
         self._socket.close()
 
     def shutdown(self) -> None:
-        """End whatever waits for this connection, in any thread: it finds the connection closed."""
+        """Wake every thread that waits for this connection; it finds the connection closed."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -138,10 +139,10 @@ class Connection:
             self.awaited.append(correlation)
 
     def flush(self) -> bool:
-        """Write what the socket takes.
+        """Write as much as the socket takes.
 
         Returns:
-            Whether everything posted has left.
+            Whether everything posted has been written.
 
         Raises:
             BrokerAway: the peer is gone.
@@ -181,8 +182,8 @@ class Connection:
         """All replies that have arrived; an empty list when there are none.
 
         Raises:
-            BrokerAway: the peer closed the connection; replies that came before have been returned.
-            ProtocolFault: what came is not a reply of this protocol.
+            BrokerAway: the peer closed the connection.  Earlier calls have returned all replies that came before.
+            ProtocolFault: the received bytes are not a reply of this protocol.
         """
         if self.connecting and not self._finish_connect():
             return []
@@ -193,7 +194,7 @@ class Connection:
         except BlockingIOError:
             pass
         except BrokerAway:
-            if not replies:  # else the next call finds it gone again
+            if not replies:  # else the next call raises it
                 raise
         except OSError as error:
             if not replies:
@@ -201,7 +202,7 @@ class Connection:
         return replies
 
     def _receive_once(self, replies: list[Reply]) -> bool:
-        """One system call; False when another one would hardly find anything."""
+        """Make one system call.  False when another one would probably find nothing."""
         large = self._large
         if large is not None:
             count = self._socket.recv_into(memoryview(large)[self._large_filled :])
@@ -264,7 +265,7 @@ class Connection:
                 raise RequestTimedOut(f"{self} did not answer within {timeout_s:g} s")
 
     def call(self, api: int, *arguments: Any, timeout_s: float) -> Reply:
-        """Post one request and wait for its reply; nothing else may be in flight."""
+        """Post one request and wait for its reply.  No other request may be in flight."""
         assert len(self.awaited) == (0 if self.greeted else 1), "call() on a connection with requests in flight"
         deadline = time.monotonic() + timeout_s
         self.post(api, *arguments)
@@ -292,7 +293,7 @@ class Connection:
 
 
 def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
-    """Whether Kafka's protocol is spoken there: asks for its versions, as every client of Kafka does."""
+    """Whether a server at ``address`` speaks Kafka's protocol: it answers an ApiVersions request."""
     try:
         with socket.create_connection(address, timeout_s) as sock:
             sock.sendall(_KAFKA_VERSIONS)

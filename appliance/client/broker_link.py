@@ -1,4 +1,4 @@
-"""What a producer has to do with one broker: the connection, the requests in flight, the queues that wait to send."""
+"""Links a producer to one broker: the connection, the requests in flight, the partition queues that wait to send."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CONNECT_TIMEOUT_S: Final = 5.0
 
 
 class RoutedQueue(PartitionQueue):
-    """A partition's queue with the link to the broker that leads the partition, None while that is not known."""
+    """A partition queue with the link to the partition's leader; None while the leader is not known."""
 
     link: BrokerLink | None = None
-    trouble: ApplianceError | None = None  # why it makes no progress, if it makes none
+    trouble: ApplianceError | None = None  # why the queue makes no progress; None while it does
 
     def __init__(self, topic: str, partition: int, head: ProduceHead, **options: Any) -> None:
         super().__init__(topic, partition, **options)
@@ -27,7 +27,7 @@ class RoutedQueue(PartitionQueue):
 
 
 class BrokerLink:
-    """One broker and the connection to it, which is made when there is something to send."""
+    """One broker and the connection to it, which is opened when there is something to send."""
 
     def __init__(self, broker_id: int, address: Address, epoll: select.epoll, *, expects_replies: bool) -> None:
         self.broker_id = broker_id
@@ -40,7 +40,7 @@ class BrokerLink:
         self.failures = 0
         self._epoll = epoll
         self._expects_replies = expects_replies
-        self._unsent: deque[tuple[RoutedQueue, int]] = deque()  # acks=0: done when this many bytes have left
+        self._unsent: deque[tuple[RoutedQueue, int]] = deque()  # acks=0: done when this many bytes are written
         self._posted_bytes = 0
         self._blocked = False  # the socket takes no more for now
         self._events = 0
@@ -54,7 +54,7 @@ class BrokerLink:
         """Begin to connect.
 
         Raises:
-            BrokerAway: that is refused at once.
+            BrokerAway: connecting failed at once.
         """
         connection = self.connection = Connection(self.address, client_name=client_name)
         self._connected_s = now_s
@@ -65,7 +65,7 @@ class BrokerLink:
         return connection
 
     def disconnect(self) -> list[RoutedQueue]:
-        """Drop the connection; the queues whose batches were in flight, and those that were ready."""
+        """Drop the connection.  Returns the queues whose batches were in flight, and those that were ready."""
         if self.connection is not None:
             self._epoll.unregister(self.connection.fileno())
             self.connection.close()
@@ -89,7 +89,7 @@ class BrokerLink:
             self._unsent.append((queue, self._posted_bytes))
 
     def flush(self, now_s: float) -> None:
-        """Write what the socket takes.
+        """Write as much as the socket takes.
 
         Raises:
             BrokerAway: the connection is gone.
@@ -101,7 +101,7 @@ class BrokerLink:
         self._watch()
 
     def take_sent(self) -> Iterator[RoutedQueue]:
-        """With acks=0: the queues of the batches that have left this process, one entry for each batch."""
+        """With acks=0: the queues of the batches that were written to the socket, one entry for each batch."""
         assert self.connection is not None
         sent_bytes = self._posted_bytes - self.connection.out_bytes
         while self._unsent and self._unsent[0][1] <= sent_bytes:
@@ -111,12 +111,12 @@ class BrokerLink:
         """The replies that have arrived.
 
         Raises:
-            ApplianceError: the connection is gone, or what came is no reply.
+            ApplianceError: the connection is gone, or the received bytes are no reply.
         """
         return self.connection.receive() if self.connection is not None else []
 
     def overdue(self, now_s: float, request_timeout_s: float) -> RequestTimedOut | None:
-        """What the broker did not do in time, if there is any such thing."""
+        """The error if the broker has not answered, or not taken bytes, in time; else None."""
         connection = self.connection
         if connection is None:
             return None
@@ -131,7 +131,7 @@ class BrokerLink:
         return None
 
     def _watch(self) -> None:
-        """Set the events that epoll reports: writable only while the socket takes no more."""
+        """Set the events that epoll reports: writability only while the socket's buffer is full."""
         assert self.connection is not None
         events = select.EPOLLIN | (select.EPOLLOUT if self._blocked else 0)
         if events != self._events:

@@ -1,12 +1,12 @@
-"""Calls the application back for batches that are done: one callback after another, each once.
+"""Runs the delivery callbacks of finished batches: one after another, each once.
 
-Whichever thread finishes a batch runs its callbacks, without the client's lock.  What a callback raises does not end
+The thread that finishes a batch runs its callbacks, without the client's lock.  An exception in a callback does not end
 the client:
 
 - An exception is logged and kept.  The next ``flush`` or ``close`` raises it as a
   :class:`~appliance.errors.CallbackFailed`, when everything else is done.
-- An interrupt (KeyboardInterrupt, SystemExit) in a thread of the application goes on to that thread's caller.  The
-  callbacks behind it run with the next call.  In the client's own thread it is kept as an exception is.
+- An interrupt (KeyboardInterrupt, SystemExit) in a thread of the application is raised to that thread's caller.  The
+  next call runs the remaining callbacks.  In the client's own thread an interrupt is kept like an exception.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """``called(batch)`` is called with the lock held when all callbacks of a batch have returned."""
+    """Runs callbacks.  ``called(batch)`` is called with the lock held when all callbacks of a batch have returned."""
 
     def __init__(self, lock: threading.Lock, called: Callable[[Batch], None]) -> None:
         self.pending: deque[Batch] = deque()
-        """Batches that are done and whose callbacks have not all returned; appended to with the lock held."""
+        """Finished batches whose callbacks have not all returned.  Appended to with the lock held."""
         self.own_thread = 0
-        """Identifier of the client's thread, which no interrupt may leave."""
+        """Identifier of the client's thread, in which interrupts are kept."""
         self._lock = lock
         self._called = called
         self._running_in = 0
@@ -42,7 +42,7 @@ class Callbacks:
         return self._running_in == threading.get_ident()
 
     def run(self) -> None:
-        """Run the callbacks of all batches that are done, unless another thread (or this one, further up) does."""
+        """Run the callbacks of all finished batches, unless another thread, or an outer call, is doing so."""
         guard = _Guard(self)
         while self.pending:
             here = 0
@@ -56,7 +56,7 @@ class Callbacks:
                     index, callback = batch.callbacks[batch.called]
                     with guard:
                         offset = batch.offset_of(index)
-                        batch.called += 1  # at the last moment: an interrupted callback is not called again
+                        batch.called += 1  # before the call: an interrupted callback is not called again
                         callback(batch.error, batch.topic, batch.partition, offset)
                 with self._lock:
                     if self.pending and self.pending[0] is batch:
@@ -67,7 +67,7 @@ class Callbacks:
                     self._running_in = 0
 
     def add(self, batch: Batch) -> None:
-        """Have the callbacks of this batch run; with the lock held."""
+        """Queue this batch's callbacks.  Call it with the lock held."""
         self.pending.append(batch)
 
     def check(self) -> None:
@@ -81,7 +81,7 @@ class Callbacks:
             raise failed
 
     def keep(self, error: BaseException) -> bool:
-        """Keep what a callback raised; False where it belongs to the caller."""
+        """Keep what a callback raised.  False if it is to be raised to the caller."""
         if not isinstance(error, Exception) and threading.get_ident() != self.own_thread:
             return False
         logger.error("a delivery callback failed", exc_info=error)
@@ -92,7 +92,7 @@ class Callbacks:
 
 
 class _Guard:
-    """Around one callback."""
+    """Context of one callback: keeps what it raises."""
 
     def __init__(self, callbacks: Callbacks) -> None:
         self._callbacks = callbacks

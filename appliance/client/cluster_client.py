@@ -1,11 +1,11 @@
 """Keeps the last metadata of a cluster, and one connection for requests to any of its brokers.
 
-:class:`Cluster` is what producer, consumer and admin share: the bootstrap addresses, the last metadata seen, and one
-blocking connection (the control connection) for metadata and admin requests.  It connects to any appliance that
-answers: all of them know the whole cluster.  An address that fails is put behind the others.
+Producer, consumer and admin use a :class:`Cluster`.  It has the bootstrap addresses, the last metadata, and one
+blocking connection (the control connection) for metadata and admin requests.  It connects to the first appliance that
+answers: each of them knows the whole cluster.  An address that fails is moved behind the others.
 
-Locking: one lock is held for the time of one request, so that several threads may ask.  They read ``snapshot``, which
-is replaced as a whole and never changed, so readers need no lock.
+Locking: a lock is held during each request, so several threads may make requests.  ``snapshot`` is replaced as a whole
+and never changed, so readers need no lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """``leaders[partition]`` is a broker id, :data:`NO_BROKER` while nobody leads it."""
+    """One topic's metadata.  ``leaders[partition]`` is a broker id; :data:`NO_BROKER` while nobody leads it."""
 
     leaders: tuple[int, ...]
     settings: Mapping[str, str]
@@ -38,7 +38,7 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """One answer to a metadata request, merged into what was known before."""
+    """The last metadata, merged with what was known before of other topics."""
 
     cluster_id: str = ""
     zookeeper: str = ""
@@ -69,11 +69,11 @@ class Cluster:
         self.abort()
         with self._lock:
             self._drop()
-            if self._dialing is not None:  # whoever made it was interrupted
+            if self._dialing is not None:  # its connect was interrupted
                 self._dialing.close()
 
     def abort(self) -> None:
-        """Have every request, under way or to come, fail with BrokerAway at once; from any thread."""
+        """Make every present and later request fail with BrokerAway at once.  Any thread may call it."""
         self._aborted = True
         for connection in (self._control, self._dialing):
             if connection is not None:
@@ -82,7 +82,7 @@ class Cluster:
     # What is known
 
     def topic(self, name: str) -> TopicSnapshot:
-        """Raises UnknownPartition when the topic is not in the last metadata: refresh first."""
+        """The topic's metadata.  Raises UnknownPartition when the last metadata lack it: refresh first."""
         found = self.snapshot.topics.get(name)
         if found is None:
             raise UnknownPartition(f"no topic {name!r} in this cluster")
@@ -91,7 +91,7 @@ class Cluster:
         return found
 
     def partition(self, topic: str, partition: int) -> TopicSnapshot:
-        """The topic, if it has this partition; else UnknownPartition."""
+        """The topic's metadata.  Raises UnknownPartition if it does not have this partition."""
         found = self.topic(topic)
         if not 0 <= partition < len(found.leaders):
             raise UnknownPartition(f"topic {topic!r} has the partitions 0 to {len(found.leaders) - 1}, not {partition}")
@@ -109,7 +109,7 @@ class Cluster:
     # Asking
 
     def refresh(self, topics: Iterable[str] | None) -> ClusterSnapshot:
-        """Ask for these topics (None: all); a topic that does not exist may be created by asking.
+        """Request the metadata of these topics (None: all) and merge them into ``snapshot``.
 
         Raises:
             BrokerAway, RequestTimedOut: no appliance answered.
@@ -125,7 +125,7 @@ class Cluster:
         return self.snapshot
 
     def admin(self, verb: str, arguments: Mapping[str, Any], broker_id: int | None = None) -> Any:
-        """One admin verb; raises the error that the appliance answers with."""
+        """Carry out one admin verb.  Raises the error of the reply."""
         reply = self._ask(ADMIN, verb, dict(arguments), broker_id=broker_id)
         _, error, message, result = reply.header
         if error:
@@ -135,11 +135,10 @@ class Cluster:
     def offsets(
         self, timestamps: Mapping[tuple[str, int], int], *, timeout_s: float | None = None
     ) -> dict[tuple[str, int], int]:
-        """The offset of a time (EARLIEST, LATEST or ms since 1970) in each partition; the end for a time after the last
-        message.
+        """The offset of a time (EARLIEST, LATEST or ms since 1970) in each partition.
 
-        Partitions whose leader is away or changing are asked again, until ``timeout_s`` (by default the
-        request timeout) is over.
+        A time after the last message means the end.  While a leader is away or changing, the request is repeated until
+        ``timeout_s`` (by default the request timeout) is over.
         """
         found: dict[tuple[str, int], int] = {}
         deadline_s = time.monotonic() + (self._request_timeout_s if timeout_s is None else timeout_s)
@@ -158,7 +157,7 @@ class Cluster:
     def try_offsets(
         self, timestamps: Mapping[tuple[str, int], int]
     ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], ApplianceError]]:
-        """As :meth:`offsets`, one attempt: the offsets of the partitions that answer, the errors of the others."""
+        """One attempt of :meth:`offsets`: the offsets that were found, and the errors of the other partitions."""
         found: dict[tuple[str, int], int] = {}
         failed: dict[tuple[str, int], ApplianceError] = {}
         led: dict[int, dict[tuple[str, int], int]] = {}
@@ -191,23 +190,26 @@ class Cluster:
                 elif offset >= 0:
                     when = led.pop(part)
                     found[part] = offset if when < 0 else self._first_since(leader, part, offset, when)
-            # Nothing is that late: read on at the end.
+            # These partitions have no message of that time or later: request their ends.
             led = dict.fromkeys(led, LATEST)
 
     def _first_since(self, leader: int, part: tuple[str, int], offset: int, timestamp: int) -> int:
-        """The first message of that time or later in the batch at ``offset``: the broker knows batches only."""
+        """The offset of the first message of that time or later in the batch at ``offset``.
+
+        The broker finds the batch only.
+        """
         reply = self._ask(FETCH, 0, 1, 1, [[*part, offset, 1]], broker_id=leader)
         ((error, _, _, size),) = reply.header[2]
         if error or not size:
             return offset
         try:
             records = decode_batch(reply.payload)
-        except ClientFault:  # whoever reads the batch gets the error
+        except ClientFault:  # the reader of the batch gets the error
             return offset
         return next((record.offset for record in records if record.timestamp >= timestamp), offset)
 
     def connect(self, address: Address) -> Connection:
-        """A connection that has been answered."""
+        """Open a connection and wait for the reply to its hello."""
         self._check_open()
         connection = self._dialing = Connection(address, client_name=self.client_name)
         try:
@@ -228,12 +230,12 @@ class Cluster:
                 try:
                     return self._call(api, arguments)
                 except BrokerAway:
-                    pass  # it was idle; the appliance may have restarted since.  Ask again on a new connection.
+                    pass  # it was idle; the appliance may have restarted since.  Try again on a new connection.
             self._control = self._connect_any()
             return self._call(api, arguments)
 
     def _call(self, api: int, arguments: tuple[Any, ...]) -> Reply:
-        """One request over the connection; a connection that has failed, in whatever way, is not kept."""
+        """Make one request over the control connection.  After any failure the connection is dropped."""
         self._check_open()
         control = self._control
         assert control is not None

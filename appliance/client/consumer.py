@@ -1,4 +1,4 @@
-"""The consumer for explicit partitions: it reads the partitions that it is given, from the offsets that it is given.
+"""The consumer for explicit partitions: it reads the partitions that it is given, from given offsets.
 
 Example::
 
@@ -9,16 +9,16 @@ Example::
         for batch in consumer.fetch_batches(timeout=1.0):  # the fast path: lists of values
             ...
 
-The consumer's position in a partition is the offset of the next message.  It moves when a message is handed out, and it
-is the consumer's alone: nothing is stored (see ``group.py`` for that).  Offsets are bytes in the partition's log, so
-they grow by more than one from message to message where a batch begins; offset + 1 is always a valid position after a
-message.
+The consumer's *position* in a partition (Kafka's word) is the offset of the next message.  It moves when a message is
+handed out, and is not stored anywhere (``group.py`` commits offsets).  Offsets are bytes in the partition's log: they
+grow by one within a batch, and by more at the start of a batch.  After a message, offset + 1 is always a valid
+position.
 
-Every batch's checksum is verified (``check_crc``).  A damaged one raises :class:`~appliance.errors.CorruptBatch` until
-the consumer is moved beyond it, or with ``on_corrupt="skip"`` is passed over and counted in ``corrupt_batches``.
+Every batch's checksum is verified (``check_crc``).  A damaged batch raises :class:`~appliance.errors.CorruptBatch`
+until the consumer seeks beyond it.  With ``on_corrupt="skip"`` it is skipped and counted in ``corrupt_batches``.
 
-What is fetched and not decoded is bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in all: see
-``fetcher.py``.
+Fetched data that are not decoded yet are bounded by ``buffer_bytes_max`` for a partition and ``total_bytes_max`` in
+all: see ``fetcher.py``.
 
 Not thread-safe, not fork-safe: make consumers after forking.
 """
@@ -41,7 +41,7 @@ from .troubles import Trouble
 RESETS: Final = ("earliest", "latest", "raise")
 MEBIBYTE: Final = 1024 * 1024
 RESOLVE_S: Final = 1.0
-"""Interval at which a partition that could not say where it begins is asked again."""
+"""Interval of the requests for start offsets that could not be found yet."""
 
 
 class Consumer:
@@ -81,9 +81,7 @@ class Consumer:
         self._fetcher = Fetcher(self._cluster, options, clock=clock)
         self._decoder = Decoder(check_crc=check_crc, on_corrupt=on_corrupt)
         self._positions: dict[tuple[str, int], int] = {}
-        self._unresolved: dict[
-            tuple[str, int], int
-        ] = {}  # to begin at these times, as soon as their brokers can say where
+        self._unresolved: dict[tuple[str, int], int] = {}  # start times whose offsets are not known yet
         self._resolve_s = 0.0
         self._step = _Step(self)
         self._started: dict[tuple[str, int], int] = {}
@@ -110,7 +108,7 @@ class Consumer:
     ) -> None:
         """Read these partitions and no others.
 
-        A partition that cannot say now where it begins is waited for while the others are read; ``troubles`` names it.
+        A partition whose start offset cannot be found now is read later; ``troubles`` names it meanwhile.
 
         Args:
             partitions: (topic, partition) -> offset, EARLIEST or LATEST; or partitions that all begin at ``at``.
@@ -150,14 +148,14 @@ class Consumer:
         self.assign({(topic, partition): offset for partition in range(len(self._cluster.topic(topic).leaders))})
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """The offset of the next message of every assigned partition; those that wait to be resolved are left out."""
+        """The offset of the next message of every assigned partition whose start offset is known."""
         return dict(self._positions)
 
     def position(self, topic: str, partition: int) -> int:
         return self._positions[self._assigned((topic, partition))]
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at ``offset``; the first message handed out is the first one at or after it."""
+        """Continue with the first message at or after ``offset``."""
         part = self._assigned((topic, partition))
         if offset < 0:
             offset = self._cluster.offsets({part: offset})[part]
@@ -170,17 +168,17 @@ class Consumer:
         self._seek_all(parts, EARLIEST)
 
     def seek_to_end(self, *parts: tuple[str, int]) -> None:
-        """Go on behind the last message that can be read now."""
+        """Continue behind the last message that can be read now."""
         self._seek_all(parts, LATEST)
 
     def seek_to_time(self, timestamp_ms: int, *parts: tuple[str, int]) -> None:
-        """Go on at the first message of that time or later; at the end where there is none."""
+        """Continue with the first message of that time or later; at the end if there is none."""
         if timestamp_ms < 0:
             raise InvalidRequest(f"timestamp {timestamp_ms}: give milliseconds since 1970")
         self._seek_all(parts, timestamp_ms)
 
     def rewind(self, *parts: tuple[str, int]) -> None:
-        """Read once more what has been read since :meth:`assign`."""
+        """Read again everything since :meth:`assign`."""
         for part in parts or tuple(self._positions):
             self.seek(*part, self._started[self._assigned(part)])
 
@@ -191,9 +189,9 @@ class Consumer:
         return self._cluster.offsets(dict.fromkeys(asked, timestamp))
 
     def ends(self) -> dict[tuple[str, int], int]:
-        """Where each assigned partition ended when it last answered; the difference to the position is lag in bytes.
+        """The high watermark of each assigned partition in its last reply.  Minus the position, it is the lag in bytes.
 
-        Costs nothing; ``offsets_at(LATEST)`` asks.
+        Makes no request; ``offsets_at(LATEST)`` does.
         """
         return self._fetcher.ends()
 
@@ -205,12 +203,12 @@ class Consumer:
     # ---- reading
 
     def fetch_batches(self, timeout: float | None = None) -> list[Values]:
-        """What has arrived, waiting for something up to ``timeout`` seconds (None: for ever).
+        """The batches that have arrived; waits up to ``timeout`` seconds for the first one (None: for ever).
 
-        Each :class:`Values` is one batch as it was produced, headers and keys left out.
+        Each :class:`Values` is one batch as it was produced, without headers and keys.
 
         Raises:
-            CorruptBatch, OffsetOutOfRange, UnknownPartition: see the message; good batches before come first.
+            CorruptBatch, OffsetOutOfRange, UnknownPartition: see the message.  Earlier good batches are returned first.
         """
         deadline_s = None if timeout is None else self._clock() + timeout
         with self._step:
@@ -237,7 +235,7 @@ class Consumer:
             chunk.release()
 
     def poll(self, timeout: float | None = None, messages_max: int = 500) -> list[Message]:
-        """Up to ``messages_max`` messages, waiting for the first up to ``timeout`` seconds."""
+        """Up to ``messages_max`` messages; waits up to ``timeout`` seconds for the first one."""
         with self._step:
             self._fill(timeout)
             ready = self._ready
@@ -247,7 +245,7 @@ class Consumer:
             return messages
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
-        """Message after message, for ever; ends when none has come for ``timeout`` seconds."""
+        """Yields messages for ever, or until none has come for ``timeout`` seconds."""
         while True:
             if not self._ready or self._closed:
                 with self._step:
@@ -288,7 +286,7 @@ class Consumer:
         return bool(self._chunks) or deadline_s is None or self._clock() < deadline_s
 
     def _resolve(self) -> None:
-        """Ask again where partitions begin that could not say."""
+        """Request the start offsets that could not be found before."""
         self._resolve_s = self._clock() + RESOLVE_S
         troubles = self._fetcher.troubles
         try:
@@ -308,7 +306,7 @@ class Consumer:
             troubles.begin(part, why)
 
     def go_back(self, positions: Mapping[tuple[str, int], int]) -> None:
-        """Begin again at these offsets: an interrupt left a call in its middle, with messages that nobody has got."""
+        """Continue at these offsets: an interrupted call had taken messages and did not return them."""
         self._positions.update(positions)
         self._chunks.clear()
         self._ready.clear()
@@ -316,7 +314,7 @@ class Consumer:
         self._fetcher.assign(self._positions)
 
     def _ready_values(self) -> list[Values]:
-        """Messages that were decoded for :meth:`messages`, when the caller changes to batches."""
+        """Messages that were decoded for :meth:`messages` before the caller changed to batches."""
         found: list[Values] = []
         for part, messages in itertools.groupby(self._ready, lambda message: message[:2]):
             run = list(messages)
@@ -344,7 +342,7 @@ class Consumer:
 
 
 class _Step:
-    """Takes a call back when an interrupt leaves it in its middle, so that nothing is skipped."""
+    """Context of one call.  After an interrupt it restores the positions from before, so that nothing is skipped."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Message(NamedTuple):
-    """``timestamp``: ms since 1970."""
+    """One message.  ``timestamp``: ms since 1970."""
 
     topic: str
     partition: int
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The values of consecutive messages; ``next_offset`` is the position after the last."""
+    """The values of consecutive messages; ``next_offset`` is the offset after the last one."""
 
     topic: str
     partition: int
@@ -35,7 +35,7 @@ class Values(NamedTuple):
 
 
 class Decoder:
-    """Turns chunks into messages or values; decides about damaged batches."""
+    """Decodes chunks.  A damaged batch raises or, with ``on_corrupt="skip"``, is counted in ``corrupt_batches``."""
 
     def __init__(self, *, check_crc: bool, on_corrupt: str) -> None:
         if on_corrupt not in ("raise", "skip"):
@@ -81,13 +81,13 @@ class Decoder:
                     raise CorruptBatch("its header contradicts its place in the log")
                 decoded = decode(chunk)
             except ClientFault as error:
-                # Behind a header that cannot be believed, nothing says where the next batch begins.
+                # A damaged header does not show where the next batch begins.
                 after = start + size if sane else stop
                 if not self._skip:
                     topic, partition = chunk.fetched.topic_partition
                     raise CorruptBatch(
                         f"{topic}-{partition}: damaged batch at {chunk.start_offset + start}: {error}; "
-                        f"seek to {chunk.start_offset + after} to go on behind it"
+                        f"seek to {chunk.start_offset + after} to continue behind it"
                     ) from None
                 self.corrupt_batches += 1
                 chunk.at = after
@@ -98,7 +98,7 @@ class Decoder:
 
 
 def _in_place(chunk: Chunk, start: int, size: int) -> bool:
-    """Whether the base offset, which no checksum covers, is what the place in the log says."""
+    """Whether the base offset, which no checksum covers, agrees with the batch's place in the log."""
     data = chunk.data
     base = int.from_bytes(data[start : start + LENGTH_AT], "big", signed=True)
     count = int.from_bytes(data[start + COUNT_AT : start + HEADER_BYTES], "big")

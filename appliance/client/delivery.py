@@ -1,8 +1,8 @@
-"""Messages on their way: the batch that carries them, and what a sender can ask about each of them.
+"""Defines the batch that carries messages, and the delivery, which reports what became of one of them.
 
-The producer fills a :class:`Batch`, then *seals* it (it takes no more), and sends it.  A batch is *done* once: it is
-delivered or it has failed.  :class:`Delivery` is what ``send`` returns: a pair (batch, index), because an object with
-state of its own for every message would cost more than everything else that is done for it.
+The producer fills a :class:`Batch`, *seals* it (it takes no more messages), and sends it.  A batch becomes *done* once:
+when it is delivered or has failed.  ``send`` returns a :class:`Delivery`, a pair (batch, index).  An object with state
+of its own for every message would cost more than all other work for the message.
 
 A delivery is like a :class:`concurrent.futures.Future` that cannot be cancelled: ``done``, ``result``, ``exception``,
 ``add_done_callback``.  Waiting for a result sends the message at once, without lingering.
@@ -33,7 +33,7 @@ assert layout.PRODUCER_ID_AT + _IDENTITY.size == layout.COUNT_AT
 
 
 class Sent(NamedTuple):
-    """Where a message is now.  ``timestamp``: ms since 1970."""
+    """Where a delivered message is stored.  ``timestamp``: ms since 1970."""
 
     topic: str
     partition: int
@@ -45,23 +45,23 @@ class Owner(Protocol):
     """The producer that sends a batch."""
 
     def wait_for(self, batch: Batch, timeout: float | None) -> bool:
-        """Send it at once and wait until it is done; False when ``timeout`` seconds are over before."""
+        """Send the batch at once and wait until it is done.  False if ``timeout`` seconds pass first."""
         ...
 
     def call_when_done(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
-        """Have ``callback`` called for the message at ``index``; False when the batch is done already."""
+        """Add a callback for the message at ``index``.  False if the batch is done already."""
         ...
 
 
 class Batch:
     """Messages for one partition.  Changed under the producer's lock only.
 
-    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``bytes`` is its share of the
-    producer's buffer, ``left_bytes`` what still fits.  Before it is first sent ``items`` are replaced by ``encoded``,
-    the record batch, which is dropped when the batch is done.
+    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``bytes`` is the batch's share of
+    the producer's buffer, ``left_bytes`` its free room.  Before the first sending, ``encoded`` (the record batch)
+    replaces ``items``.  It is dropped when the batch is done.
     """
 
-    # Set on the class where a batch seldom differs: one batch per message must be cheap, too.
+    # Defaults are on the class, to make a batch of one message cheap, too.
     uniform = True
     count = 0
     encoded: bytes | None = None
@@ -91,20 +91,20 @@ class Batch:
         self.partition = partition
         self.items: list[Any] = []
         self.bytes = self.left_bytes = bytes_max
-        self.limit = limit  # index of the message with which it is full
+        self.limit = limit  # index of the message that makes it full
         self.timestamp = timestamp
         self.created_s = created_s
         self.deadline_s = deadline_s
 
     def records(self) -> list[Fields]:
-        """The items as whole records, from now on."""
+        """Convert the items to whole records for good, and return them."""
         if self.uniform:
             self.uniform = False
             self.items = [(None, value, (), self.timestamp) for value in self.items]
         return self.items
 
     def encode(self, codec: str, producer_id: int, epoch: int, sequence: int) -> None:
-        """Turn the items into a numbered record batch."""
+        """Encode the items as a numbered record batch."""
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, sequence
         if self.uniform:
             self.encoded = encode_values(
@@ -126,7 +126,7 @@ class Batch:
         self.items = []
 
     def renumber(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """Other numbers for an encoded batch: stored in their fields and in the checksum that covers them."""
+        """Replace the numbers in an encoded batch, and its checksum, which covers them."""
         assert self.encoded is not None
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, sequence
         numbered = bytearray(self.encoded)
@@ -136,7 +136,7 @@ class Batch:
         self.encoded = bytes(numbered)
 
     def add_callback(self, index: int, callback: OnDelivery) -> None:
-        """Have ``callback`` called for the message at ``index``."""
+        """Add a callback for the message at ``index``."""
         if isinstance(self.callbacks, list):
             self.callbacks.append((index, callback))
         else:
@@ -148,14 +148,14 @@ class Batch:
         self.offset = offset
         self.encoded = None
         self.items = []
-        self.done = True  # last: other threads look at it without the lock
+        self.done = True  # last: other threads read it without the lock
 
     def offset_of(self, index: int) -> int:
         return self.offset + index if self.offset >= 0 else OFFSET_UNKNOWN
 
 
 class Delivery(tuple[Batch, int]):
-    """One message on its way; made by the producer only."""
+    """Reports what became of one message.  Only the producer makes it."""
 
     __slots__ = ()
 
@@ -171,10 +171,10 @@ class Delivery(tuple[Batch, int]):
         return self[0].done
 
     def exception(self, timeout: float | None = None) -> ApplianceError | None:
-        """Wait; the error that the message failed with, None when it was delivered.
+        """Wait for the delivery.  Returns the error of a failed message, None for a delivered one.
 
         Raises:
-            RequestTimedOut: neither happened within ``timeout`` seconds; the message is still on its way.
+            RequestTimedOut: neither within ``timeout`` seconds.  The producer goes on trying.
         """
         batch = self[0]
         if not batch.done and not batch.owner.wait_for(batch, timeout):
@@ -182,7 +182,7 @@ class Delivery(tuple[Batch, int]):
         return batch.error
 
     def result(self, timeout: float | None = None) -> Sent:
-        """Wait; where the message is.
+        """Wait for the delivery.  Returns where the message is stored.
 
         Raises:
             ApplianceError: it could not be delivered, or (RequestTimedOut) not within ``timeout`` seconds.
@@ -194,7 +194,7 @@ class Delivery(tuple[Batch, int]):
         return Sent(batch.topic, batch.partition, batch.offset_of(index), batch.timestamp)
 
     def add_done_callback(self, function: Callable[[Delivery], object]) -> None:
-        """Call ``function(self)`` when delivered or failed; at once when that has happened."""
+        """Call ``function(self)`` when the message is delivered or has failed; at once if it has."""
         batch, index = self
         if not batch.owner.call_when_done(batch, index, lambda *_: function(self)):
             function(self)

@@ -1,15 +1,16 @@
-"""Takes sealed batches to the brokers that lead their partitions, and completes them with the replies.
+"""Sends sealed batches to the leaders of their partitions, and completes them with the replies.
 
-:class:`Dispatcher` has no thread and never waits: the sender calls it with its lock held.  For each partition there is
-a queue (``partition_queue.py``), for each broker a link (``broker_link.py``).  A queue is in one of three places:
+:class:`Dispatcher` has no thread and, except in :meth:`Dispatcher.wait`, never blocks.  The sender calls it with its
+lock held.  There is a queue for each partition (``partition_queue.py``) and a link for each broker
+(``broker_link.py``).  A queue is in one of three places:
 
 - ``link.ready``: its broker is known, and it may have a batch to send;
-- ``_stalled``: it has batches, and waits for a leader, a producer id, a back-off or replies; it is looked at again
-  every :data:`CHECK_S`;
-- in neither: it has nothing to send, or its batches in flight must be answered first.
+- ``_stalled``: it has batches, and waits for a leader, a producer id, a back-off or replies.  Every :data:`CHECK_S` it
+  is tried again;
+- in neither: it has nothing to send, or waits for replies to its batches in flight.
 
-So that many small batches share a system call, bytes that are ready wait, but only while replies are outstanding or
-the last write was less than the linger time ago, and never for more than :data:`WRITE_BYTES`.
+Small batches share a system call: bytes that are ready wait while other replies are outstanding, if the last write was
+less than the linger time ago, and until there are :data:`WRITE_BYTES` of them.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from .troubles import Troubles
 
 WRITE_BYTES: Final = 64 * 1024
 OUT_BYTES_MAX: Final = 1024 * 1024
-"""Unsent bytes per connection beyond which batches stay where they are."""
+"""Unsent bytes of a connection beyond which batches stay in their queues."""
 HEAD_BYTES_MAX: Final = 1024
-"""More than a produce request's header takes."""
+"""Upper bound of a produce request's header."""
 CHECK_S: Final = 0.02
 """Interval of the checks for deadlines, timeouts and stalled queues."""
 DUPLICATE_SEQUENCE: Final = 46
-"""Kafka's code for "written before, no longer remembered where": delivered."""
+"""Kafka's code for a batch that was written before, at an offset that is no longer known.  It is delivered."""
 
 
 class Dispatcher:
@@ -88,7 +89,7 @@ class Dispatcher:
             self._make_ready(queue)
 
     def identify(self, producer_id: int, epoch: int) -> None:
-        """Give a new producer id to the queues that wait for one."""
+        """Pass a new producer id to the queues that wait for one."""
         for queue in self.queues.values():
             if queue.identity is Identity.WANTED:
                 queue.identify(producer_id, epoch)
@@ -130,10 +131,10 @@ class Dispatcher:
             self._links[broker_id] = link
         queue.link = link
 
-    # ---- to do, again and again
+    # ---- the work
 
     def work(self, now_s: float, hurry: bool) -> None:
-        """Take replies, send what can be sent; ``hurry``: no byte stays behind to share a system call."""
+        """Take replies and send batches.  ``hurry``: write all bytes now, instead of sharing a system call later."""
         if hurry:
             for link in self._links.values():
                 self._receive(link, now_s)
@@ -158,11 +159,11 @@ class Dispatcher:
         return bool(self._stalled)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a connection can be read or written; the only method to be called without the lock."""
+        """Wait until a connection can be read or written.  The only method to call without the lock."""
         self._epoll.poll(timeout_s)
 
     def disconnect(self) -> None:
-        """Close all connections and forget all queues."""
+        """Close all connections and drop all queues."""
         for link in self._links.values():
             if link.connection is not None:
                 link.connection.close()  # epoll forgets it by itself
@@ -176,7 +177,7 @@ class Dispatcher:
     # ---- sending
 
     def _fill(self, link: BrokerLink, now_s: float) -> None:
-        """Post batches, one of each queue in turn, until nothing is left or the connection has enough."""
+        """Post batches, one of each queue in turn, until none is left or a limit of the connection is reached."""
         connection = link.connection or self._connect(link, now_s)
         if connection is None:
             return
@@ -202,7 +203,7 @@ class Dispatcher:
                 link.post(queue, encoded, now_s)
 
     def _refuse_large(self, queue: RoutedQueue, batch: Batch, limit: int, now_s: float) -> None:
-        text = f"a batch of {batch.count} messages is larger than the {limit} bytes that the broker takes at once"
+        text = f"a batch of {batch.count} messages is larger than the broker's largest frame ({limit} bytes)"
         queue.withdraw(now_s)
         self._outstanding.fail(batch, MessageTooLarge(text))
         if queue.waiting and not queue.in_flight:
@@ -247,7 +248,7 @@ class Dispatcher:
             if error.code == DUPLICATE_SEQUENCE:
                 error, base = None, OFFSET_UNKNOWN
             elif isinstance(error, NotLeader | UnknownPartition | MessageTooLarge):
-                # Another broker leads it by now, or the topic takes less than it did.
+                # Another broker leads the partition by now, or the topic's size limit was lowered.
                 self._background.stale_topics.add(queue.topic)
         troubled = error is not None or queue.draining
         done = queue.on_reply(error, base, now_s)
@@ -282,10 +283,10 @@ class Dispatcher:
         queue.trouble = error
         self._troubles.begin((queue.topic, queue.partition), error)
 
-    # ---- now and then
+    # ---- every CHECK_S
 
     def _check_timeouts(self, now_s: float) -> None:
-        """Deadlines, timeouts, and queues that waited for a time, a leader or a producer id."""
+        """Check deadlines and timeouts, and try the stalled queues again."""
         for link in self._links.values():
             overdue = link.overdue(now_s, self._options.request_timeout_ms / 1000)
             if overdue is not None:
@@ -301,7 +302,7 @@ class Dispatcher:
                 self._make_ready(queue)
 
     def _oldest_trouble(self) -> ApplianceError | None:
-        """Why nothing was sent to a partition that has no trouble of its own."""
+        """The cause for a partition without a trouble of its own: the oldest one of a broker or the metadata."""
         if not self._troubles:
             return None
         return next((trouble.error for trouble in self._troubles.current() if trouble.topic_partition is None), None)

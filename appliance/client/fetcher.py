@@ -1,23 +1,24 @@
 """Fetches partitions from their brokers, one request ahead of the decoding.
 
-:class:`Fetcher` hands out :class:`Chunk`, whole record batches as they came, and continues after the last byte.  As
-soon as a chunk is here the next request is on its way, so the broker works while the chunk is being decoded.  What is
-fetched and not decoded is bounded: by ``buffer_bytes_max`` for a partition (and one chunk), and for all of them by
-``total_bytes_max``, of which each has an equal share, but never less than :data:`SHARE_BYTES_MIN` or one batch.  So a
-partition that is not read stops no other one.  A broker gets one request at a time for all of its partitions, with a
-long poll when no broker has anything for us.
+:class:`Fetcher` returns :class:`Chunk` objects, whole record batches as received, and continues after the last byte.
+When a chunk arrives the next request is sent, so the broker works while the chunk is decoded.
+
+Fetched data that are not decoded yet are bounded: for a partition by ``buffer_bytes_max`` (and one chunk), for all by
+``total_bytes_max``.  Each partition has an equal share of the latter, at least :data:`SHARE_BYTES_MIN` or one batch.
+So a partition that is not read does not stop others.  A broker gets one request at a time for all of its partitions, a
+long poll.
 
 Offsets are bytes: a reply starts with the batch that contains the requested offset, at byte P = base + N - S of the log
-(N records, S bytes), so after B bytes the next offset is P + B.  The first batch's header must agree with the request;
-when it does not, the connection is closed.
+(N records, S bytes), so after B bytes the next offset is P + B.  If the first batch's header does not agree with the
+request, the connection is closed.
 
-Recoverable troubles (a broker is away, a partition is moved or offline) are waited out here, with metadata asked anew;
-they stand in ``troubles`` meanwhile.  An offset out of range is handled by the policy: ``earliest``, ``latest``, or
-None to raise.
+Recoverable troubles (a broker is away, a partition is moved or offline) are waited out here, and the metadata are
+refreshed.  ``troubles`` has them meanwhile.  The policy ``reset`` handles an offset out of range: ``earliest``,
+``latest``, or None to raise.
 
-Not thread-safe, except :meth:`Fetcher.wake`.  :meth:`Fetcher.poll` raises errors when there is nothing else to hand
-out: OffsetOutOfRange, UnknownPartition (the topic is gone), ClientFault.  Fetching of everything else goes on, and the
-error comes again as long as it lasts.
+Not thread-safe, except :meth:`Fetcher.wake`.  :meth:`Fetcher.poll` raises an error when there are no chunks to return:
+OffsetOutOfRange, UnknownPartition (the topic is gone), ClientFault.  Fetching other partitions continues, and the error
+is raised again as long as it lasts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 BACKLOG_WAIT_MS: Final = 20
-"""Length of long polls while some partitions are left out of them because enough of them waits to be decoded."""
+"""Length of long polls that leave out some partitions, because enough of their data waits to be decoded."""
 BACKOFF_S: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 PAUSE_S_MAX: Final = 0.5
@@ -61,7 +62,7 @@ SHARE_BYTES_MIN: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """``reset``: where to go from an offset out of range; None raises."""
+    """Options of a fetcher.  ``reset``: where to continue after an offset out of range; None raises."""
 
     bytes_max: int
     partition_bytes_max: int
@@ -74,10 +75,10 @@ class FetchOptions:
 
 
 class Fetched:
-    """One partition that is being fetched.  ``offset`` is the next to ask for.
+    """One partition that is being fetched.  ``offset`` is the next one to request.
 
-    Bytes in hand are ``received_bytes`` (counted by the fetcher) - ``released_bytes`` (counted by the
-    reader): each has one thread that changes it.
+    The bytes that wait to be decoded are ``received_bytes`` (counted by the fetcher) - ``released_bytes`` (counted by
+    the reader).  Each counter has one thread that changes it.
     """
 
     __slots__ = (
@@ -99,7 +100,7 @@ class Fetched:
         self.wake = wake
         self.received_bytes = 0
         self.released_bytes = 0
-        self.left_out = False  # of the last request, because enough was in hand
+        self.left_out = False  # of the last request, because enough data waited to be decoded
         self.dropped = False
         self.log_start = -1
         self.end = -1
@@ -109,8 +110,8 @@ class Fetched:
 class Chunk:
     """Whole record batches of one partition: ``data[at:]`` is not decoded yet.
 
-    ``wanted`` is the offset that was asked for; records before it are not for the consumer.  ``start_offset`` is the
-    offset of ``data[0]``.
+    ``wanted`` is the requested offset; earlier records are not for the consumer.  ``start_offset`` is the offset of
+    ``data[0]``.
     """
 
     __slots__ = ("at", "data", "fetched", "start_offset", "wanted")
@@ -123,7 +124,7 @@ class Chunk:
         self.at = 0
 
     def release(self) -> None:
-        """Count the chunk as decoded, or as not wanted any more: there is room for another."""
+        """Count the chunk as decoded, or as not wanted any more, to make room for another."""
         fetched = self.fetched
         fetched.released_bytes += len(self.data)
         if fetched.left_out:
@@ -154,7 +155,7 @@ class Fetcher:
         self._clock = clock
         self._partitions: dict[tuple[str, int], Fetched] = {}
         self._links: dict[int, _Link] = {}
-        self._led: dict[int, deque[Fetched]] | None = None  # by broker; None: find out anew
+        self._led: dict[int, deque[Fetched]] | None = None  # by broker; None: to be computed again
         self._led_snapshot: ClusterSnapshot | None = None
         self._stale_topics: set[str] = set()
         self._refresh_s = 0.0
@@ -164,7 +165,7 @@ class Fetcher:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
     def disconnect(self) -> None:
-        """Drop all connections; requests under way are made anew."""
+        """Drop all connections.  Requests in flight are made again."""
         for link in self._links.values():
             self._disconnect(link)
 
@@ -175,7 +176,7 @@ class Fetcher:
         os.close(fd)
 
     def wake(self) -> None:
-        """End a :meth:`poll` that waits; from any thread."""
+        """End a :meth:`poll` that waits.  Any thread may call it."""
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
@@ -189,7 +190,7 @@ class Fetcher:
             self.seek(part, offset)
 
     def seek(self, part: tuple[str, int], offset: int) -> None:
-        """Fetch this partition from ``offset``; chunks and replies from before are dropped."""
+        """Fetch this partition from ``offset``.  Earlier chunks and replies are dropped."""
         self.remove(part)
         self._partitions[part] = Fetched(part, offset, self.wake)
 
@@ -201,13 +202,13 @@ class Fetcher:
         self._led = None
 
     def ends(self) -> dict[tuple[str, int], int]:
-        """How far each partition could be read at its last reply; partitions without one are left out."""
+        """The high watermark of each partition in its last reply; partitions without a reply are left out."""
         return {part: fetched.end for part, fetched in self._partitions.items() if fetched.end >= 0}
 
     # ---- fetching
 
     def poll(self, timeout_s: float | None) -> list[Chunk]:
-        """Chunks that have arrived, waiting for some up to ``timeout_s``; empty when time is up or woken."""
+        """The chunks that have arrived; waits up to ``timeout_s`` for some.  Empty after that, or after ``wake``."""
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         while True:
             now_s = self._clock()
@@ -233,7 +234,7 @@ class Fetcher:
                     return []
 
     def _ask_all(self, now_s: float) -> None:
-        """Every broker that has no request of ours gets one."""
+        """Send a request to every broker that has none of ours."""
         if self._stale_topics and now_s >= self._refresh_s:
             self._refresh(now_s)
         if self._led is None or self._led_snapshot is not self._cluster.snapshot:
@@ -251,18 +252,18 @@ class Fetcher:
     def _ask(self, link: _Link, led: deque[Fetched], now_s: float) -> None:
         options = self._options
         share = max(SHARE_BYTES_MIN, options.total_bytes_max // max(1, len(self._partitions)))
-        buffer_bytes_max = min(options.buffer_bytes_max, share // 2)  # and as much is asked for while there is room
+        buffer_bytes_max = min(options.buffer_bytes_max, share // 2)  # the other half of the share is for the reply
         room: list[Fetched] = []
         for fetched in led:
             if now_s < fetched.resume_s:
                 continue
-            fetched.left_out = True  # before looking: a release in between must wake us
+            fetched.left_out = True  # before the comparison: a release in between must wake us
             if fetched.received_bytes - fetched.released_bytes < buffer_bytes_max:
                 fetched.left_out = False
                 room.append(fetched)
         if not room:
             return
-        led.rotate(-1)  # the broker fills the reply in this order: another one first next time
+        led.rotate(-1)  # the broker fills the reply in this order: next time another partition is first
         try:
             if link.connection is None:
                 address = self._cluster.address(link.broker_id)
@@ -307,7 +308,7 @@ class Fetcher:
             self.troubles.end(_name(link))
         rows = reply.header[2]
         if len(rows) != len(asked):
-            raise ProtocolFault(f"{link.connection} answered {len(rows)} partitions, asked for {len(asked)}")
+            raise ProtocolFault(f"{link.connection} answered {len(rows)} partitions, {len(asked)} were requested")
         at = 0
         refused: list[tuple[Fetched, int]] = []
         for (fetched, offset), (code, log_start, end, size) in zip(asked, rows, strict=True):
@@ -343,7 +344,7 @@ class Fetcher:
                 return
             fetched.offset = fetched.log_start if reset == "earliest" else fetched.end
             fetched.resume_s = now_s
-            logger.warning("%s: going on at %d (%s)", text, fetched.offset, reset)
+            logger.warning("%s: continuing at %d (%s)", text, fetched.offset, reset)
         elif isinstance(error, NotLeader | UnknownPartition):
             self._stale_topics.add(topic)
             self._led = None
@@ -370,7 +371,7 @@ class Fetcher:
             link.connection = None
 
     def _refresh(self, now_s: float) -> None:
-        """Ask who leads what."""
+        """Refresh the metadata of the stale topics."""
         self._refresh_s = now_s + BACKOFF_S_MAX
         topics, self._stale_topics = self._stale_topics, set()
         try:
@@ -407,4 +408,4 @@ def _start_offset(data: memoryview, offset: int) -> int:
         size = length + LENGTH_END
         if 0 < count <= size and base + count - size <= offset < base + count:
             return int(base + count - size)
-    raise ProtocolFault(f"a fetch at {offset} was answered with something else")
+    raise ProtocolFault(f"the reply to a fetch at {offset} does not contain that offset")

@@ -1,4 +1,4 @@
-"""The paper's consumer: members of a group share a topic's partitions and remember how far they have read.
+"""The paper's consumer: the members of a group divide the partitions among themselves and commit their offsets.
 
 Example::
 
@@ -8,24 +8,25 @@ Example::
             ...
 
 Every message is delivered to one member of the group, at least once, and in order within its partition.  The members
-agree through ZooKeeper, without a master: see ``zookeeper/rebalance.py``.  Offsets are committed to the registry there
-every ``auto_commit_ms`` and whenever partitions change hands, or by :meth:`commit` alone (``auto_commit=False``).  A
+agree through ZooKeeper, without a master: see ``zookeeper/rebalance.py``.  Offsets are committed to ZooKeeper every
+``auto_commit_ms`` and whenever partitions change owners, or by :meth:`commit` alone (``auto_commit=False``).  A
 partition without a committed offset begins at ``start``: "earliest", "latest" or a time in ms.
 
-Automatic commits cover messages whose reader has asked for the next one.  :meth:`commit` and :meth:`close` cover all
-that was handed out.  Leaving the ``with`` block through an exception closes without that.  When a partition is taken
-away while a reader has a message of it in hand, the reader gets ``handover_ms_max`` to finish; after that the message
-is delivered again, to the next owner.
+An automatic commit covers messages whose reader has requested the next one.  :meth:`commit` and :meth:`close` cover all
+messages that were handed out; leaving the ``with`` block through an exception does not.  When a partition is revoked
+while a reader works on one of its messages, the reader gets ``handover_ms_max`` to finish.  After that the next owner
+gets the message again.
 
-It has two threads of its own: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from all
-brokers.  Decoding happens in the threads that read the streams.  When the session's lease is over nothing more is
-handed out: another member may own the partition by then.  Should one of the two threads end by an unexpected error, the
-streams, :meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`; if it is the first one, the
-session ends with it and the others take over.
+A group consumer has two threads: one keeps the membership (ZooKeeper's session, rebalances, commits), one fetches from
+all brokers.  The threads that read the streams decode.  When the session's lease is over nothing more is handed out:
+another member may own the partition by then.  If one of the two threads ends by an unexpected error, the streams,
+:meth:`commit` and :meth:`close` raise :class:`~appliance.errors.ClientBroken`.  If the membership's thread ends, the
+session ends too, and the other members take over.
 
-Not fork-safe: make consumers after forking.  Errors: ZooKeeperAway from :meth:`commit`, to be tried again;
-InvalidRequest where the group belongs to the Kafka listener; CorruptBatch from a stream (``on_corrupt="skip"`` passes
-over damaged batches and counts them).
+Not fork-safe: make consumers after forking.
+
+Errors: ZooKeeperAway from :meth:`commit`, retriable; InvalidRequest where the group belongs to the Kafka listener;
+CorruptBatch from a stream (``on_corrupt="skip"`` skips damaged batches and counts them).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 MEMBER_WAIT_MS: Final = 200
 JOIN_S: Final = 2.0
-"""How long joining may take before that is reported as a trouble."""
+"""How long joining may take before it is reported as a trouble."""
 COMMIT_TIMEOUT_MS: Final = 2_000
 CLOSE_S_MAX: Final = 10.0
 
@@ -146,9 +147,9 @@ class GroupConsumer:
     # ---- the paper's interface
 
     def create_message_streams(self, topics: Mapping[str, int]) -> dict[str, list[MessageStream]]:
-        """Join the group; for each topic as many streams as asked for, over which its partitions are shared.
+        """Join the group.  Returns for each topic the given number of streams, which share its partitions.
 
-        Returns at once: messages come when the group has rebalanced.  Once for each consumer.
+        Returns at once; messages come after the rebalance.  Call it once for each consumer.
         """
         if not topics or not all(isinstance(count, int) and count >= 1 for count in topics.values()):
             raise BadValue(f"topics {dict(topics)!r}: give at least one topic, and one stream or more for each")
@@ -163,10 +164,10 @@ class GroupConsumer:
     def create_message_streams_by_filter(
         self, wanted: Whitelist | Blacklist | str, streams: int = 1
     ) -> list[MessageStream]:
-        """Join the group for all topics, present and future, that a pattern admits; a text is a whitelist.
+        """Join the group for all topics, present and future, that a pattern admits.  A text is a whitelist.
 
         Raises:
-            BadValue: it is no pattern; ``zookeeper/patterns.py`` says what is in one.
+            BadValue: it is no pattern (see ``zookeeper/patterns.py``).
         """
         _check_count(streams)
         exclude = isinstance(wanted, Blacklist)
@@ -180,12 +181,12 @@ class GroupConsumer:
         return made
 
     def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
-        """Store positions now: of everything handed out, or ``offsets`` ((topic, partition) -> next offset).
+        """Commit offsets now: of everything handed out, or ``offsets`` ((topic, partition) -> next offset).
 
-        Partitions that another member has taken over meanwhile are left out: it decides.
+        Partitions that another member owns by now are left out.
 
         Raises:
-            ZooKeeperAway: not stored, or nobody knows; try again.
+            ZooKeeperAway: the offsets may not be stored; try again.
             ClientBroken: a thread of this consumer has ended.
         """
         self._threads.check()
@@ -200,10 +201,10 @@ class GroupConsumer:
 
         Args:
             processed: whether all messages that were handed out count as processed.  Stop reading first.
-            timeout: seconds for each of the two threads to end; what they wait for of brokers is cut short.
+            timeout: seconds for each of the two threads to end.  Their requests to brokers are aborted.
 
         Raises:
-            ClientBroken: a thread of this consumer ended, or does not; everything else is closed all the same.
+            ClientBroken: a thread of this consumer has failed, or did not end.  If it failed, everything is closed.
         """
         if self._closed:
             return
@@ -223,17 +224,17 @@ class GroupConsumer:
         self._cluster.close()
         self._threads.check()
 
-    # ---- to look at
+    # ---- state
 
     @property
     def owned(self) -> dict[tuple[str, int], int]:
-        """The partitions that are ours now, and the number of the stream that reads each."""
+        """The owned partitions, each with the number of the stream that reads it."""
         with self._owned.changed:
             return {part: owned.stream.number for part, owned in self._owned.partitions.items()}
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
-        """The offset after the last message handed out, of each partition that is ours."""
+        """The offset after the last message handed out, of each owned partition."""
         with self._owned.changed:
             return {part: owned.handed_out for part, owned in self._owned.partitions.items() if owned.handed_out >= 0}
 
@@ -245,7 +246,7 @@ class GroupConsumer:
     def corrupt_batches(self) -> int:
         return self._decoder.corrupt_batches
 
-    # ---- what the rebalance asks, in the membership thread
+    # ---- called by the rebalance, in the membership thread
 
     def _stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         with self._owned.changed:
@@ -273,7 +274,7 @@ class GroupConsumer:
         connect = self._zookeeper or self._cluster.refresh([]).zookeeper
         if not connect:
             raise ZooKeeperAway("this appliance runs without ZooKeeper, which groups need: set zookeeper.nodes")
-        # kazoo takes a while to load: only those who join a group need it.
+        # kazoo loads slowly, and only groups need it.
         from ..zookeeper.rebalance import GroupMember
         from ..zookeeper.session import Session
 
@@ -300,7 +301,7 @@ class GroupConsumer:
             self._keep_membership(member)
             member.leave()
         finally:
-            session.close()  # whatever has happened: the others must not wait for us
+            session.close()  # after an error, too: the other members must not wait for us
 
     def _keep_membership(self, member: GroupMember) -> None:
         commit_due_ms = self._clock_ms() + (self._auto_commit_ms or 0)
@@ -313,19 +314,19 @@ class GroupConsumer:
                 commit_due_ms = self._clock_ms() + self._auto_commit_ms
                 try:
                     self._commit(self._owned.to_commit(in_hand=False))
-                    self._fetcher.troubles.end("committing positions")
+                    self._fetcher.troubles.end("committing offsets")
                 except ZooKeeperAway as error:
-                    self._fetcher.troubles.begin("committing positions", error)
+                    self._fetcher.troubles.begin("committing offsets", error)
 
     def _note_membership(self, member: GroupMember) -> None:
-        """Say why nothing is handed out, where the membership is the reason."""
+        """Note a trouble while nothing is handed out because of the membership."""
         troubles, rebalancer = self._fetcher.troubles, member.rebalancer
         group = f"group {self.group}"
         if not self._alive():
             troubles.begin(group, ZooKeeperAway("ZooKeeper is away: nothing is handed out meanwhile"))
         elif rebalancer.in_the_way:
             theirs = ", ".join(f"{topic}-{partition}" for topic, partition in rebalancer.in_the_way[:5])
-            troubles.begin(group, NotLeader(f"other members have not given up yet: {theirs}"))
+            troubles.begin(group, NotLeader(f"other members still own {theirs}"))
         else:
             troubles.end(group)
 
@@ -341,7 +342,7 @@ class GroupConsumer:
 
 
 class _Streams(NamedTuple):
-    """The consumer as the rebalance sees it: ``zookeeper.rebalance.Streams``."""
+    """The consumer's side of a rebalance: ``zookeeper.rebalance.Streams``."""
 
     start: Callable[[Sequence[Claim]], None]
     stop: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]

@@ -1,4 +1,4 @@
-"""The fetching thread of a group consumer: it fetches the partitions that the consumer owns, and no others."""
+"""Runs the fetching thread of a group consumer, which fetches the owned partitions and no others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ RETRY_S: Final = 0.1
 
 
 class Claimed(NamedTuple):
-    """A partition that is ours now.  ``stored``: the committed offset; None: begin where the consumer wants to."""
+    """A partition that is owned now.  ``stored``: its committed offset; None: it begins at the consumer's ``start``."""
 
     owned: OwnedPartition
     stored: int | None
 
 
 class GroupFetching:
-    """``start`` is the time (or EARLIEST, LATEST) at which partitions without a committed offset begin.
+    """Fetches.  ``start``: the time (or EARLIEST, LATEST) at which partitions without a committed offset begin.
 
-    :meth:`begin` and :meth:`drop` are for the membership thread, :meth:`run` is the fetching thread.
+    The membership thread calls :meth:`begin` and :meth:`drop`; :meth:`run` is the fetching thread.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class GroupFetching:
         self._waiting: list[Claimed] = []  # not begun yet
 
     def begin(self, claimed: Sequence[Claimed]) -> None:
-        """Have these partitions fetched."""
+        """Start to fetch these partitions."""
         self._change(lambda: self._waiting.extend(claimed))
 
     def drop(self, revoked: Sequence[OwnedPartition]) -> None:
-        """Have these partitions fetched no more."""
+        """Stop fetching these partitions."""
         self._change(lambda: self._remove(revoked))
 
     def _change(self, change: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class GroupFetching:
                 self._owned.put(self._fetcher.poll(FETCH_WAIT_S))
                 troubles.end("fetching")
             except ApplianceError as error:
-                # A topic that is gone is taken from us by the next rebalance; everything else passes.
+                # The next rebalance removes a topic that is gone; everything else passes.
                 troubles.begin("fetching", error)
                 self._closing.wait(FETCH_WAIT_S)
 
@@ -73,7 +73,7 @@ class GroupFetching:
                 self._fetcher.remove(partition.topic_partition)
 
     def _begin_waiting(self) -> None:
-        """Fetch the claimed partitions from their committed offsets, or from where the consumer wants to start."""
+        """Fetch the claimed partitions from their committed offsets, or from ``start``."""
         troubles = self._fetcher.troubles
         for partition, _ in self._waiting:
             if partition.revoked:
@@ -103,12 +103,12 @@ class GroupFetching:
         self._waiting = [claimed for claimed in self._waiting if claimed.owned.topic_partition in failed]
 
     def _note_start(self, partition: OwnedPartition, offset: int, stored: int | None) -> bool:
-        """Note where the partition begins; False when it was revoked meanwhile."""
+        """Store the partition's first offset.  False if it was revoked meanwhile."""
         with self._owned.changed:
             if partition.revoked:
                 return False
             if stored is None:
-                # Committed although nothing was read: the next owner must not start later than we did.
+                # To be committed although nothing was read: the next owner must not start later than we did.
                 partition.handed_out = partition.processed = offset
             else:
                 partition.committed = offset

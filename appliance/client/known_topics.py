@@ -1,4 +1,4 @@
-"""What a producer keeps of each topic that it sends to; asks about a topic that it does not know yet."""
+"""Keeps metadata of the topics that a producer sends to; requests those of unknown topics."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PAUSE_S_MAX: Final = 1.0
 
 
 class KnownTopic:
-    """A topic's partitions and the bounds of its batches, as of one snapshot of the cluster."""
+    """A topic's partitions and the limits of its batches, from one snapshot of the cluster."""
 
     def __init__(self, snapshot: TopicSnapshot, batch_bytes_max: int, codec: str) -> None:
         self.snapshot = snapshot
         self.count = len(snapshot.leaders)
         self.message_bytes_max = int(snapshot.settings.get("max.message.bytes", MESSAGE_BYTES_MAX_DEFAULT))
-        # A batch that is compressed is smaller than it looks; its final size is not known before.
+        # The size of a compressed batch is not known before: limits apply to the size without compression.
         self.batch_bytes_max = min(batch_bytes_max, self.message_bytes_max) - HEADER_BYTES
         self.lone_bytes_max = self.message_bytes_max - HEADER_BYTES if codec == "none" else None
-        """The largest message, None where only the broker can say."""
+        """Size of the largest message; None with compression, where only the broker can check it."""
         self._keys: dict[bytes, int] = {}
         live = [partition for partition, leader in enumerate(snapshot.leaders) if leader != NO_BROKER]
         self.live: Sequence[int] = live or range(self.count)
@@ -43,7 +43,7 @@ class KnownTopic:
 
 
 class KnownTopics:
-    """The topics of one producer.  ``prepare`` is called before a topic is asked about; it may block."""
+    """The topics of one producer.  ``prepare`` is called before metadata of a topic are requested; it may block."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class KnownTopics:
         self._topics: dict[str, KnownTopic] = {}
 
     def current(self, name: str) -> KnownTopic | None:
-        """The topic, None when it is not known or its snapshot is not the last one."""
+        """The topic; None when it is not known or the cluster has a newer snapshot."""
         known = self._topics.get(name)
         if known is None or self._cluster.snapshot.topics.get(name) is not known.snapshot:
             return None
         return known
 
     def learn(self, name: str) -> KnownTopic:
-        """Ask about a topic until it is known; one that does not exist is made if the appliance does that.
+        """Request a topic's metadata until they are known.  The appliance may create a topic that does not exist.
 
         Raises:
             ApplianceError: the topic cannot be used, or was not known within ``block_ms_max``.

@@ -1,7 +1,7 @@
-"""What happens to the producers of a process when it exits or forks.
+"""Closes the producers of a process at exit, and disables them in forked children.
 
-At exit they are closed, so that a program that forgot to still delivers.  In a forked child they are disowned: they
-refuse every call, for messages and replies cannot be shared.
+Closing at exit delivers the messages of a program that did not close its producer.  In a forked child every call of an
+inherited producer raises InvalidRequest, because messages and replies cannot be shared.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Closable(Protocol):
     def close(self, timeout: float | None = None) -> None: ...
 
     def disown(self) -> None:
-        """In a forked child: refuse everything from now on."""
+        """In a forked child: refuse every later call."""
         ...
 
 
 class ForeignLock(contextlib.nullcontext[Any]):
-    """In place of the lock of a producer that another process made, which a thread may have held at the fork."""
+    """Replaces the lock of an inherited producer, which a thread may have held at the fork."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ForeignLock(contextlib.nullcontext[Any]):
 
 
 class _Living:
-    """All producers of this process."""
+    """Holds all producers of this process."""
 
     def __init__(self) -> None:
         self._producers: weakref.WeakSet[Closable] = weakref.WeakSet()

@@ -1,7 +1,7 @@
-"""The batches of a producer that take messages, at most one for each partition.
+"""Keeps the batches of a producer that take messages: at most one for each partition.
 
-A batch is *sealed*, and handed to the sender, when it is full, has lingered, or somebody waits for it.  Plain values go
-to the *sticky* batch of their topic, that of a partition chosen at random, until it is sealed.
+A batch is *sealed*, and handed to the sender, when it is full, has lingered, or a caller waits for it.  Plain values go
+to the *sticky* batch of their topic until it is sealed: that of a partition chosen at random.
 
 Everything here but :meth:`OpenBatches.make_room` is called with the sender's lock held.
 """
@@ -18,13 +18,13 @@ from .producer_options import ProducerOptions
 from .sender import Sender
 
 BATCH_BYTES: Final = 1024
-"""What a batch takes of the buffer beside its messages."""
+"""Bytes of the buffer that a batch takes besides its messages."""
 PLAIN_BYTES: Final = 24
-"""More than what a plain record takes beside its value."""
+"""Upper bound of the bytes that a plain record takes besides its value."""
 
 
 class OpenBatches:
-    """``owner`` is the producer, which batches refer to; ``choice`` picks one of several partitions."""
+    """The open batches.  ``owner``: the producer, for its batches.  ``choice`` picks one of several partitions."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OpenBatches:
         choice: Callable[[Sequence[int]], int],
     ) -> None:
         self.sticky: dict[str, Batch] = {}
-        """By topic: where plain values go."""
+        """By topic: the batch that takes plain values."""
         self._owner = owner
         self._sender = sender
         self._options = options
@@ -59,14 +59,14 @@ class OpenBatches:
         return batch
 
     def renew_sticky(self, topic: str, known: KnownTopic, size: int) -> Batch | None:
-        """Send off the sticky batch and open another; None while the buffer is full."""
+        """Send the sticky batch and open another one; None while the buffer is full."""
         batch = self.sticky.get(topic)
         if batch is not None:
             self.send_off(batch)
         return self._open_batch(topic, known, None, size)
 
     def add_values(self, batch: Batch, values: list[bytes], start: int) -> int:
-        """Put as many of ``values[start:]`` into the batch as fit, at least one; returns how many."""
+        """Put as many of ``values[start:]`` into the batch as fit, at least one.  Returns how many."""
         chunk = values[start : start + self._options.batch_messages_max - len(batch.items)]
         size = sum(map(len, chunk)) + PLAIN_BYTES * len(chunk)
         while size > batch.left_bytes and len(chunk) > 1:
@@ -97,7 +97,7 @@ class OpenBatches:
             self._seal(batch)
 
     def seal_due(self, now_s: float) -> float | None:
-        """Seal what has lingered; returns when the next one will have, None when no batch is open."""
+        """Seal the batches that have lingered.  Returns when the next one will have; None when no batch is open."""
         while self._open:
             batch = next(iter(self._open.values()))
             due_s = batch.created_s + self._options.linger_s
@@ -107,7 +107,7 @@ class OpenBatches:
         return None
 
     def make_room(self, size: int, deadline_s: float | None) -> float:
-        """Wait, without the lock, until a batch may be opened; returns the deadline, for the next time.
+        """Wait, without the lock, until a batch may be opened.  Returns the deadline, for the next call.
 
         Raises:
             BufferFull: the deadline is over.
@@ -118,7 +118,7 @@ class OpenBatches:
             deadline_s = self._clock() + options.block_s_max
         wanted = max(0, options.buffer_bytes_max - max(options.batch_bytes_max, size))
         with sender.lock:
-            self.seal_all()  # what they reserve and do not use is room, too
+            self.seal_all()  # this frees what they have reserved and do not use
         timeout_s = max(0.0, deadline_s - self._clock())
         if not sender.drive(lambda: outstanding.buffered_bytes <= wanted, timeout_s):
             raise BufferFull(
@@ -156,7 +156,7 @@ class OpenBatches:
         return batch
 
     def _without_trouble(self, topic: str, live: Sequence[int]) -> Sequence[int]:
-        """The partitions that take messages at the moment, as far as is known; all, if none does."""
+        """The partitions without a known trouble; all, if each has one."""
         troubles = self._sender.troubles
         if not troubles:
             return live
@@ -168,7 +168,7 @@ class OpenBatches:
             return
         sender.torn = True
         topic = batch.topic
-        sender.outstanding.batches[batch] = None  # first: whatever is in there is completed in the end
+        sender.outstanding.batches[batch] = None  # first: every batch in there is completed in the end
         self._open.pop((topic, batch.partition), None)
         if self.sticky.get(topic) is batch:
             del self.sticky[topic]

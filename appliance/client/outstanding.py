@@ -10,12 +10,12 @@ from .delivery import OFFSET_UNKNOWN, Batch
 
 
 class Outstanding:
-    """The batches, the bytes that they take, and the threads that wait for them.  Changed with ``lock`` held."""
+    """The batches, the bytes that they take, and the threads that wait for them.  Change it with ``lock`` held."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self.batches: dict[Batch, None] = {}  # an ordered set
         self.buffered_bytes = 0
-        """Bytes that are taken of the producer's buffer, those of open batches among them."""
+        """Bytes of the producer's buffer in use, those of open batches included."""
         self.delivered = 0
         """Number of messages delivered."""
         self.failure: Batch | None = None
@@ -25,7 +25,7 @@ class Outstanding:
         self._waiters = 0
 
     def complete(self, batch: Batch, error: ApplianceError | None, offset: int) -> None:
-        """The batch is delivered (no error) or has failed; its callbacks run with the next ``callbacks.run``."""
+        """Note that the batch is delivered (no error) or has failed.  The next ``callbacks.run`` runs its callbacks."""
         if error is None:
             self.delivered += batch.count
         elif self.failure is None:
@@ -40,12 +40,12 @@ class Outstanding:
         self.complete(batch, error, OFFSET_UNKNOWN)
 
     def fail_all(self, error: ApplianceError) -> None:
-        """Fail what is not done.  Relies on little: it is also called when a step ended in its middle."""
+        """Fail all batches that are not done.  Also works after a step was interrupted."""
         for batch in list(self.batches):
             if not batch.done:
                 self.fail(batch, error)
             elif batch.callbacks:
-                self.callbacks.add(batch)  # at worst again, which calls nothing twice
+                self.callbacks.add(batch)  # perhaps again: no callback is called twice
             else:
                 self._remove(batch)
 

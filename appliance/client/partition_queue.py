@@ -1,28 +1,28 @@
 """Orders the batches of one partition, from the time they are sealed until they are done: no sockets, no clock.
 
-A :class:`PartitionQueue` hands out the batch to send next (:meth:`~PartitionQueue.take`) and numbers it.  Its owner
+A :class:`PartitionQueue` returns the batch to send next (:meth:`~PartitionQueue.take`), with its numbers.  Its owner
 reports every reply (:meth:`~PartitionQueue.on_reply`) and every lost connection
 (:meth:`~PartitionQueue.on_connection_lost`).  Time is an argument, in seconds.
 
     waiting ──take──▶ in_flight ──on_reply──▶ done
        ▲                  │
-       └───── failed ◀────┘ may be tried again
+       └───── failed ◀────┘ retriable
 
 Rules:
 
 1. Batches are sent in the order in which they were sealed; many may be in flight.
-2. When one of those in flight fails and may be tried again, nothing more is sent until all of them are answered or are
-   lost with their connection.  Then those that failed are sent first, in their order, after a back-off.  The broker
-   refuses whatever was behind the failed one (OutOfOrderSequence, because a number is missing), so nothing overtakes.
+2. When one of those in flight fails with a retriable error, nothing more is sent until all of them are answered or lost
+   with their connection.  Then the failed ones are sent first, in their order, after a back-off.  The broker refuses
+   the batches behind the failed one (OutOfOrderSequence, because a number is missing), so none overtakes it.
 3. An idempotent queue numbers records consecutively for each producer id and epoch.  A batch keeps its numbers when it
-   is sent again, so the broker recognises what it has already written and nothing is doubled.
-4. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first one in flight
-   as out of order, it has lost our numbers.  Either way the queue continues in the next epoch from number 0 (Kafka's
-   producer does the same, KIP-360).  A batch that is refused this way and had been sent before may be in the log or
-   not: it fails with OutOfOrderSequence rather than be doubled.  A stale epoch means that somebody else writes under
-   our producer id: the same, but under a new id.
+   is sent again, so the broker recognises batches that it has written already, and nothing is doubled.
+4. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first batch in
+   flight as out of order, it has lost our numbers.  In both cases the queue continues in the next epoch from number 0
+   (as Kafka's producer does, KIP-360).  A batch that is refused this way after an earlier attempt may be in the log or
+   not: it fails with OutOfOrderSequence, because a retry could double it.  A stale epoch means that somebody else
+   writes under our producer id: the queue continues in the same way, under a new id.
 
-Without idempotence rule 2 still holds, but batches behind a failed one may have been written before it.
+Without idempotence rule 2 still holds, but batches behind a failed one may be written before it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EPOCH_MAX: Final = 0x7FFF
 BACKOFF_DOUBLINGS_MAX: Final = 10
 
 RETRIABLE = (UnknownPartition, CorruptBatch)
-"""Faults that pass: a topic being made or moved, a batch damaged on its way."""
+"""Errors that pass: a topic is being created or moved, a batch was damaged in transit."""
 
 OUT_OF_STEP = (OutOfOrderSequence, StaleProducerEpoch)
 
@@ -103,17 +103,17 @@ class PartitionQueue:
 
     @property
     def draining(self) -> bool:
-        """Nothing more is sent until everything in flight is answered."""
+        """Whether nothing more is sent until everything in flight is answered."""
         return bool(self._failed) or self._renew
 
     def identify(self, producer_id: int, epoch: int) -> None:
-        """Number from 0 under this producer id; batches that carry another one are numbered anew when sent."""
+        """Number from 0 under this producer id.  Batches with another id get new numbers when they are sent."""
         assert not self.in_flight and self.identity is not Identity.NONE
         self.identity = Identity.KNOWN
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, 0
 
     def take(self, now_s: float, codec: str) -> Batch | None:
-        """The batch to send now, encoded and numbered; it is in flight then."""
+        """The batch to send now, encoded and numbered; None if there is none.  From then on it is in flight."""
         if self.draining or not self.waiting or self.identity is Identity.WANTED or now_s < self.resume_s:
             return None
         batch = self.waiting.popleft()
@@ -134,7 +134,7 @@ class PartitionQueue:
         return sequence
 
     def on_reply(self, error: ApplianceError | None, base: int, now_s: float) -> Done | None:
-        """Take the reply to the oldest batch in flight.
+        """Process the reply to the oldest batch in flight.
 
         Returns:
             The batch if it is done, None if it is sent again.
@@ -162,7 +162,7 @@ class PartitionQueue:
         return done
 
     def withdraw(self, now_s: float) -> None:
-        """Take back the batch taken last, which cannot be sent at all: its numbers will be missing."""
+        """Remove the batch taken last, which cannot be sent at all: its numbers will be missing."""
         self.in_flight.pop()
         self._renew = self.identity is Identity.KNOWN
         self._after_last_reply(now_s)
@@ -175,9 +175,9 @@ class PartitionQueue:
             self._after_last_reply(now_s)
 
     def expire(self, now_s: float, cause: ApplianceError | None = None) -> list[Done]:
-        """Give up what waits beyond its deadline; what is in flight is left to the request timeout.
+        """Give up waiting batches whose deadline is over.  The request timeout ends those in flight.
 
-        ``cause``: why it could not be delivered, as far as is known.
+        ``cause``: why they could not be delivered, as far as is known.
         """
         expired: list[Done] = []
         while self.waiting and self.waiting[0].deadline_s <= now_s:
@@ -193,7 +193,7 @@ class PartitionQueue:
         return expired
 
     def abandon(self) -> list[Batch]:
-        """Everything that is not done, in order; the queue is empty then."""
+        """Remove and return everything that is not done, in order."""
         batches = [*self.in_flight, *self._failed, *self.waiting]
         self.in_flight.clear()
         self.waiting.clear()
@@ -201,7 +201,7 @@ class PartitionQueue:
         return batches
 
     def _after_last_reply(self, now_s: float) -> None:
-        """When nothing is in flight any more, put what failed in front and change the numbers if need be."""
+        """When nothing is in flight any more, put the failed batches in front, and renumber if needed."""
         if self.in_flight or not self.draining:
             return
         if self._failed:

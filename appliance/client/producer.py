@@ -1,42 +1,42 @@
-"""The producer: it collects messages into batches, sends them, and reports for each message whether it was delivered.
+"""The producer: it collects messages in batches, sends them, and reports for each message whether it was delivered.
 
 Example::
 
     with Producer("127.0.0.1:9091") as producer:
         producer.send("logs", b"line")  # asynchronous
-        sent = producer.send("logs", b"line", key=b"host-1").result()  # sent at once, and waited for
+        sent = producer.send("logs", b"line", key=b"host-1").result()  # sends at once, and waits
         producer.send_many("logs", lines)  # the fast path for plain values
 
 A batch is for one partition.  It is sent when it is full (``batch_bytes_max``, ``batch_messages_max``) or has lingered
 for ``linger_ms``, whichever comes first.  Messages without key or partition go to a random partition that takes
-messages, another one for each batch; a key decides by murmur2 as in Kafka's Java client.  Messages of one partition
-arrive in the order in which they were sent, also through retries (``partition_queue.py``), unless
-``idempotent=False``.
+messages, another one for each batch.  A key selects a partition by murmur2, as in Kafka's Java client.  Messages of one
+partition arrive in the order of sending, also after retries (``partition_queue.py``), unless ``idempotent=False``.
 
-Messages in hand, until their callbacks have returned, are bounded by ``buffer_bytes_max``.  Beyond that, ``send`` waits
-up to ``block_ms_max`` and then raises :class:`~appliance.errors.BufferFull`; with 0 it raises at once.  Nothing is
-dropped silently: every message is delivered or fails, at the latest ``delivery_timeout_ms`` after it was sent (or in
+``buffer_bytes_max`` bounds the messages whose callbacks have not returned yet.  Beyond that, ``send`` waits up to
+``block_ms_max`` and then raises :class:`~appliance.errors.BufferFull`; with 0 it raises at once.  Nothing is dropped
+silently: every message is delivered or fails, at the latest ``delivery_timeout_ms`` after it was sent (or in
 ``close``).
 
 ``acks`` says when a message counts as delivered:
 
 - "all" (default): when it is flushed to the disk;
 - 1: when it is written;
-- 0: when it has left this process, which is all that is known then.
+- 0: when it has left this process; there is no reply.
 
-With 1 and "all" the producer is idempotent: a retry never doubles.
+With 1 and "all" the producer is idempotent: a retry never doubles a message.
 
-Thread-safe.  Not fork-safe: a child that inherits a producer gets :class:`~appliance.errors.InvalidRequest` from it,
-because messages and replies cannot be shared; make producers after forking.  Callbacks run in whatever thread finds the
-reply; they may send, but must not wait.  What a callback raises stops no other one: ``flush`` and ``close`` raise it as
-:class:`~appliance.errors.CallbackFailed` when they are done; Ctrl-C goes through to whoever was calling, and ``close``
-still flushes.
+Thread-safe.  Not fork-safe: in a forked child an inherited producer raises :class:`~appliance.errors.InvalidRequest`,
+because messages and replies cannot be shared.  Make producers after forking.
 
-Should this producer's thread end, or a call be interrupted in the middle of a step, every message that is not delivered
-fails with :class:`~appliance.errors.ClientBroken`, and every call raises it.
+Callbacks run in the thread that finds the reply.  They may send, but must not wait.  An exception in a callback does
+not stop others: ``flush`` and ``close`` raise it as :class:`~appliance.errors.CallbackFailed` when they are done.
+Ctrl-C is raised to the caller, and ``close`` still flushes.
 
-Errors: BadValue for arguments of the constructor, InvalidRequest for a message that cannot be one, MessageTooLarge,
-UnknownPartition, BufferFull from ``send``; everything else arrives in the delivery.
+If this producer's thread ends, or a call is interrupted in the middle of a step, every undelivered message fails with
+:class:`~appliance.errors.ClientBroken`, and every call raises it.
+
+Errors: BadValue for arguments of the constructor; InvalidRequest, MessageTooLarge, UnknownPartition and BufferFull from
+``send``; all others are in the delivery.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ class Producer:
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Put one message into a batch; returns at once unless the buffer is full or the topic not known yet.
+        """Put one message into a batch.  Returns at once unless the buffer is full or the topic is not known yet.
 
         Args:
-            timestamp: ms since 1970; by default about now (one reading of the clock for all messages of a batch).
+            timestamp: ms since 1970; by default about now (the clock is read once for plain messages of a batch).
             on_delivery: called once with (error or None, topic, partition, offset).
         """
         # The common case costs one lock, one append and one small tuple.
@@ -195,7 +195,7 @@ class Producer:
         partition: int | None,
         on_delivery: OnDelivery | None,
     ) -> Delivery:
-        """Send any message, also the first one to a topic, and one that has to wait for room."""
+        """Send any message, also the first one to a topic, and one that must wait for free buffer."""
         plain = timestamp is None and key is None and not headers and value is not None
         kept = _as_bytes(value, "value") if value is not None else None
         key = _as_bytes(key, "key") if key is not None else None
@@ -230,9 +230,9 @@ class Producer:
             deadline_s = self._batches.make_room(size, deadline_s)
 
     def send_many(self, topic: str, values: Iterable[bytes]) -> list[Delivery]:
-        """Send plain values; returns the delivery of the last value in each batch: wait for all of them.
+        """Send plain values.  Returns the delivery of the last value in each batch: wait for all of them.
 
-        When this raises, the values before the one that could not be sent have been.
+        When this raises, the values before the failing one have been sent.
         """
         rest = values if isinstance(values, list) else list(values)
         if not set(map(type, rest)) <= {bytes}:
@@ -256,7 +256,7 @@ class Producer:
         return deliveries
 
     def partitions(self, topic: str) -> range:
-        """The partitions that the topic has, as far as is known here; asks if nothing is."""
+        """The partitions of the topic, from the last metadata; requests them if there are none."""
         self._check_usable()
         known = self._cluster.snapshot.topics.get(topic)
         return range(len(known.leaders) if known is not None and not known.error else self._topics.learn(topic).count)
@@ -294,10 +294,10 @@ class Producer:
             raise RequestTimedOut(f"{len(batches)} batches are still on their way after {timeout} s")
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush for up to ``timeout`` seconds; what is not delivered then fails.  Closing twice does nothing.
+        """Flush for up to ``timeout`` seconds, then fail undelivered messages.  Closing twice does nothing.
 
         Raises:
-            ClientBroken: the producer broke, or a callback failed; everything is closed all the same.
+            ClientBroken: the producer broke, or a callback failed.  Everything is closed nevertheless.
         """
         if self._closed:
             return
@@ -323,7 +323,7 @@ class Producer:
         return self._sender.drive(lambda: batch.done, timeout)
 
     def call_when_done(self, batch: Batch, index: int, callback: OnDelivery) -> bool:
-        """Have ``callback`` called; False when ``batch`` is done already."""
+        """Add a callback.  False if ``batch`` is done already."""
         self._check_usable(closed_ok=True)
         with self._lock:
             if batch.done:
@@ -336,7 +336,7 @@ class Producer:
     def _destination(
         self, topic: str, key: bytes | None, partition: int | None, size: int
     ) -> tuple[KnownTopic, int | None]:
-        """The topic, and the partition that a message goes to; None: any."""
+        """The topic, and the partition for a message; None: any."""
         self._check_usable()
         known = self._topics.current(topic) or self._topics.learn(topic)
         if known.lone_bytes_max is not None and size - PLAIN_BYTES > known.lone_bytes_max:
@@ -349,7 +349,7 @@ class Producer:
         return known, partition
 
     def _another_sticky(self, topic: str, size: int) -> Batch | None:
-        """A batch for a plain value that the present one has no room for; None where ``_send_any`` must decide."""
+        """A new sticky batch for a plain value that did not fit; None where ``_send_any`` must handle the message."""
         known = self._topics.current(topic)
         if known is None or self._closed or self.foreign or not self._sender.is_whole():
             return None
@@ -360,7 +360,7 @@ class Producer:
     # ---- the end
 
     def disown(self) -> None:
-        """In a forked child: refuse everything.  Another thread may have held the lock, so it is not touched."""
+        """In a forked child: refuse every call.  Another thread may have held the lock, so it is replaced."""
         self.foreign = True
         self._lock = ForeignLock(self._pid)
 

@@ -1,16 +1,17 @@
 """Decides which thread sends a producer's batches, and when.
 
-Who does the work: **whoever is there**.  A thread that fills a batch encodes and sends it itself; a thread that waits
-(``flush``, ``result``, a full buffer) works at the sockets until it has what it waits for; a background thread does
-both when no other thread does, and always makes the slow requests (metadata, producer ids).  Measured against a thread
-that does all sending, client and broker on the same two busy cores: the same CPU; with 1000 messages a batch the thread
-was a fifth faster, with 50 a batch a tenth to a third slower (after each system call two threads fight for the
-interpreter lock), and every synchronous send waits for one more wake-up.
+Any thread of the application does the work.  A thread that fills a batch encodes and sends it.  A thread that waits
+(``flush``, ``result``, a full buffer) works at the sockets until it has what it waits for.  A background thread does
+both when no other thread does, and always makes the slow requests (metadata, producer ids).  ``dispatcher.py`` does the
+work itself.
 
-The work itself is done by ``dispatcher.py``.
+Compared with one thread for all sending, measured with client and broker on the same two busy cores: the CPU is the
+same.  With 1000 messages a batch the one thread was a fifth faster.  With 50 a batch it was a tenth to a third slower,
+because after each system call two threads compete for the interpreter lock.  And it adds a wake-up to each synchronous
+send.
 
 Locking: one lock, ``lock``, guards all state of the sender and of the producer.  It is never held while waiting for a
-socket, a broker or a callback.  Callbacks run one after another, outside of the lock, in whatever thread finishes their
+socket, a broker or a callback.  Callbacks run one after another, without the lock, in the thread that finishes their
 batches: see ``callbacks.py``.
 """
 
@@ -36,25 +37,25 @@ logger = logging.getLogger(__name__)
 TICK_S_MAX: Final = 0.005
 TICK_S_MIN: Final = 0.001
 AWAKE_S: Final = 0.5
-"""How long the background thread goes on ticking after the last batch: waking it costs more."""
+"""How long the background thread continues to tick after the last batch: waking it costs more."""
 POLL_S_MAX: Final = 0.05
 JOIN_S_MAX: Final = 5.0
-"""How long ``stop`` waits for the thread to end; what the thread may wait for is cut short."""
+"""How long ``stop`` waits for the thread to end; its requests are aborted."""
 QUIET_PUMPS: Final = 2
-"""While other threads do the work so often in a tick, the background thread leaves the sockets to them: it would only
-fight them for the interpreter lock."""
+"""After this many pumps by other threads in a tick the background thread leaves the sockets to them: it would only
+compete for the interpreter lock."""
 
 
 class Sender:
     """Sends sealed batches and completes them.
 
     ``seal_due(now)`` seals open batches that have lingered and returns when the next one will have, or None.
-    ``seal_all()`` seals all of them; it is called, with the lock held, when this sender sends no more.
+    ``seal_all()`` seals all of them; it is called, with the lock held, when this sender breaks.
 
-    An exception that no one expected, or an interrupt, may end a step in its middle.  ``torn`` is set during every step
-    that changes batches, so whoever finds it set knows that a step did not end.  Such a sender is *broken*, as is one
-    whose thread has ended: every batch that is not done fails with the same :class:`ClientBroken`, nothing is sent any
-    more, and every call of the producer raises that error.
+    An unexpected exception, or an interrupt, may end a step in its middle.  ``torn`` is set during every step that
+    changes batches, so a later call that finds it set knows that a step did not end.  Such a sender is *broken*, as is
+    one whose thread has ended: every batch that is not done fails with the same :class:`ClientBroken`, nothing is sent
+    any more, and every call of the producer raises that error.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Sender:
             self._dispatcher.enqueue(batch)
 
     def awaken(self) -> None:
-        """Have the background thread run: an open batch lingers."""
+        """Make the background thread run: an open batch lingers."""
         if not self._threads.started:
             self._threads.start("sending", self._run)
         elif self._asleep:
@@ -110,7 +111,7 @@ class Sender:
             self._wake.set()
 
     def pump(self, now_s: float, hurry: bool) -> None:
-        """Take replies, send what can be sent; ``hurry``: no byte stays behind to share a system call."""
+        """Take replies and send batches.  ``hurry``: write all bytes now, instead of sharing a system call later."""
         if not self.is_whole():
             return
         self.torn = True
@@ -119,7 +120,7 @@ class Sender:
         self.torn = False
 
     def is_whole(self) -> bool:
-        """Whether this sender works; breaks it when a step was left in its middle."""
+        """Whether this sender works.  Breaks it if a step was interrupted."""
         if self.torn and self.broken is None:
             self._break(ClientBroken("a call of this producer was interrupted in its middle: close it, make another"))
         return self.broken is None
@@ -127,7 +128,7 @@ class Sender:
     # ---- waiting, without the lock
 
     def drive(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Work until ``done()``; False when time is up first, and at once in a callback, which must not wait."""
+        """Work until ``done()``.  False if time is up first; returns at once in a callback, which must not wait."""
         if self.callbacks.is_here:
             return done()
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
@@ -177,7 +178,7 @@ class Sender:
     # ---- the end
 
     def stop(self) -> None:
-        """Give up what is left (its callbacks get an error), end the thread, close the connections."""
+        """Fail the batches that are left (their callbacks get the error), end the thread, close the connections."""
         with self.lock:
             self._stopping = True
             if self.outstanding.batches and self.is_whole():
@@ -192,7 +193,7 @@ class Sender:
             self._dispatcher.close()
 
     def _give_up(self) -> None:
-        """Fail what is not done: the producer is closed."""
+        """Fail the batches that are not done: the producer is closed."""
         left = [batch for batch in self.outstanding.batches if not batch.done]
         if left:
             messages = sum(batch.count for batch in left)
@@ -205,12 +206,12 @@ class Sender:
         with self.lock:
             if self.broken is None:
                 self._break(error)
-            elif self.broken.__cause__ is None:  # a caller came first and found what this thread had torn
+            elif self.broken.__cause__ is None:  # another thread has found the interrupted step first
                 self.broken.__cause__ = error.__cause__
         self.callbacks.run()
 
     def _break(self, error: ClientBroken) -> None:
-        """Fail everything and send nothing any more.  Nothing here may be whole, so little of it is relied on."""
+        """Fail everything and send nothing any more.  Works with state that an interrupted step left inconsistent."""
         self.broken = error
         self._stopping = True
         self._dispatcher.disconnect()

@@ -1,15 +1,15 @@
-"""The streams of a group consumer, and how far each of its partitions has been read.
+"""Hands out messages as streams of a group consumer, and keeps the offsets of its owned partitions.
 
-An :class:`OwnedPartition` is one partition while this consumer owns it.  It keeps two offsets: ``handed_out``, after
-the last message handed out, and ``processed``, after the last message whose reader has come back for more.  Automatic
+An :class:`OwnedPartition` is one partition while this consumer owns it.  It has two offsets: ``handed_out``, after the
+last message handed out, and ``processed``, after the last message whose reader has requested the next one.  Automatic
 commits store ``processed``: a message is never committed before its reader is finished with it, so deliveries are at
 least once.
 
-A :class:`MessageStream` takes chunks from the fetching thread, decodes them in the thread that reads, and hands out
-their messages.  One lock for all streams of a consumer decides who is first when a partition is taken away while it is
-being read: after :meth:`OwnedPartitions.revoke` has returned, nothing of it is handed out any more.
+A :class:`MessageStream` takes chunks from the fetching thread, decodes them in the reading thread, and hands out their
+messages.  All streams of a consumer have one lock, so that after :meth:`OwnedPartitions.revoke` nothing of a revoked
+partition is handed out any more.
 
-Bounds: a stream holds at most what the fetcher may have in hand for its partitions.
+Bound: the fetcher limits the data that wait in a stream.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class OwnedPartition:
 
 
 class OwnedPartitions:
-    """The partitions that this consumer owns, and the one lock of its streams.
+    """The owned partitions of a consumer, and the one lock of its streams.
 
-    ``alive`` returns whether the consumer may still deliver: whether its lease on ZooKeeper's session lasts.
+    ``alive`` returns whether the consumer may hand out messages: whether the lease of its ZooKeeper session lasts.
     """
 
     def __init__(self, alive: Callable[[], bool]) -> None:
@@ -57,7 +57,7 @@ class OwnedPartitions:
             return owned
 
     def put(self, chunks: Iterable[Chunk]) -> None:
-        """Queue what was fetched; what is no longer ours is dropped."""
+        """Queue fetched chunks; those of revoked partitions are dropped."""
         with self.changed:
             for chunk in chunks:
                 owned = self.partitions.get(chunk.fetched.topic_partition)
@@ -68,9 +68,9 @@ class OwnedPartitions:
             self.changed.notify_all()
 
     def revoke(self, parts: Iterable[tuple[str, int]], wait_s: float) -> dict[tuple[str, int], int]:
-        """Stop handing out these partitions; returns the offset processed of each of which something was handed out.
+        """Stop handing out these partitions.  Returns the processed offset of each that has one.
 
-        Messages that readers have in hand at the moment are waited for, up to ``wait_s``.
+        Waits up to ``wait_s`` for readers that work on a message.
         """
         with self.changed:
             leaving = [self.partitions.pop(part) for part in parts if part in self.partitions]
@@ -89,7 +89,7 @@ class OwnedPartitions:
         """The offsets that have moved since the last commit.
 
         Args:
-            in_hand: count messages that were handed out and whose readers have not come back.
+            in_hand: count also messages that readers still work on.
         """
         with self.changed:
             found = {}
@@ -113,14 +113,14 @@ class OwnedPartitions:
             self.changed.notify_all()
 
     def mark_processed(self) -> None:
-        """Count everything handed out as processed: its readers have stopped in good order."""
+        """Count everything handed out as processed: the readers have finished."""
         with self.changed:
             for owned in self.partitions.values():
                 owned.processed = owned.handed_out
 
 
 class MessageStream:
-    """Messages of the partitions that fall to this stream.  For one thread at a time.
+    """Messages of the partitions that are assigned to this stream.  For one thread at a time.
 
     ``topic`` is the topic it was made for, or None for a stream over a pattern of topics.
     """
@@ -139,9 +139,9 @@ class MessageStream:
         return self.messages()
 
     def messages(self, timeout: float | None = None) -> Iterator[Message]:
-        """Message after message, for ever; ends when none has come for ``timeout`` seconds, or at close.
+        """Yields messages until the consumer is closed, or until none has come for ``timeout`` seconds.
 
-        A message counts as processed when the next one is asked for.
+        A message counts as processed when the next one is requested.
 
         Raises:
             CorruptBatch: see ``consumer.py``.
@@ -163,13 +163,13 @@ class MessageStream:
                     yield message
                     partition.processed = message.offset + 1
                     if partition.revoked:
-                        self._came_back()
+                        self._wake_revoke()
         finally:
             self.reading = False
-            self._came_back()
+            self._wake_revoke()
 
     def batches(self, timeout: float | None = None) -> Iterator[Values]:
-        """As :meth:`messages`, the fast path: the values of one batch after another."""
+        """As :meth:`messages`, but faster: yields the values of one batch after another."""
         lock = self._owned.changed
         self.reading = True
         try:
@@ -182,18 +182,18 @@ class MessageStream:
                 yield values
                 partition.processed = values.next_offset
                 if partition.revoked:
-                    self._came_back()
+                    self._wake_revoke()
         finally:
             self.reading = False
-            self._came_back()
+            self._wake_revoke()
 
-    def _came_back(self) -> None:
-        """Wake whoever waits in :meth:`OwnedPartitions.revoke` for this reader."""
+    def _wake_revoke(self) -> None:
+        """Wake :meth:`OwnedPartitions.revoke` if it waits for this reader."""
         with self._owned.changed:
             self._owned.changed.notify_all()
 
     def _fill(self, timeout: float | None) -> bool:
-        """Decode until there is a message; False at the end."""
+        """Decode until there is a message.  False if time is up or the consumer is closed."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             entry = self._head(deadline_s)

@@ -1,9 +1,8 @@
-"""The background threads of one client, none of which can end without the application's notice.
+"""Runs the background threads of one client, and reports the failure of a thread to the application.
 
-:class:`Threads` starts them.  What ends one of them, an unexpected exception of any kind, is kept as a
-:class:`~appliance.errors.ClientBroken` with its cause.  ``failed`` is called with it at once, in the thread that
-ends, so that nobody waits for what that thread would have done; :meth:`Threads.check` raises it in whatever the
-application calls next.
+An exception of any kind that ends a thread is kept as a :class:`~appliance.errors.ClientBroken` with its cause.
+``failed`` is called with it at once, in the ending thread, so that nobody waits for the work of that thread.  The next
+call of the application raises it, through :meth:`Threads.check`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Threads:
-    """``client`` says in messages whose threads these are."""
+    """The threads of one client.  ``client`` is its name in messages."""
 
     def __init__(self, client: str, failed: Callable[[ClientBroken], object]) -> None:
         self.error: ClientBroken | None = None
@@ -37,7 +36,7 @@ class Threads:
         return bool(self._threads)
 
     def check(self) -> None:
-        """Raise what ended a thread.
+        """Raise the error that ended a thread.
 
         Raises:
             ClientBroken: its cause is the exception.
@@ -46,7 +45,7 @@ class Threads:
             raise self.error
 
     def join(self, timeout_s: float) -> list[str]:
-        """Wait for all threads but the calling one, ``timeout_s`` each; the names of those that still run."""
+        """Wait for all threads but the calling one, ``timeout_s`` each.  Returns the names of those that still run."""
         others = [thread for thread in self._threads if thread is not threading.current_thread()]
         for thread in others:
             thread.join(timeout_s)
@@ -64,7 +63,7 @@ class Threads:
 
 
 class _Kept:
-    """Hands on whatever ends the block, and lets nothing out."""
+    """Context that passes any exception to ``keep`` and raises none."""
 
     def __init__(self, keep: Callable[[BaseException], object]) -> None:
         self._keep = keep
@@ -81,7 +80,7 @@ class _Kept:
 
 
 def broken(what: str, cause: BaseException) -> ClientBroken:
-    """The error for a client that ended by ``cause``."""
+    """The error of a client that ended because of ``cause``."""
     error = ClientBroken(f"{what}: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

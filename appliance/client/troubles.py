@@ -1,9 +1,8 @@
-"""The troubles of a client: what it waits for, kept as long as that lasts, and logged when it changes.
+"""Keeps and logs the troubles of a client: the conditions that it waits for to end.
 
-A client waits out what passes by itself: a broker that restarts, a partition that is offline, a full disk.
-:class:`Troubles` keeps one :class:`Trouble` for each thing that is waited for, so there are at most as many as brokers
-and partitions in use.  It logs one line when a trouble begins, when its kind changes, and when it is over; retries in
-between are not logged.
+A client waits while a broker restarts, a partition is offline or a disk is full.  :class:`Troubles` keeps one
+:class:`Trouble` for each subject, so there are at most about as many as brokers and partitions in use.  It logs one
+line when a trouble begins, when its kind changes, and when it is over; retries in between are not logged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Subject = tuple[str, int] | str
 
 
 class Trouble(NamedTuple):
-    """``since_s`` is when it began, of the same clock as :class:`Troubles`."""
+    """One trouble.  ``since_s``: when it began, by the clock of :class:`Troubles`."""
 
     subject: Subject
     error: ApplianceError
@@ -51,7 +50,7 @@ class Troubles:
         return bool(self._open)
 
     def current(self) -> list[Trouble]:
-        """All that there are now, the oldest first."""
+        """All present troubles, the oldest first."""
         return sorted(self._open.copy().values(), key=lambda trouble: trouble.since_s)
 
     def begin(self, subject: Subject, error: ApplianceError) -> None:
@@ -66,7 +65,7 @@ class Troubles:
         """Note that ``subject`` makes progress again."""
         known = self._open.pop(subject, None)
         if known is not None:
-            logger.warning("%s: going on after %.1f s", name_of(subject), self._clock() - known.since_s)
+            logger.warning("%s: continuing after %.1f s", name_of(subject), self._clock() - known.since_s)
 
     def forget(self, subject: Subject) -> None:
         """Drop the trouble: nothing waits for ``subject`` any more."""
