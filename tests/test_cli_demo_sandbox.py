@@ -19,7 +19,7 @@ from appliance.cli.demo.sandbox import Sandbox
 from appliance.shared import memory
 sandbox = Sandbox()
 child = sandbox.spawn("tests.idle", f"{sandbox.data}/", log="child", death_signal=0)
-while not sandbox.said("child"):
+while not sandbox.output_of("child"):
     pass
 name, _ = memory.create(memory.instance_of(sandbox.data), "x", 4096)
 print(sandbox.path, name, flush=True)
@@ -39,8 +39,8 @@ def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_closing_stops_children_and_removes_everything(own_tmp: Path) -> None:
     sandbox = Sandbox()
     child = sandbox.spawn("tests.idle", f"{sandbox.data}/", log="child")
-    while not sandbox.said("child"):
-        assert child.poll() is None, sandbox.complaint("child")
+    while not sandbox.output_of("child"):
+        assert child.poll() is None, sandbox.log_end_of("child")
     assert list(processes_in(sandbox.path)) == [child.pid]
     assert sandbox.close() == []
     assert child.returncode == -signal.SIGTERM

@@ -168,15 +168,15 @@ def test_a_watch_says_a_trouble_once_and_when_it_is_over(
     troubles = Troubles(lambda: 100.0)
     watch = Watch("127.0.0.1:1", troubles.current, lambda: "7 lines on their way")
     troubles.begin(("t", 1), NotLeader("nobody leads t-1"))
-    watch._look(100.05)
+    watch._report(100.05)
     assert capsys.readouterr().err == ""
     for now_s in (100.2, 101.0, 120.0):
-        watch._look(now_s)
+        watch._report(now_s)
     assert capsys.readouterr().err == "waiting: nobody leads t-1 (7 lines on their way)\n"
-    watch._look(130.3)
+    watch._report(130.3)
     assert capsys.readouterr().err.startswith("waiting: ")
     troubles.end(("t", 1))
-    watch._look(131.0)
+    watch._report(131.0)
     assert capsys.readouterr().err == "going on: t-1\n"
 
 

@@ -1,8 +1,7 @@
 """The command line: parse, call, print.  ``appliance --help`` is its manual.
 
-One module per group of commands; this one puts them together.  What the appliance consists of is imported
-inside the commands that need it, so that ``appliance start`` and shell completion do not wait for what they do
-not use.
+There is one module per group of commands; this one puts them together.  Commands import the packages of the appliance
+when they run, so that ``appliance start`` and shell completion load only what they use.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .faults import EXIT_STATUSES, report
 
 @contextlib.contextmanager
 def _shown_safely() -> Iterator[None]:
-    """Faults of usage quote what was given, which need not be what a person has typed."""
+    """Escapes the messages of usage errors: they quote arguments, which may hold control characters."""
     try:
         yield
     except typer.exceptions.TyperException as error:

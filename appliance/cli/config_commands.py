@@ -1,4 +1,4 @@
-"""``appliance config``: the configuration as it would be used, every key documented, and its check."""
+"""``appliance config``: shows the configuration in effect, with a description of every key, and checks it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
 
 @app.command()
 def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json = False) -> None:
-    """Say whether the configuration is right; exit status 78 and every fault on a line of its own if not.
+    """Check the configuration.  Exit status 78, and every fault on a line of its own, if it is wrong.
 
     [b]Example[/b]
 
@@ -63,7 +63,7 @@ def _row(key: Key, chosen: Config) -> dict[str, object]:
 
 
 def _lines(chosen: Config) -> Iterator[str]:
-    """A TOML document; a value that is not the default carries the default behind it."""
+    """The lines of a TOML document.  A changed value has the default in its comment."""
     table = ""
     for name, key in KEYS.items():
         if key.table != table:

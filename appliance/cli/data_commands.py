@@ -4,8 +4,8 @@
 delivered.  It ends at the first line that is not delivered, and reports how many were not.  ``consume`` flushes its
 output before it commits, so that a group never skips a message that was not printed.
 
-While a partition, a disk or an appliance is away, both go on with the others and report it (``waiting.py``).  Both end
-in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.py``).
+While a partition, a disk or an appliance is away, both continue with the others and report it (``waiting.py``).  Both
+end in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.py``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BATCH_MAX = 1000
 JOIN_S_MAX = 10.0
 """How long --timeout waits until the group has assigned partitions to this member."""
 CLOSE_S = 5.0
-"""How long ``produce`` goes on delivering after it was ended or has failed."""
+"""How long ``produce`` continues to deliver after it was ended or has failed."""
 
 
 def produce(
@@ -76,7 +76,7 @@ def produce(
     for path in files or []:
         path.open("rb").close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
-    with cluster(None, listener) as asked:  # says at once when nobody is there; a producer would go on trying
+    with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
         asked.topic(topic)
     begun = time.monotonic()
@@ -98,7 +98,7 @@ class _Sending:
     """Sends lines to one topic.  Use as a context; leaving it reports how many were not delivered.
 
     Raises:
-        ApplianceError: the first line that was not delivered, with the cause and how many there were.
+        ApplianceError: a line was not delivered; the message has the cause and the number of such lines.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class _Sending:
             self._producer.close(None if kind is None else CLOSE_S)
         finally:
             self._watch.__exit__()
-            said = f"{self.left:,} of {self.count:,} lines were not delivered"
+            text = f"{self.left:,} of {self.count:,} lines were not delivered"
             if self.left and cause is None:
-                output.remark(f"appliance: {said}")
+                output.remark(f"appliance: {text}")
         if cause is not None and self.left and (error is None or isinstance(error, Unavailable)):
-            raise type(cause)(f"{said}: {cause}") from None
+            raise type(cause)(f"{text}: {cause}") from None
 
     def send(self, lines: list[bytes]) -> None:
         self.count += len(lines)
@@ -161,12 +161,12 @@ class _Sending:
 
 
 def _root(error: ApplianceError) -> ApplianceError:
-    """The appliance's own error, where the client has only timed out."""
+    """The appliance's error behind a timeout of the client, if there is one."""
     return error.__cause__ if isinstance(error.__cause__, ApplianceError) else error
 
 
 def _sources(files: list[Path]) -> Iterator[list[bytes]]:
-    """The lines of all files, or of standard input, in pieces as they come."""
+    """Yields the lines of all files, or of standard input, in lists, as they can be read."""
     if not files:
         yield from lines_of(sys.stdin.buffer, "standard input")
         return
@@ -180,10 +180,10 @@ def _sources(files: list[Path]) -> Iterator[list[bytes]]:
 
 
 def lines_of(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
-    """Lists of lines, without line breaks, as soon as they can be read.
+    """Yields lists of lines, without line breaks, as soon as they can be read.
 
     Raises:
-        MessageTooLarge: a line without end.
+        MessageTooLarge: a line is longer than LINE_BYTES_MAX.
     """
     rest, count = b"", 0
     read = getattr(file, "read1", file.read)
@@ -237,9 +237,9 @@ def consume(
 ) -> None:
     """Print messages, one per line, until --max, --timeout or Ctrl-C.
 
-    A terminal sees escapes such as \\x1b for what is no text.  A partition that cannot be read is named and waited
-    for.  With --json one object per line: topic, partition, offset, timestamp (ms since 1970), key, value, headers;
-    what is not UTF-8 stands in key_base64 or value_base64.
+    On a terminal, bytes that are no text are printed as escapes such as \\x1b.  A partition that cannot be read is
+    reported and waited for.  With --json one object per line: topic, partition, offset, timestamp (ms since 1970), key,
+    value, headers; keys and values that are not UTF-8 are in key_base64 and value_base64.
 
     [b]Examples[/b]
 
@@ -278,7 +278,7 @@ class _Printing:
         self._separator = separator.encode() if separator is not None else None
 
     def print(self, messages: Iterable[Message]) -> None:
-        """Write out and flush: what has been printed has left this process."""
+        """Write messages and flush, so that printed messages have left this process."""
         form = self._json if self._as_json else self._text
         sys.stdout.buffer.write(b"".join(form(message) + b"\n" for message in messages))
         sys.stdout.buffer.flush()
@@ -317,12 +317,12 @@ def _read(
 
     with cluster(None, listener) as asked:
         asked.refresh([topic])
-        places = [(topic, partition) for partition in chosen or range(len(asked.topic(topic).leaders))]
-        offsets = None if spec.offset is None else resolve(asked, spec, places)
+        parts = [(topic, partition) for partition in chosen or range(len(asked.topic(topic).leaders))]
+        offsets = None if spec.offset is None else resolve(asked, spec, parts)
     left = limits.count_max
     with ending.in_order(), Consumer(listener, client_name="appliance-consume", on_out_of_range="raise") as consumer:
         if offsets is None:
-            consumer.assign(places, at=spec.timestamp)
+            consumer.assign(parts, at=spec.timestamp)
         else:
             consumer.assign(offsets)
         with Watch(listener, consumer.troubles) as watch:
@@ -338,7 +338,7 @@ def _read(
 def _read_as_group(
     listener: str, topic: str, group: str, spec: OffsetSpec, limits: Limits, printing: _Printing
 ) -> None:
-    """Each message is printed and flushed before the next is asked for, so none is committed that was not."""
+    """Prints and flushes each message before it requests the next one, so only printed messages are committed."""
     from ..client import GroupConsumer
 
     with cluster(None, listener) as asked:
@@ -365,7 +365,7 @@ def _read_as_group(
 
 
 def _end(watch: Watch) -> None:
-    """Ends after --timeout without a message; raises when that is because something could not be read."""
+    """Ends after --timeout without a message.  Raises the error if a partition could not be read."""
     error = watch.error()
     if error is not None:
         raise error

@@ -1,8 +1,8 @@
-"""Ends a command that reads or writes messages in order when a signal or a closed pipe ends it.
+"""Ends ``produce`` and ``consume`` in order after a signal or when their pipe is closed.
 
 SIGTERM and SIGHUP (a closed terminal) become an exception in the main thread, as Ctrl-C does.  So every ``with`` block
-closes what it opened: a group's member commits what was printed and leaves, a producer delivers what it can.  A pipe
-that is closed at its other end (``| head``) ends the command the same way, without a message.
+closes what it opened: a member of a group commits the printed messages and leaves, a producer delivers what it can.  A
+pipe that is closed at its other end (``| head``) ends the command the same way, without a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal ended the command; not an Exception, so that nothing takes it for a fault."""
+    """A signal ended the command.  Not an Exception, so that no handler of errors catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -34,7 +34,7 @@ def in_order() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # What is left in the buffer of standard output would raise again when the interpreter ends.
+        # The rest in the buffer of standard output would raise again at the interpreter's exit.
         with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         raise Ended(signal.SIGPIPE) from None

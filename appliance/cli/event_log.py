@@ -1,9 +1,12 @@
 """Formats the appliance's own log: one line per event on standard error, for people, journald or a collector.
 
-``log.format = "text"``: time, level, pid, module, message; under systemd, which knows time and pid, journald's
-``<priority>`` instead.  ``"json"``: an object per line.  Further lines of an event (a traceback) are indented, or
-escaped where the reader takes lines apart.  What clients send may be part of a message: :func:`.output.safe` lets none
-of it act on a terminal.  Forked children inherit it.
+- ``log.format = "text"``: time, level, pid, module, message.  Further lines of an event (a traceback) are indented.
+- ``"text"`` under systemd: journald's ``<priority>``, module and message, because journald knows time and pid.  Line
+  breaks are escaped.
+- ``"json"``: an object per line.
+
+Messages may quote what clients send, so :func:`.output.safe` escapes control characters.  Forked children inherit the
+set-up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports a fault: what is wrong on one line, what to do about it on the next, and an exit status.
+"""Reports an error: its message on one line, a remedy on the next, and an exit status.
 
 The exit statuses are those of ``sysexits.h``.  Scripts rely on them, so ``appliance --help`` and
 ``systemd/README.md`` list them.  Each error class has its own (``errors.py``).
@@ -54,27 +54,27 @@ REMEDIES: dict[type[ApplianceError], str] = {
     DiskFull: "make room, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
     UnknownPartition: "`appliance topics list` shows what there is",
     UnknownGroup: "`appliance groups list` shows what there is",
-    OffsetOutOfRange: f"{_DESCRIBE} shows from where to where each partition reaches",
+    OffsetOutOfRange: f"{_DESCRIBE} shows the first and the last offset of each partition",
     InvalidTopic: "a name has 1 to 249 of the characters a-z A-Z 0-9 . _ -",
-    CorruptLog: f"look with {_VERIFY}; `appliance log repair` cuts it there and keeps a copy",
+    CorruptLog: f"look with {_VERIFY}; `appliance log repair` truncates it there and keeps a copy",
     StorageFault: f"look with {_VERIFY}; the partition stays offline until it is repaired",
-    AlreadyRunning: "",  # its message says it
+    AlreadyRunning: "",  # its message has the remedy
     AddressInUse: "",
     NoDirectory: "name the directory that `appliance start --data DIR` was given",
-    ClientBroken: "this is a bug, or a callback of the program's: the cause stands in the log above",
+    ClientBroken: "a bug, or an error in a callback of the program: the cause is in the log above",
     ConfigFault: "`appliance config show` documents every key",
 }
 
 
 def remedy(error: ApplianceError) -> str:
-    """What to do about it; "" when the message says so itself."""
+    """What to do about the error; "" when its message says so itself."""
     if "`" in str(error):
         return ""
     return next((REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES), "")
 
 
 def report(error: ApplianceError | OSError) -> int:
-    """Say what is wrong and what to do about it; the exit status."""
+    """Print the error and its remedy.  Returns the exit status."""
     if isinstance(error, ApplianceError):
         message, hint, status = str(error) or type(error).__name__, remedy(error), error.exit_status
     elif isinstance(error, PermissionError):

@@ -1,4 +1,4 @@
-"""``appliance groups``: who consumes what, and how far behind."""
+"""``appliance groups``: shows groups with their members, committed offsets and lag, and changes the offsets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from ..errors import InvalidRequest, UnknownGroup
 from ..wire.requests import EARLIEST, LATEST
 from . import output
-from .offset_spec import Place, parse_offset_spec, resolve
+from .offset_spec import parse_offset_spec, resolve
 from .target import Connect, Data, Json, cluster
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reset_offsets(
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Move a group that is not running to other offsets; those outside of a partition become its first or last.
+    """Change the committed offsets of a group without members; an offset outside of a partition becomes its nearest.
 
     [b]Examples[/b]
 
@@ -99,23 +99,23 @@ def reset_offsets(
         chosen = partitions or list(range(len(asked.topic(topic).leaders)))
         offsets = resolve(asked, spec, [(topic, number) for number in chosen])
         if not known and not new:
-            raise UnknownGroup(f"there is no group {group!r}: `appliance groups list` shows them; --new makes it")
+            raise UnknownGroup(f"there is no group {group!r}: `appliance groups list` shows them; --new creates it")
         offsets = _inside(asked, offsets)
-        asked.admin("commit", {"group": group, "offsets": [[*place, offset] for place, offset in offsets.items()]})
+        asked.admin("commit", {"group": group, "offsets": [[*part, offset] for part, offset in offsets.items()]})
     rows = [{"topic": name, "partition": number, "offset": offset} for (name, number), offset in offsets.items()]
     output.print_rows(rows, ["topic", "partition", "offset"], as_json=as_json)
 
 
-def _inside(asked: Cluster, offsets: dict[Place, int]) -> dict[Place, int]:
-    """Moves each offset into its partition, and prints which ones it has moved."""
+def _inside(asked: Cluster, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    """Changes offsets outside of their partition to the nearest one inside, and prints which."""
     starts = asked.offsets(dict.fromkeys(offsets, EARLIEST))
     ends = asked.offsets(dict.fromkeys(offsets, LATEST))
     found = {}
-    for place, wanted in offsets.items():
-        offset = found[place] = min(max(wanted, starts[place]), ends[place])
+    for part, wanted in offsets.items():
+        offset = found[part] = min(max(wanted, starts[part]), ends[part])
         if offset != wanted:
-            name = f"{place[0]}-{place[1]}"
+            name = f"{part[0]}-{part[1]}"
             output.remark(
-                f"{name}: offset {wanted} is outside of {starts[place]} to {ends[place]}; the group begins at {offset}"
+                f"{name}: offset {wanted} is outside of {starts[part]} to {ends[part]}; the group begins at {offset}"
             )
     return found

@@ -1,8 +1,8 @@
-"""``appliance log``: look into partitions' files, verify and repair them.
+"""``appliance log``: prints, verifies and repairs the files of partitions.
 
 A partition is named by its directory (``/tmp/box/web-0``) or, with ``--data``, by its name (``web-0``).  Dump and
-verify only read and work while the appliance serves; repair refuses then, since one process writes a partition's
-files.
+verify only read, and work while the appliance serves.  Repair fails then, because only one process may write a
+partition's files.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Partitions = Annotated[
 
 
 def directories(names: list[str] | None, data: Path | None) -> list[Path]:
-    """The directories of the partitions that the command line names.
+    """The directories of the partitions named on the command line; of all partitions if none is.
 
     Raises:
-        FileNotFoundError: one of them is not there.
-        NoDirectory: one of them is no partition's, or the data directory is none.
+        FileNotFoundError: a directory does not exist.
+        NoDirectory: a directory is no partition's, or no appliance has used the data directory.
     """
     from ..log.partition_directory import DELETED_SUFFIX
     from ..log.tools import is_partition
@@ -83,9 +83,9 @@ def dump(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Print what lies in a partition's files, batch by batch, damage included.
+    """Print the batches in a partition's files, damaged ones too.
 
-    Tab-separated lines, or with --json one object per line, since logs are long.
+    Prints tab-separated lines, or with --json one object per line.
 
     [b]Examples[/b]
 
@@ -145,13 +145,13 @@ def _record_rows(batch: Batch) -> list[dict[str, Any]]:
 
 
 def _text(value: bytes | None) -> str | None:
-    """For a person to look at: bytes that are no text are escaped."""
+    """Decodes bytes for display; those that are no text are escaped."""
     return None if value is None else value.decode(errors="backslashreplace")
 
 
 @app.command()
 def verify(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
-    """Check every byte of partitions: batches, checksums, places, indexes.  Exit status 74 when one is damaged.
+    """Check every byte of partitions: batches, checksums, offsets, indexes.  Exit status 74 when one is damaged.
 
     [b]Examples[/b]
 
@@ -169,7 +169,7 @@ def verify(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         for problem in report.problems:
             output.remark(f"{problem.path}:{problem.position}: {problem.kind}: {problem.reason}")
     if not all(report.sound for report in reports):
-        output.remark("`appliance log repair` mends or cuts it, and keeps a copy of what was there")
+        output.remark("`appliance log repair` mends or truncates it, and keeps a copy of each file")
         raise typer.Exit(STORAGE)
 
 
@@ -193,10 +193,10 @@ def _report_row(report: Report) -> dict[str, Any]:
 
 @app.command()
 def repair(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
-    """Mend damaged partitions: put flipped bits back, cut what cannot be mended, rebuild indexes.
+    """Repair damaged partitions: put flipped bits back, truncate what cannot be mended, rebuild indexes.
 
-    The appliance must be stopped.  Each file that is changed is kept beside it as it was (.broken); a partition
-    that is sound is left alone.
+    The appliance must be stopped.  A copy (.broken) of each changed file is kept beside it.  Sound partitions are not
+    changed.
 
     [b]Examples[/b]
 
@@ -226,10 +226,10 @@ def repair(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
 
 @contextmanager
 def exclusive(root: Path) -> Iterator[None]:
-    """Keep appliances off a data directory for a while.
+    """Holds the lock of a data directory, so that no appliance starts on it meanwhile.
 
     Raises:
-        AlreadyRunning: one is serving it.
+        AlreadyRunning: an appliance serves it.
     """
     from ..status import LOCK_FILE
 

@@ -1,4 +1,4 @@
-"""Parses where to begin reading: ``earliest``, ``latest``, an offset, a time or an age."""
+"""Parses the start of a read: ``earliest``, ``latest``, an offset, a time or an age."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from ..wire.requests import EARLIEST, LATEST
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
-Place = tuple[str, int]
 FORMS = "earliest, latest, an offset (4711), a time (2026-11-20T06:00, 06:00 today) or an age (-15m, -2h, -7d)"
 
 
 class OffsetSpec(NamedTuple):
-    """Either ``offset`` or ``timestamp`` (EARLIEST, LATEST or ms since 1970)."""
+    """A start: either ``offset`` or ``timestamp`` (EARLIEST, LATEST or ms since 1970)."""
 
     offset: int | None = None
     timestamp: int = EARLIEST
 
 
 def parse_offset_spec(text: str, now: datetime) -> OffsetSpec:
-    """``now`` is what ages count back from; its day and zone complete a time that has none.
+    """Parse one of the forms.  Ages count back from ``now``, and a time without a day is on that day.
 
     Raises:
-        BadParameter: says which forms there are.
+        BadParameter: the text has none of the forms, which the message lists.
     """
     if text in ("earliest", "latest"):
         return OffsetSpec(timestamp=EARLIEST if text == "earliest" else LATEST)
@@ -51,15 +50,15 @@ def _ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def resolve(cluster: Cluster, spec: OffsetSpec, places: Sequence[Place]) -> dict[Place, int]:
+def resolve(cluster: Cluster, spec: OffsetSpec, parts: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """The offset in each partition; for a time after the last message, the end of the partition.
 
     Raises:
-        BadParameter: one offset for several partitions.
-        ApplianceError: an appliance cannot be reached, or refuses.
+        BadParameter: one offset was given for several partitions.
+        ApplianceError: an appliance cannot be reached, or answers with an error.
     """
     if spec.offset is not None:
-        if len(places) != 1:
+        if len(parts) != 1:
             raise BadParameter(f"offset {spec.offset}: belongs to one partition; name it with --partition")
-        return {places[0]: spec.offset}
-    return cluster.offsets(dict.fromkeys(places, spec.timestamp))
+        return {parts[0]: spec.offset}
+    return cluster.offsets(dict.fromkeys(parts, spec.timestamp))

@@ -1,13 +1,13 @@
 """Prints for the command line: tables on a terminal, tab-separated lines in a pipe, JSON with ``--json``.
 
-Results go to standard output and everything else (progress, remarks, faults) to standard error, so that a
-pipe sees results only.  rich is imported only when something is drawn on a terminal: a pipe, a script and
-``appliance start`` do not pay for it.
+Results go to standard output and everything else (progress, remarks, errors) to standard error, so that a pipe gets
+results only.  rich is imported only when something is drawn on a terminal; a pipe, a script and ``appliance start`` do
+not need it.
 
-Whatever is printed may hold what others have written: names of groups and clients, keys, values, texts of errors.
-All of it goes through :func:`safe`, so that none of it can move a cursor, hide, or change what stands beside it; no
-other module of the command line prints.  The one exception is ``consume`` into a pipe or a file, which writes values
-as they are.
+Printed text may come from others: names of groups and clients, keys, values, messages of errors.  So all of it goes
+through :func:`safe`: none of it can move the cursor, hide itself, or change the text beside it.  No other module of the
+command line prints.  The only exception is ``consume`` into a pipe or a file, or with --raw, which writes values
+unchanged.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 Row = Mapping[str, Any]
 
 MARKS_MAX = 4
-"""Most accents on one letter; more would reach into the lines above."""
+"""Most combining marks on one letter; more would reach into the lines above."""
 
 
 def safe(text: object, *, kept: str = "") -> str:
-    """``text`` for a terminal: what is no visible character, and not in ``kept``, stands as its escape sequence.
+    """``text`` for a terminal: characters that are not visible, and not in ``kept``, are escaped.
 
-    These are control characters (C0, C1, DEL), format characters (which change the direction of writing or take no
-    room), line and paragraph separators, half characters, and whatever Unicode has not assigned; of the marks on one
-    letter, all beyond :data:`MARKS_MAX`.  Bytes are read as UTF-8; those that are none stand as ``\\xff``.
+    Escaped are control characters (C0, C1, DEL), format characters (which change the direction of writing or have no
+    width), line and paragraph separators, surrogates, unassigned characters, and the marks on one letter beyond
+    :data:`MARKS_MAX`.  Bytes are decoded as UTF-8; invalid ones become ``\\xff``.
     """
     shown = text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text)
     if shown.isprintable() and (shown.isascii() or not any(map(unicodedata.combining, shown))):
@@ -55,11 +55,11 @@ def say(text: object = "") -> None:
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """JSON in which what :func:`safe` would not show is a ``\\u`` escape: another text, the same value."""
+    """JSON of ``value``; characters that :func:`safe` would escape become ``\\u`` escapes."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     if all(line.isprintable() for line in text.split("\n")):
         return text
-    # A line break can only be one between values here: json escapes those inside of texts.
+    # A line break here is one between values: json escapes those inside of texts.
     return "".join(
         each if each.isprintable() or each == "\n" or unicodedata.category(each) == "Zs" else json.dumps(each)[1:-1]
         for each in text
@@ -71,9 +71,9 @@ def print_json(value: object) -> None:
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", as_json: bool = False) -> None:
-    """``columns`` of ``rows``; with ``as_json`` whole rows, as a list.
+    """Print ``columns`` of ``rows``; with ``as_json`` whole rows, as a list.
 
-    In a pipe: one header line and one line per row, tabs between the fields, numbers as they are.
+    In a pipe: one header line and one line per row, tabs between the fields, plain numbers.
     """
     if as_json:
         print_json(list(rows))
@@ -88,12 +88,12 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], *, title: str = "", 
 
 
 def print_fields(fields: Sequence[str]) -> None:
-    """One tab-separated line."""
+    """Print one tab-separated line."""
     print("\t".join(map(safe, fields)))
 
 
 def field(value: object) -> str:
-    """One value on one line: nothing for None, no tab or line break inside."""
+    """One value as text without tabs and line breaks; "-" for None and for empty lists."""
     if value is None:
         return "-"
     if isinstance(value, dict):
@@ -129,7 +129,7 @@ def style(column: str, row: Row) -> str:
 
 
 def human(column: str, value: object) -> str:
-    """A field as people read it: grouped digits, sizes with a unit."""
+    """A field for people: grouped digits, sizes with a unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return field(value)
     if column in ("bytes", "lag_bytes"):
@@ -154,7 +154,7 @@ def remark(text: str) -> None:
 
 
 class Remarks(logging.Handler):
-    """Prints what the client logs, as remarks."""
+    """Prints log messages of the client as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
         remark(f"appliance: {record.getMessage()}")
@@ -162,7 +162,7 @@ class Remarks(logging.Handler):
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar over ``total`` bytes on a terminal, nothing elsewhere; call what is yielded to advance it."""
+    """Shows a bar over ``total`` bytes on a terminal, nothing elsewhere.  Yields a function that advances it."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,6 +1,6 @@
-"""``appliance pipeline``: run the Spark pipeline of a configuration file, look at it, draw it.
+"""``appliance pipeline``: runs the Spark pipeline of a configuration file, shows its status, draws a report.
 
-pyspark and what belongs to it are imported when a command runs; without them the command says what to install.
+pyspark and its packages are imported when a command runs; if they are missing, the error says what to install.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def run(
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
-    """Read topics, parse their lines, write tables, totals and dead letters; goes on where it was.
+    """Read topics, parse their lines, write tables, totals and dead letters; continues where it stopped.
 
-    Each line is in the tables once, whatever is killed meanwhile.  Ctrl-C ends it in order.
+    Each line is in the tables once, also after a process was killed.  Ctrl-C ends the pipeline in order.
 
     [b]Examples[/b]
 
@@ -79,7 +79,7 @@ def example() -> None:
 
 @app.command()
 def status(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """Positions, lag, rates and what is in the tables; publishes the positions as those of a group, too.
+    """Show offsets, lag, rates and the content of the tables; also publishes the offsets as those of a group.
 
     [b]Example[/b]
 
@@ -93,8 +93,8 @@ def status(config: Config, data: Data = None, connect: Connect = None, as_json: 
         output.print_json(found.as_json())
         return
     rows = [each._asdict() for each in found.positions]
-    output.print_rows(rows, ["topic", "partition", "offset", "end", "lag_bytes"], title="Positions")
-    doing = f"run by process {found.running}" if found.running else "not running"
+    output.print_rows(rows, ["topic", "partition", "offset", "end", "lag_bytes"], title="Offsets")
+    doing = f"running as process {found.running}" if found.running else "not running"
     rates = f"lately {found.rows_per_s:,.0f} rows/s, {found.bytes_per_s / 1e6:.1f} MB/s"
     output.remark(f"{settings.pipeline.name}: {doing}, micro-batch {found.batch}, {rates}")
     show_summary(found.summary, found.remark)
@@ -111,7 +111,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw what is in the tables: one HTML page that needs nothing else, and one PNG.
+    """Draw the tables: one self-contained HTML page, and one PNG.
 
     [b]Example[/b]
 
@@ -129,7 +129,7 @@ def report(
 
 
 def load(config: Path, data: Path | None, connect: str | None) -> Settings:
-    """The settings; an appliance that is named on the command line goes over the file's.
+    """The settings of the file.  An appliance named on the command line replaces the file's.
 
     Raises:
         ConfigFault: Spark is not installed, or the file is wrong.
@@ -166,7 +166,7 @@ def show_summary(summary: Summary, remark: str) -> None:
 
 @contextlib.contextmanager
 def watching(name: str) -> Iterator[Callable[[Progress], None]]:
-    """A line on a terminal that follows the micro-batches; nothing elsewhere."""
+    """Shows a line with the progress of the micro-batches on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

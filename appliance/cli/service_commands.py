@@ -1,6 +1,6 @@
-"""``appliance start`` and ``appliance status``: run an appliance, look at one.
+"""``appliance start`` and ``appliance status``: runs an appliance, shows the state of one.
 
-``start`` imports the supervisor and the configuration only, so that it serves soon.
+``start`` imports only the supervisor and the configuration, so that it serves soon.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def start(
         return chosen
 
     chosen = read()
-    from ..processes import supervisor  # after the configuration: a wrong one is refused at once
+    from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 
     raise typer.Exit(supervisor.run(chosen, data, read))
 

@@ -1,4 +1,4 @@
-"""Chooses the appliance that a command talks to: ``--data DIR``, ``--connect HOST:PORT``, or the default listener.
+"""Chooses the appliance for a command: ``--data DIR``, ``--connect HOST:PORT``, or the default listener.
 
 ``--data`` finds the port in ``<data>/state.json``, which the supervisor writes while it runs.  So it also works with
 ports that the system chose.  Raises :class:`BrokerAway` when nothing serves there.
@@ -47,7 +47,7 @@ Settings = Annotated[
 
 
 def data_dir(data: Path | None) -> Path | None:
-    """The data directory that was named on the command line or in the environment."""
+    """The data directory from the command line or the environment."""
     named = os.environ.get("APPLIANCE_DATA")
     return data or (Path(named) if named else None)
 
@@ -56,10 +56,10 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def address(data: Path | None, connect: str | None) -> str:
-    """The native listener to use, as "host:port".  What the command line says wins over the environment.
+    """The native listener to use, as "host:port".  The command line wins over the environment.
 
     Raises:
-        BadParameter: the address is none, or both were given.
+        BadParameter: the address is invalid, or both options were given.
         BrokerAway: nothing serves that data directory.
     """
     if data is not None and connect is not None:
@@ -92,10 +92,10 @@ def address(data: Path | None, connect: str | None) -> str:
 
 @contextlib.contextmanager
 def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
-    """A connection to ask with; closed at the end.
+    """A connection to the appliance, closed at the end.
 
     Raises:
-        ProtocolFault: it is a Kafka broker that listens there, or the Kafka listener of an appliance.
+        ProtocolFault: the address is that of a Kafka broker, or of the Kafka listener of an appliance.
     """
     from ..client.broker_connection import speaks_kafka
     from ..client.cluster_client import Cluster
@@ -116,7 +116,7 @@ def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
 
 
 def parse_settings(given: list[str] | None) -> dict[str, str]:
-    """``["retention.ms=7d"]`` as a dictionary; names and values are judged by the appliance.
+    """``["retention.ms=7d"]`` as a dictionary.  The appliance checks names and values.
 
     Raises:
         BadParameter: not of the form key=value.

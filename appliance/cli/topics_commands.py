@@ -62,7 +62,7 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 
 @app.command()
 def describe(name: Name, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """Show a topic's settings and where each partition reaches from and to.
+    """Show a topic's settings and the first and last offset of each partition.
 
     [b]Example[/b]
 
@@ -107,7 +107,7 @@ def alter(
 
         appliance topics alter web --partitions 8
 
-    Keys land in other partitions once there are more of them.
+    With more partitions, keys go to other partitions than before.
     """
     changes: dict[str, str | None] = {**parse_settings(settings), **dict.fromkeys(unset or [])}
     if not changes and partitions is None:
@@ -146,7 +146,7 @@ def delete(
 
 
 def _summary(topic: dict[str, Any]) -> dict[str, Any]:
-    """One line for a topic; sums are over the partitions that say, which a remote appliance's may not."""
+    """The row of a topic.  Partitions of other appliances may lack sizes; the sums leave them out."""
     parts = topic["partitions"]
     sums = {name: sum(part.get(name) or 0 for part in parts) for name in ("messages", "bytes")}
     return {"name": topic["name"], "partitions": len(parts), **sums, "settings": topic["own"]}

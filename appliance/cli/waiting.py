@@ -1,8 +1,8 @@
-"""Reports on standard error what a command waits for, with the cause that the appliance knows.
+"""Reports on standard error what a command waits for, with the cause from the appliance.
 
-A client goes on by itself when a partition, a disk or an appliance is back, so it raises nothing.  :class:`Watch`
-looks at its troubles meanwhile.  It prints one line for each that lasts for :data:`REPORT_AFTER_S`, another one every
-:data:`REPEAT_S`, and one when it is over.
+A client waits until a partition, a disk or an appliance is back, and raises nothing.  :class:`Watch` reads its troubles
+meanwhile.  It prints one line for each that lasts for :data:`REPORT_AFTER_S`, another one every :data:`REPEAT_S`, and
+one when it is over.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ CODE_STORAGE: Final = StorageFault.code
 
 
 class Watch:
-    """Use as a context around the waiting.
+    """Reports troubles; use it as a context around the waiting.
 
-    ``troubles`` returns the client's troubles.  ``progress`` returns how far the command has come, "" for nothing.
+    ``troubles`` returns the client's troubles.  ``progress`` returns the progress of the command, "" for none.
     """
 
     def __init__(
@@ -42,29 +42,29 @@ class Watch:
         self._address = address
         self._troubles = troubles
         self._progress = progress
-        self._reported_s: dict[Subject, float] = {}  # by subject: when last
+        self._reported_s: dict[Subject, float] = {}  # by subject: time of the last report
         self._causes: dict[Subject, ApplianceError] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="appliance-watch", daemon=True)
 
     def __enter__(self) -> Watch:
-        _TROUBLES.disabled = True  # what the client would log, and sooner
+        _TROUBLES.disabled = True  # the client would log the same troubles, and sooner
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self._look(time.monotonic())
+        self._report(time.monotonic())
         _TROUBLES.disabled = False
 
     def error(self) -> ApplianceError | None:
-        """The oldest trouble that is not over, with its cause."""
+        """The error of the oldest trouble, with its cause."""
         troubles = self._troubles()
         return self.cause(troubles[0].subject, troubles[0].error) if troubles else None
 
     def cause(self, subject: Subject, error: ApplianceError) -> ApplianceError:
-        """The error.  Where a partition cannot be used, it has the reason that the appliance gives."""
+        """The error; for a partition that cannot be used, one with the reason from the appliance."""
         name, text = _name(subject), str(error)
         plain = type(error)(text if name in text else f"{name}: {text}")
         if not isinstance(subject, tuple) or error.code != CODE_STORAGE:
@@ -76,9 +76,9 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
-            self._look(time.monotonic())
+            self._report(time.monotonic())
 
-    def _look(self, now_s: float) -> None:
+    def _report(self, now_s: float) -> None:
         troubles = self._troubles()
         for trouble in troubles:
             last_s = self._reported_s.get(trouble.subject)
@@ -99,16 +99,16 @@ def _name(subject: Subject) -> str:
     return subject if isinstance(subject, str) else f"{subject[0]}-{subject[1]}"
 
 
-def explain(address: str, place: tuple[str, int]) -> ApplianceError | None:
-    """Asks the appliance that leads a partition why it cannot be used; None when there is no reason."""
-    topic, partition = place
+def explain(address: str, part: tuple[str, int]) -> ApplianceError | None:
+    """The reason why a partition cannot be used, from the appliance that leads it; None if it gives none."""
+    topic, partition = part
     try:
         with cluster(None, address) as asked:
             asked.refresh([topic])
             seen = asked.admin("status", {}, broker_id=asked.leader(topic, partition))
     except ApplianceError:
         return None
-    rows = [row for row in seen["partitions"] if (row["topic"], row["partition"]) == place]
+    rows = [row for row in seen["partitions"] if (row["topic"], row["partition"]) == part]
     state = rows[0]["state"] if rows else ""
     if state == "offline":
         reason = rows[0].get("reason") or "`appliance status` says why"
@@ -119,7 +119,7 @@ def explain(address: str, place: tuple[str, int]) -> ApplianceError | None:
 
 
 def _free(address: str, data: str) -> str:
-    """How much is free, when the disk is on this host."""
+    """The free space of the disk, if it is on this host."""
     host, _ = parse_addresses(address)[0]
     if not (host.startswith("127.") or host in ("localhost", "::1")) or not Path(data).is_dir():
         return ""

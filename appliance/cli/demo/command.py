@@ -1,4 +1,4 @@
-"""``appliance demo``: the logs of this host through an appliance of its own, every line accounted for."""
+"""Defines the command ``appliance demo``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def demo(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Ship log files through an appliance and account for every line; leaves nothing behind but tables of them.
+    """Ship log files through an appliance and account for every line.  Only tables of them stay.
 
-    Starts an appliance with a local ZooKeeper ensemble on free ports and a temporary directory, creates topics,
-    ships the files, consumes them with a group of two processes, kills one of them (SIGKILL), replaces it, and
-    compares per partition what came out with what went in.  Then the Spark pipeline turns the same lines into Parquet
-    and audits them; its tables are what stays.  Exit status 1 when one line is lost, altered or out of order.
+    Starts an appliance with a local ZooKeeper ensemble on free ports and a temporary directory, creates topics and
+    ships the files.  Consumes them with a group of two processes, kills one of them (SIGKILL) and replaces it.
+    Compares input and output per partition.  Then the Spark pipeline writes the same lines to Parquet tables, which
+    stay, and audits them.  Exit status 1 when a line is lost, altered or out of order.
 
     [b]Examples[/b]
 

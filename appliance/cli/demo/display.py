@@ -1,4 +1,4 @@
-"""Shows the progress of the demo: remarks, and on a terminal a bar for lines in and a bar for lines out."""
+"""Shows the progress of the demo: remarks, and on a terminal one bar for shipped and one for consumed lines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Display:
         self._lines = lines
         self._bars: Progress | None = None
         self._tasks: list[TaskID] = []
-        self._said_s = time.monotonic()
-        self._said = (0, 0)
+        self._printed_s = time.monotonic()
+        self._printed = (0, 0)
 
     def __enter__(self) -> Display:
         if sys.stderr.isatty():
@@ -46,10 +46,10 @@ class Display:
             output.remark(text)
 
     def at(self, shipped: int, consumed: int) -> None:
-        """Show how many lines have gone in and come out."""
+        """Show how many lines have been shipped and consumed."""
         if self._bars is not None:
             for task, count in zip(self._tasks, (shipped, consumed), strict=True):
                 self._bars.update(task, completed=count)
-        elif (shipped, consumed) != self._said and time.monotonic() - self._said_s > LOG_EVERY_S:
-            self._said_s, self._said = time.monotonic(), (shipped, consumed)
+        elif (shipped, consumed) != self._printed and time.monotonic() - self._printed_s > LOG_EVERY_S:
+            self._printed_s, self._printed = time.monotonic(), (shipped, consumed)
             output.remark(f"{shipped:,} of about {self._lines:,} lines shipped, {consumed:,} consumed")

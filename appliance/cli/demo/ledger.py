@@ -1,12 +1,12 @@
-"""Compares, per partition and in order, the lines that went in with the lines that came out.
+"""Compares, per partition and in order, the lines that were shipped with the lines that were consumed.
 
-Both sides note a line as 12 bytes: CRC32 of its key (its file), its number in the file, CRC32 of its text.  The input
-of a partition is the sequence of these notes in the order of sending.  The output must be the same sequence, ordered
-by offset, each offset counted once.  Delivery is at least once: a consumer that is killed between its note and its
-commit makes its successor read some messages again.  These must be the same messages.
+Both sides note a line as 12 bytes: CRC32 of its key (its file and block), its number in the file, CRC32 of its text.
+The input of a partition is the sequence of these notes in the order of sending.  The output must be the same sequence,
+ordered by offset, each offset counted once.  Delivery is at least once: when a consumer is killed between its note and
+its commit, its successor reads some messages again.  These must be the same messages.
 
 A consumer is another process, and may be killed.  It writes each note to its *spool*, a file of 24-byte entries,
-before it commits.  So what has been committed is in a spool, whenever the consumer dies.
+before it commits.  So every committed message is in a spool, whenever the consumer is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def line_bytes(key: bytes, number: int, text: bytes) -> bytes:
 
 
 class Account(NamedTuple):
-    """One partition at the end; ``fault`` is "" when what came out is what went in."""
+    """The result of one partition; ``fault`` is "" when output and input are the same."""
 
     lines: int
     bytes: int
@@ -40,14 +40,14 @@ class Account(NamedTuple):
 
 
 class Spool:
-    """Reads what one consumer has written down so far; ``count`` includes repeats."""
+    """Reads the spool of one consumer; ``count``: entries read so far, repeats included."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
 
     def news(self) -> list[tuple[int, int, int, bytes]]:
-        """Entries that have come since the last call; the incomplete end of a killed consumer is no entry."""
+        """The entries since the last call.  An incomplete entry, of a killed consumer, is left out."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -59,7 +59,7 @@ class Spool:
 
 
 class Ledger:
-    """``lines_out`` counts each offset once."""
+    """Input and output of all partitions.  ``lines_out`` counts each offset once."""
 
     def __init__(self) -> None:
         self._sent: dict[Partition, bytearray] = {}
@@ -93,8 +93,8 @@ class Ledger:
     def _account(self, partition: Partition) -> Account:
         sent = bytes(self._sent.get(partition, b""))
         seen = self._received.get(partition, {})
-        came = b"".join(seen[offset] for offset in sorted(seen))
-        fault = "" if came == sent else _difference(sent, came)
+        received = b"".join(seen[offset] for offset in sorted(seen))
+        fault = "" if received == sent else _difference(sent, received)
         if partition in self._altered:
             fault = f"offset {self._altered[partition]} was delivered twice with different content"
         return Account(
@@ -102,7 +102,7 @@ class Ledger:
             bytes=self._bytes.get(partition, 0),
             repeats=self._repeats.get(partition, 0),
             checksum_in=_checksum(sent),
-            checksum_out=_checksum(came),
+            checksum_out=_checksum(received),
             fault=fault,
         )
 
@@ -111,9 +111,9 @@ def _checksum(lines: bytes) -> str:
     return hashlib.blake2b(lines, digest_size=6).hexdigest()
 
 
-def _difference(sent: bytes, came: bytes) -> str:
-    """What is wrong with ``came``, in words."""
-    wanted, got = _lines(sent), _lines(came)
+def _difference(sent: bytes, received: bytes) -> str:
+    """Describes how ``received`` differs from ``sent``."""
+    wanted, got = _lines(sent), _lines(received)
     if sorted(wanted) == sorted(got):
         first = next(index for index, pair in enumerate(zip(wanted, got, strict=True)) if pair[0] != pair[1])
         return f"out of order from line {first + 1} on"

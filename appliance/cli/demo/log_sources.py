@@ -1,8 +1,8 @@
 """Chooses the text logs of this host that the demo ships, and how much of them.
 
 Every line is shipped unchanged, without its line break.  Small logs are shipped several times, each time as a source
-of its own (``/var/log/dpkg.log``, ``/var/log/dpkg.log#2``…).  Large ones are shipped up to a limit.  The plan's remark
-states which of the two happened, since the figures depend on it.
+of its own (``/var/log/dpkg.log``, ``/var/log/dpkg.log#2``…).  Large ones are shipped up to a limit.  The plan's
+``remark`` states which of the two applies, because the figures depend on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TURN_LINES = 500
 
 
 class Source(NamedTuple):
-    """One file in one round; ``name`` tells the rounds apart."""
+    """One file in one round; ``name`` distinguishes the rounds."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``lines`` and ``size`` of what will be shipped, and ``remark``: what was cut or repeated."""
+    """What to ship: ``lines`` and ``size`` (bytes) in all.  ``remark``: that files are repeated, or shipped in part."""
 
     sources: list[Source]
     lines: int
@@ -62,7 +62,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _decodes(head: bytes) -> bool:
-    """UTF-8, but for a character that the probe has cut."""
+    """Whether ``head`` is UTF-8, except for an incomplete character at its end."""
     try:
         head.decode()
     except UnicodeDecodeError as error:
@@ -71,7 +71,7 @@ def _decodes(head: bytes) -> bool:
 
 
 def plan(files: Sequence[Path], lines_min: int) -> Plan:
-    """What to ship: ``files``, or the logs of this host when there are none.
+    """Plans to ship ``files``, or the logs of this host when there are none.
 
     Raises:
         OSError: a file that cannot be read.
@@ -102,7 +102,7 @@ def plan(files: Sequence[Path], lines_min: int) -> Plan:
 
 
 def _topic(path: Path, given: bool) -> str:
-    """Logs that lie in ``/var/log`` itself are the system's, those in its folders belong to applications."""
+    """The topic: given files "files", logs directly in ``/var/log`` "system", those in its folders "applications"."""
     return "files" if given else "system" if path.parent == LOG_DIR else "applications"
 
 
@@ -117,7 +117,7 @@ def _count(path: Path) -> tuple[int, int]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Lines without their line break; one that is longer than LINE_BYTES_MAX comes in pieces."""
+    """Yields lines without their line break; a line longer than LINE_BYTES_MAX in pieces."""
     with path.open("rb") as file:
         while line := file.readline(LINE_BYTES_MAX):
             yield line.removesuffix(b"\n")
@@ -134,7 +134,7 @@ def _limit(sources: Sequence[Source]) -> tuple[int, int]:
 def shipped(
     sources: Sequence[Source], lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
 ) -> Iterator[tuple[Source, int, bytes]]:
-    """(source, line number, line) of all sources, taking turns as a host's logs do."""
+    """Yields (source, line number, line) of all sources, TURN_LINES lines of each in turn."""
     waiting = [(source, enumerate(read_lines(source.path), 1)) for source in sources[:FILES_MAX]]
     later = list(sources[FILES_MAX:])
     while waiting:

@@ -33,7 +33,7 @@ PARSERS = {
 
 
 class Tables(NamedTuple):
-    """What the pipeline found; ``talkers``: service and number of lines, the most first."""
+    """The results of the pipeline; ``talkers``: service and number of lines, the most first."""
 
     seconds: float
     parsed: int
@@ -45,7 +45,7 @@ class Tables(NamedTuple):
     page: str
 
     def faults(self, lines: int) -> list[str]:
-        """``lines``: how many were shipped."""
+        """What is wrong with the results; ``lines``: how many were shipped."""
         faults = []
         if self.lost or self.doubled:
             faults.append(f"the audit found {self.lost} lines lost and {self.doubled} doubled")
@@ -59,16 +59,16 @@ class Tables(NamedTuple):
 
 
 def missing() -> str:
-    """Why there can be no pipeline here; "" when there can."""
+    """Why the pipeline cannot run here; "" when it can."""
     names = [name for name in ("pyspark", "pyarrow", "numpy", "matplotlib") if importlib.util.find_spec(name) is None]
     return f"without {', '.join(names)} (pip install 'appliance[spark]')" if names else ""
 
 
 def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
-    """Read all that is in the topics.
+    """Run the pipeline over all messages in the topics.
 
     Raises:
-        Unavailable: it failed; the end of its log is in the message.
+        Unavailable: it failed; the message has the end of its log.
     """
     tables = Path(tempfile.gettempdir()) / f"appliance-tables-{os.getuid()}"
     shutil.rmtree(tables, ignore_errors=True)
@@ -98,14 +98,14 @@ def _run_command(sandbox: Sandbox, *words: str) -> Any:
     try:
         status = child.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise RequestTimedOut(f"the pipeline took more than {PATIENCE_S:.0f} s:\n{sandbox.complaint(LOG)}") from None
+        raise RequestTimedOut(f"the pipeline took more than {PATIENCE_S:.0f} s:\n{sandbox.log_end_of(LOG)}") from None
     if status:
-        raise Unavailable(f"the pipeline ended with status {status}:\n{sandbox.complaint(LOG)}")
-    return json.loads(sandbox.said(LOG))
+        raise Unavailable(f"the pipeline ended with status {status}:\n{sandbox.log_end_of(LOG)}")
+    return json.loads(sandbox.output_of(LOG))
 
 
 def _config(directory: Path, tables: Path, bootstrap: str, topics: Sequence[str]) -> str:
-    """TOML; JSON texts and lists are TOML, too."""
+    """The configuration in TOML, of which JSON's texts and lists are a part."""
     sources = "".join(
         f"[[source]]\ntopics = {json.dumps([topic])}\nparsers = {json.dumps(PARSERS[topic])}\n"
         f"service = {json.dumps(topic)}\n"

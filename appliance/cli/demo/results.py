@@ -1,4 +1,4 @@
-"""Prints what the demo found: a row per partition, a row per consumer, and whether every line is accounted for."""
+"""Prints the results of the demo: a row per partition, a row per consumer, and whether every line is accounted for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from .pipeline_step import Tables
 
 
 class Move(NamedTuple):
-    """``seconds``: from the first line shipped to the last one back; ``takeover_s``: death to a new first line."""
+    """Durations.
+
+    ``seconds``: from the first line shipped to the last one consumed.  ``takeover_s``: from killing the first consumer
+    to the first line that its successor has read.
+    """
 
     seconds: float
     shipping_s: float
@@ -21,7 +25,11 @@ class Move(NamedTuple):
 
 @dataclass(slots=True)
 class Results:
-    """``shares``: lines that each consumer read, repeats included; ``leftovers``: what needed force to go away."""
+    """All results.
+
+    ``shares``: lines that each consumer has read, repeats included.  ``leftovers``: processes that had to be killed and
+    shared memory that had to be removed at the end.
+    """
 
     plan: Plan
     topics: list[str]
@@ -35,8 +43,8 @@ class Results:
 
     @property
     def faults(self) -> list[str]:
-        places = self.accounts.items()
-        faults = [f"{self.topics[topic]}-{number}: {row.fault}" for (topic, number), row in places if row.fault]
+        rows = self.accounts.items()
+        faults = [f"{self.topics[topic]}-{number}: {row.fault}" for (topic, number), row in rows if row.fault]
         if not self.lines:
             faults.append("not one line went through")
         if self.lag:

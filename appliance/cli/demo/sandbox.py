@@ -1,8 +1,8 @@
 """Owns the demo's temporary directory and its processes, and removes both at the end.
 
-Every demo holds a lock on the file ``owner`` in its directory.  If the lock is free, the demo was killed.  The next
-demo then removes its processes (found by the directory in their command line), its names in /dev/shm (found by the
-inode of its data directory) and its files.  After a SIGKILL nothing else can do that.
+Every demo holds a lock on the file ``owner`` in its directory.  If the lock is free, the demo was killed, and could not
+clean up.  The next demo then removes its processes (found by the directory in their command line), its names in
+/dev/shm (found by the inode of its data directory) and its files.
 
 Children run in sessions of their own: Ctrl-C reaches the demo only, which stops them in order.  They are started with
 a parent-death signal, so that they end when the demo is killed.
@@ -49,7 +49,7 @@ class Sandbox:
         self._instance = memory.instance_of(self.data)
 
     def spawn(self, *arguments: str, log: str, death_signal: int = signal.SIGTERM) -> subprocess.Popen[bytes]:
-        """Run ``python -m <arguments>`` with its output in files of the directory."""
+        """Run ``python -m <arguments>`` with its output in files of the sandbox."""
 
         def follow_parent() -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
@@ -66,16 +66,16 @@ class Sandbox:
         self._children.append(child)
         return child
 
-    def said(self, log: str) -> str:
-        """What a child has written to its standard output so far."""
+    def output_of(self, log: str) -> str:
+        """The standard output of a child so far."""
         return (self.path / f"{log}.out").read_text(errors="replace")
 
-    def complaint(self, log: str, lines: int = 12) -> str:
-        """The end of a child's log, for a fault's message."""
+    def log_end_of(self, log: str, lines: int = 12) -> str:
+        """The last lines of a child's log, for an error message."""
         return "\n".join((self.path / f"{log}.log").read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, child: subprocess.Popen[bytes]) -> int:
-        """End a child in order, and by force when that takes too long; its exit status."""
+        """End a child with SIGTERM, after STOP_S with SIGKILL.  Returns its exit status."""
         child.send_signal(signal.SIGTERM)
         try:
             return child.wait(STOP_S)
@@ -84,7 +84,7 @@ class Sandbox:
             return child.wait()
 
     def close(self) -> list[str]:
-        """Stop what still runs, last started first, and remove everything; says what needed force."""
+        """Stop the children, last started first, and remove everything.  Returns what :func:`clear` has found."""
         for child in reversed(self._children):
             if child.poll() is None:
                 self.stop(child)
@@ -94,7 +94,7 @@ class Sandbox:
 
 
 def clear(directory: Path, instance: str) -> list[str]:
-    """Remove processes, shared memory and files of a demo; says which processes and names there were."""
+    """Remove processes, shared memory and files of a demo.  Returns which processes and names there were."""
     found = [f"process {pid}" for pid in processes_in(directory)]
     deadline = time.monotonic() + STOP_S
     while pids := list(processes_in(directory)):
@@ -110,7 +110,7 @@ def clear(directory: Path, instance: str) -> list[str]:
 
 
 def processes_in(directory: Path) -> Iterator[int]:
-    """Pythons and Javas of ours that have the directory in their command line."""
+    """Yields the pids of Python and Java processes that have the directory in their command line."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
@@ -120,13 +120,13 @@ def processes_in(directory: Path) -> Iterator[int]:
 
 
 def clear_abandoned() -> list[str]:
-    """Remove what killed demos of this user left behind; names what was found."""
+    """Remove what killed demos of this user have left behind.  Returns what was found."""
     found: list[str] = []
     for directory in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getuid()}-*")):
         if time.time() - directory.stat().st_mtime < SETTLING_S:  # its demo may not have taken the lock yet
             continue
         with contextlib.suppress(OSError), (directory / OWNER).open("a") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running demo holds it: leave that one alone
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails for a running demo, which is left alone
             instance = memory.instance_of(directory / DATA) if (directory / DATA).is_dir() else ""
             found += [str(directory), *clear(directory, instance or "none")]
     return found

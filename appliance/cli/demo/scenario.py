@@ -5,12 +5,12 @@ The order of the steps is fixed, so that the consumer always dies in the middle 
 1. Two consumers join the group.  Half of the lines are shipped.
 2. When both have read some, the first is killed (SIGKILL) and a successor started.
 3. Most of the rest is shipped.  The last tenth follows when the successor owns partitions.
-4. :mod:`.ledger` compares what came back with what was sent.
-5. :mod:`.pipeline_step` turns the same lines into tables and audits them.
+4. :mod:`.ledger` compares the consumed lines with the shipped ones.
+5. :mod:`.pipeline_step` writes the same lines to tables and audits them.
 6. :mod:`.sandbox` stops every process and removes every file.
 
-Every wait has a limit, which starts again with each progress.  A demo that hangs therefore fails and names what it
-waited for.
+Every wait has a limit, which restarts with each progress.  A demo that hangs therefore fails, and its error says what
+it waited for.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int
     try:
         results = Demo(sandbox, work, pipeline).run()
     finally:
-        for number in INTERRUPTS:  # a second Ctrl-C must not leave things half removed
+        for number in INTERRUPTS:  # a second Ctrl-C must not interrupt the removal
             signal.signal(number, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
         left_behind = sandbox.close()
@@ -70,13 +70,13 @@ def run(files: list[Path], lines_min: int, pipeline: bool, as_json: bool) -> int
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Raise, and again after a while: the interpreter swallows what is raised in a callback, such as at a fork."""
+    """Raises KeyboardInterrupt, and again after AGAIN_S: the interpreter drops an exception in a fork's callback."""
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
     raise KeyboardInterrupt
 
 
 class Demo:
-    """One run; ``run`` is the whole of it."""
+    """One run of the demo."""
 
     def __init__(self, sandbox: Sandbox, work: Plan, pipeline: bool) -> None:
         self._sandbox = sandbox
@@ -123,8 +123,8 @@ class Demo:
         words = [word for setting in settings for word in ("--set", setting)]
         self._appliance = sandbox.spawn("appliance", "start", "--data", str(sandbox.data), *words, log="appliance")
         self._display.say("starting an appliance with three ZooKeeper nodes")
-        self._until(lambda: "serving" in sandbox.said("appliance"), "the appliance to serve")
-        listeners = dict(word.split("=", 1) for word in sandbox.said("appliance").split() if "=" in word)
+        self._until(lambda: "serving" in sandbox.output_of("appliance"), "the appliance to serve")
+        listeners = dict(word.split("=", 1) for word in sandbox.output_of("appliance").split() if "=" in word)
         self._bootstrap = listeners["native"]
         self._until(lambda: collect(sandbox.data)["zookeeper"]["state"] == "connected", "ZooKeeper to be connected")
         with self._connected() as cluster:
@@ -151,12 +151,12 @@ class Demo:
     def _end(self, name: str) -> None:
         child = self._consumers[name]
         if child.poll() is None and self._sandbox.stop(child):
-            raise Unavailable(f"consumer {name} did not stop in order:\n{self._sandbox.complaint(name)}")
+            raise Unavailable(f"consumer {name} did not stop in order:\n{self._sandbox.log_end_of(name)}")
 
     # ---- the work
 
     def _ship_and_kill(self) -> Move:
-        """Ship everything, with a death half-way, and wait until all of it has come back."""
+        """Ship everything, kill a consumer half-way, and wait until all lines are consumed."""
         self._start_consumer("first")
         self._start_consumer("second")
         lines = shipped(self._plan.sources)
@@ -178,7 +178,7 @@ class Demo:
                 f"its partitions are free when its ZooKeeper session is over, within {SESSION_MS / 1000:.0f} s"
             )
             self._ship(producer, islice(lines, self._plan.lines * 4 // 10))
-            # The last tenth comes when the successor has partitions, so that it has something to read for sure.
+            # The last tenth is shipped when the successor owns partitions, so that it certainly has lines to read.
             self._until(lambda: bool(self._owners(cluster) - before), "the successor to get partitions")
             self._ship(producer, lines)
         self._until(lambda: self._has_read("successor"), "the successor to read")
@@ -210,7 +210,7 @@ class Demo:
             partition = (self._topics.index(source.topic), delivery.partition)
             self._ledger.sent(partition, line_bytes(key, number, text), len(text))
             if count % PIECE_LINES == 0:
-                self._look()
+                self._read_spools()
         producer.flush()
         self._shipping_s += time.monotonic() - begun
 
@@ -224,7 +224,7 @@ class Demo:
         self._display.say("the pipeline reads the same lines with Spark")
         return pipeline_step.run(self._sandbox, self._bootstrap, self._topics)
 
-    def _look(self) -> None:
+    def _read_spools(self) -> None:
         """Reads what the consumers have written to their spools, and shows the progress."""
         for name, spool in self._spools.items():
             for entry in spool.news():
@@ -246,14 +246,15 @@ class Demo:
         return seen
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
-        """Waits for ``done``: without end while lines keep coming, then STALL_S.
+        """Waits for ``done`` until no line was consumed for STALL_S.
 
         Raises:
-            RequestTimedOut: nothing happened for too long, or a process ended that should not have.
+            RequestTimedOut: no line was consumed for STALL_S.
+            Unavailable: a process has ended.
         """
         last, progress = time.monotonic(), -1
         while True:
-            self._look()
+            self._read_spools()
             if self._is_true(done):
                 return
             count = sum(spool.count for spool in self._spools.values())
@@ -261,16 +262,16 @@ class Demo:
                 last, progress = time.monotonic(), count
             for name, child in {"appliance": self._appliance, **self._consumers}.items():
                 if child.poll() is not None:
-                    raise Unavailable(f"{name} ended (status {child.returncode}):\n{self._sandbox.complaint(name)}")
+                    raise Unavailable(f"{name} ended (status {child.returncode}):\n{self._sandbox.log_end_of(name)}")
             if time.monotonic() - last > STALL_S:
                 raise RequestTimedOut(
                     f"waited {STALL_S:.0f} s for {what}; the appliance's log ends with\n"
-                    + self._sandbox.complaint("appliance")
+                    + self._sandbox.log_end_of("appliance")
                 )
             time.sleep(POLL_S)
 
     def _is_true(self, done: Callable[[], bool]) -> bool:
-        """A condition that cannot be asked for yet is not true yet."""
+        """Whether ``done`` returns true; false while the appliance is unavailable."""
         try:
             return done()
         except Unavailable:

@@ -1,10 +1,10 @@
-"""Consumes as a member of the demo's group and writes every message to a spool; it may be killed at any time.
+"""Consumes as a member of the demo's group and writes a note of every message to a spool.  It may be killed.
 
 Run as ``python -m appliance.cli.demo.spooling_consumer``.  Arguments: address, group, spool file, session timeout in
 ms, topics.
 
 A message is in the spool (see :mod:`.ledger`) before the next one is requested.  An offset is committed only after the
-next message was requested.  So what is committed is in the spool, at whatever instruction this process dies.
+next message was requested.  So every committed message is in the spool, at whatever instruction the process is killed.
 """
 
 from __future__ import annotations
