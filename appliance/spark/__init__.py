@@ -3,9 +3,10 @@
     import appliance.spark
     lines = spark.read.format("appliance").option("subscribe", "logs").load()
 
-Importing this package registers the format with the session that is active; :func:`register` does so for one that is
-made later.  Reading order: ``options``, ``offsets`` (pure), ``arrow`` (bytes to rows), ``access`` (questions and
-bytes), ``source``, ``sink``.
+Importing this package registers the format with the active session; :func:`register` does so for a later one.
+
+Reading order: ``options``, ``stream_offsets`` (pure), ``arrow`` (bytes to rows), ``access`` (requests to appliances),
+``source``, ``sink``, ``spark_session``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .source import ApplianceSource
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format "appliance" known to ``spark``."""
+    """Register the format "appliance" with ``spark``."""
     spark.dataSource.register(ApplianceSource)
     return spark
 

@@ -1,14 +1,14 @@
-"""What the data source asks of appliances: partitions, offsets, and the bytes of a range.
+"""Reads partitions, offsets, and the bytes of a range from appliances, for the data source.
 
-Every question is asked again, with growing pauses, while an appliance is away or busy, until ``retry_timeout_ms`` have
-passed without progress: a Spark query dies of the first error that reaches it, and a restart of a broker takes only
-seconds.  Then the last error is raised, with the address in it.
+A request is repeated, with growing pauses, while an appliance is away or busy: a Spark query ends with the first error
+that it gets, and a restart of a broker takes only seconds.  After ``retry_timeout_ms`` without progress the last error
+is raised, with the address in it.
 
-Bytes come through the native listener, the next fetch under way while the last one is decoded; or, when the appliance
-runs on this host, straight from its segment files (short circuit).  A task that finds itself on another host than
-the one that was planned for, or without the right to read the files, uses the listener.
+Bytes come through the native listener, where the next fetch is in flight while the last one is decoded.  When the
+appliance runs on this host, they come directly from its segment files (short circuit).  A task on another host than
+planned, or without permission to read the files, uses the listener.
 
-Objects are made on the driver and travel to tasks: connections are opened on first use and left behind.
+Objects are made on the driver and pickled to tasks.  Connections are opened on first use and not pickled.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ Result = TypeVar("Result")
 
 
 class Home(NamedTuple):
-    """Where the segments of an appliance lie, and the process that serves them."""
+    """The directory of an appliance's segments, and the process that serves them."""
 
     data_dir: str
     pid: int
 
     def here(self) -> bool:
-        """Whether this is that host: a process of that number holds the lock of that directory."""
+        """Whether this is the appliance's host: the process with this pid holds the lock of the directory."""
         return status.holder(Path(self.data_dir)) == self.pid
 
 
 class Patience:
-    """Pauses between attempts, until there was no progress for too long."""
+    """Pauses between attempts, and raises when there was no progress for ``timeout_ms``."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_s = timeout_ms / 1000
@@ -72,7 +72,7 @@ class Patience:
         self._pause_s = PAUSE_S_MIN
 
     def pause(self, error: Unavailable) -> None:
-        """Raises ``error``'s kind, saying for how long it was tried."""
+        """Pause; or, when the time is over, raise an error of the same class as ``error``."""
         if time.monotonic() + self._pause_s > self._deadline:
             raise type(error)(f"gave up after {self._timeout_s:g} s without progress: {error}") from error
         time.sleep(self._pause_s)
@@ -80,7 +80,7 @@ class Patience:
 
 
 class Access:
-    """Pickles to its arguments."""
+    """See the module's docstring.  Pickles to its arguments."""
 
     def __init__(self, bootstrap: str, retry_timeout_ms: int) -> None:
         self._arguments = (bootstrap, retry_timeout_ms)
@@ -124,7 +124,7 @@ class Access:
             found = self._connections[broker_id] = self.cluster.connect(self.cluster.address(broker_id))
         return found
 
-    # ---- what there is
+    # ---- partitions and offsets
 
     def keys(self, selection: Selection) -> list[Key]:
         """The partitions that are selected.
@@ -136,8 +136,8 @@ class Access:
 
     def _keys(self, selection: Selection) -> list[Key]:
         named = {*selection.topics, *(topic for topic, _ in selection.assigned)}
-        view = self.cluster.refresh(named or None)
-        topics = {name: each for name, each in view.topics.items() if not each.error and name in (named or view.topics)}
+        found = self.cluster.refresh(named or None).topics
+        topics = {name: each for name, each in found.items() if not each.error and name in (named or found)}
         for name in sorted(named):
             if name not in topics:
                 there = sorted(name for name, each in self.cluster.refresh(None).topics.items() if not each.error)
@@ -154,7 +154,7 @@ class Access:
         return keys
 
     def offsets(self, times: Mapping[Key, int]) -> Positions:
-        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: nothing so late."""
+        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: there is none."""
         return self.patiently(lambda: self._offsets(times)) if times else {}
 
     def _offsets(self, times: Mapping[Key, int]) -> Positions:
@@ -174,7 +174,7 @@ class Access:
         return found
 
     def home(self, topic: str, partition: int) -> Home | None:
-        """Where the partition's leader keeps its segments, when that is on this host."""
+        """The home of the partition's leader, if it is on this host; else None."""
         try:
             leader = self.cluster.leader(topic, partition)
             if leader not in self._homes:
@@ -189,19 +189,19 @@ class Access:
             home = Home(str(seen["data"]), int(seen["pid"]))
             return home if home.here() else None
         except (ApplianceError, OSError, KeyError, TypeError, ValueError):
-            return None  # the listener serves as well
+            return None  # use the listener
 
     # ---- reading
 
     def read(
         self, wanted: Range, home: Home | None, bytes_max: int, fail_on_data_loss: bool
     ) -> Iterator[tuple[int, memoryview]]:
-        """Whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
+        """Yields whole batches, from the one with ``wanted.first`` to the one before ``wanted.end``.
 
-        Yields the offset at which the bytes start, and the bytes, which the next step overwrites.
+        Each item is an offset and the bytes that start there.  The next step overwrites the bytes.
 
         Raises:
-            OffsetOutOfRange: retention was faster, and the user wants to know.
+            OffsetOutOfRange: retention has deleted records of the range, and ``fail_on_data_loss``.
             Unavailable: no progress for too long.
         """
         position, patience = wanted.first, self.patience()
@@ -236,7 +236,7 @@ class Access:
                 if error:
                     raise _named(error, (topic, partition))
                 if not reply.payload:
-                    raise RequestTimedOut(f"{topic}-{partition} ends at {end}, before {wanted.end}, which was there")
+                    raise RequestTimedOut(f"{topic}-{partition} ends at {end}, but has ended at {wanted.end} before")
                 position = (position if at_start else _start(reply.payload, wanted, position)) + len(reply.payload)
                 at_start = True
                 if position < wanted.end:
@@ -248,7 +248,7 @@ class Access:
     def _local(
         self, wanted: Range, position: int, home: Home, bytes_max: int
     ) -> Iterator[tuple[int, memoryview]] | None:
-        """None when the files are not to be had here."""
+        """As :meth:`_remote`, from the files; None if they cannot be read here."""
         directory = Path(home.data_dir) / f"{wanted.topic}-{wanted.partition}"
         try:
             if not home.here():
@@ -285,10 +285,10 @@ def _segments(
 
 
 def _start(data: memoryview, wanted: Range, position: int) -> int:
-    """Where ``data`` starts, which is whole batches from the one that contains ``position`` on.
+    """The offset at which ``data`` starts: whole batches, of which the first contains ``position``.
 
-    Only its batches tell, and offsets are outside of their checksums: the first one is believed if what it says fits,
-    else the last one.
+    It is computed from a batch's base offset, which no checksum covers: from the first batch if the result fits, else
+    from the last one.
     """
     where = f"{wanted.topic}-{wanted.partition}: around offset {position}"
     try:

@@ -1,26 +1,33 @@
-"""Record batches to Arrow record batches with the columns of Spark's Kafka connector, without a loop over
-records.
+"""Converts record batches to Arrow record batches with the columns of Spark's Kafka connector.
 
-The only thing in a batch that must be found one after another is where each record starts.  When its first
-record explains the whole (records of one shape: their length grows only with the width of the offset delta),
-even that is arithmetic; many small batches are walked in step, the k-th record of all of them at once; and
-what is left is one tight loop over lengths.  From there on all records of a few megabytes are read together,
-one numpy operation per field: varints are gathered at the positions of all records at once, checked against
-each other (a record ends where the next one starts, offset deltas count up), and keys and values are taken
-out of the bytes by one Arrow ``take`` each.
+There is no Python loop over all steps of a record.  Only the starts of records must be found one after another, in one
+of three ways:
 
-Columns and types (exactly what the connector and Spark's Arrow reader want)::
+- If the records of a batch have one shape (their lengths differ only by the width of the offset delta), the starts are
+  computed from the first record.
+- Many small batches are walked in step: the k-th record of all of them at once.
+- Otherwise a tight loop goes over the lengths.
 
-    key binary, value binary, topic string, partition int32, offset int64, timestamp timestamp[us, UTC],
-    timestampType int32 (0: the producer's time, 1: the broker's), headers list<struct<key, value>> if asked
-    for
+Then all records of a few megabytes are decoded together, with one numpy operation per field.  Varints are read at the
+positions of all records at once and checked against each other (a record ends where the next one starts, offset deltas
+count up).  One Arrow ``take`` each copies keys and values out of the bytes.
 
-Offsets are bytes; ``first`` and ``end`` bound the offsets of the rows, so that any cut through a log, also
-through the middle of a batch, gives every record to exactly one side.  Timestamps in batches are ms since
-1970.
+Columns and types, as the connector and Spark's Arrow reader need them::
 
-A batch that cannot be trusted (checksum, codec, structure) raises :class:`~appliance.errors.CorruptBatch`
-with its partition and offset, or is skipped and reported when the caller says so.
+    key            binary
+    value          binary
+    topic          string
+    partition      int32
+    offset         int64
+    timestamp      timestamp[us, UTC]
+    timestampType  int32                        0: the producer's time, 1: the broker's
+    headers        list<struct<key, value>>     optional
+
+``first`` and ``end`` bound the offsets of the rows.  So a log can be split anywhere, even within a batch, and every
+record is in exactly one part.  Timestamps in batches are ms since 1970.
+
+A damaged batch (checksum, codec, structure) raises :class:`~appliance.errors.CorruptBatch` with its partition and
+offset, or is skipped and reported to ``on_corrupt``.
 """
 
 from __future__ import annotations
@@ -56,7 +63,7 @@ SCHEMA = pa.schema(FIELDS)
 SCHEMA_WITH_HEADERS = pa.schema([*FIELDS, ("headers", HEADERS)])
 
 GROUP_BYTES = 8 * 1024 * 1024
-"""Batches are read together until they unpack to this much; one batch alone may be larger."""
+"""Batches are decoded in groups of about this size, unpacked; one batch alone may be larger."""
 _MS_MAX = (1 << 63) // 1000 - 1
 
 OnCorrupt = Callable[[CorruptBatch], None]
@@ -76,7 +83,7 @@ class _Group:
     max_timestamps: list[int] = field(default_factory=list)
     append_times: list[bool] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    """Where the records of each batch start, and (``stops``) stop, in the bytes that were fetched."""
+    """Positions at which the records of each batch start and (``stops``) stop, in the fetched bytes."""
     stops: list[int] = field(default_factory=list)
     unpacked: dict[int, bytes] = field(default_factory=dict)
     """By index in the lists: the records of a compressed batch."""
@@ -100,7 +107,7 @@ class _Group:
 class Decoder:
     """Decodes fetched bytes of one partition.
 
-    ``on_corrupt``: told of every batch that is skipped; without it the first bad batch raises.
+    ``on_corrupt`` is called for every skipped batch; without it the first bad batch raises.
     """
 
     topic: str
@@ -114,9 +121,8 @@ class Decoder:
     def decode(self, buffer: bytes | bytearray | memoryview, position: int) -> Iterator[pa.RecordBatch]:
         """The rows of the whole batches in ``buffer``, which starts with the batch at offset ``position``.
 
-        A batch of S bytes and N records at P has the base offset P + S - N: base offsets are outside of checksums,
-        but not even a bad disk can move a record unnoticed.  Nothing of ``buffer`` is referred to by what was
-        returned.
+        A batch of S bytes and N records at P has the base offset P + S - N.  Checking this detects a wrong base offset,
+        which no checksum covers.  The rows do not refer to ``buffer``.
         """
         view = memoryview(buffer)
         group = _Group()
@@ -124,7 +130,7 @@ class Decoder:
         while start < stop and position + start < self.end:
             size = _LENGTH.unpack_from(view, start)[0] + LENGTH_END if stop - start >= HEADER_BYTES else 0
             if not HEADER_BYTES <= size <= stop - start:
-                # Without its length there is no way to the next batch: what was fetched with it is lost too.
+                # Without the length the next batch cannot be found: the rest of the buffer is lost too.
                 self._corrupt(position + start, CorruptBatch("its length is wrong; check: appliance log verify"))
                 break
             try:
@@ -165,7 +171,7 @@ class Decoder:
         self.on_corrupt(named)
 
     def _rows(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
-        """The rows of these batches; when they do not add up, of each alone, to find the bad one."""
+        """The rows of these batches.  After an error each batch is decoded alone, to find the bad one."""
         try:
             rows = _Records(group, view, guess=True).rows(self)
         except CorruptBatch:
@@ -177,7 +183,7 @@ class Decoder:
 
     def _rows_of_one(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
         try:
-            # The guess may have been wrong: records of other lengths can have the sum that it expects.
+            # The guess of equal lengths may be wrong: records of other lengths can have the same sum.
             rows = _Records(group, view, guess=False).rows(self)
         except CorruptBatch as error:
             self._corrupt(group.bases[0], error)
@@ -187,7 +193,7 @@ class Decoder:
 
 
 class _Records:
-    """All records of a group, their fields still where they are: as positions in ``data``."""
+    """All records of a group, with the positions of their fields in ``data``."""
 
     def __init__(self, group: _Group, view: memoryview, guess: bool) -> None:
         self.data: memoryview | bytes = view
@@ -213,7 +219,7 @@ class _Records:
         self.ends[self._firsts + counts - 1] = stops
 
     def _find_starts(self, starts: Ints, stops: Ints, guess: bool) -> Ints:
-        """Where each record starts; proved later, by the lengths of all of them."""
+        """The position of each record.  :meth:`rows` checks them against the lengths of all records."""
         found: Ints = np.empty(int(self._counts.sum()), np.int64)
         if len(starts) >= _IN_STEP_MIN:
             self._walk_in_step(starts, stops, found)
@@ -227,7 +233,7 @@ class _Records:
         return found
 
     def _walk_in_step(self, starts: Ints, stops: Ints, found: Ints) -> None:
-        """The next record of every batch that has one, until only a few batches go on."""
+        """Step to the next record of all batches at once, until only a few batches have one."""
         longest_first = np.argsort(-self._counts, kind="stable")
         counts, places = self._counts[longest_first], self._firsts[longest_first]
         positions = starts[longest_first]
@@ -248,11 +254,11 @@ class _Records:
             found[place : place + left] += positions[index]
 
     def per_record(self, values: list[int] | list[bool]) -> Ints:
-        """A value of each batch, for each of its records."""
+        """Repeat the value of each batch for each of its records."""
         return np.repeat(np.array(values, np.int64), self._counts)
 
     def _varints(self, positions: Ints) -> tuple[Ints, Ints]:
-        """The zigzag varints at ``positions``, and where each ends."""
+        """The zigzag varints at ``positions``, and the positions behind them."""
         if positions.max() >= len(self.bytes):
             raise CorruptBatch("a record leaves its batch")
         low = self.bytes.take(positions)
@@ -299,7 +305,11 @@ class _Records:
         return lengths, starts, ends
 
     def rows(self, wanted: Decoder) -> pa.RecordBatch | None:
-        """Raises CorruptBatch when the records contradict themselves."""
+        """The rows with offsets from ``wanted.first`` to ``wanted.end``; None if there are none.
+
+        Raises:
+            CorruptBatch: the records are inconsistent.
+        """
         lengths, position = self._varints(self.starts)
         if (position + lengths != self.ends).any():
             raise CorruptBatch("a record has another length than it says")
@@ -355,7 +365,7 @@ class _Records:
     def _binary(self, lengths: Ints, starts: Ints, ends: Ints) -> pa.Array:
         """The bytes between ``starts`` and ``ends``, copied together.
 
-        An array whose offsets are start, end, start, end, ... has what we want at its even places.
+        An array with the offsets start, end, start, end, ... has them at its even indexes.
         """
         count = len(starts)
         null = lengths < 0
@@ -367,11 +377,11 @@ class _Records:
         bounds[1::2] = ends
         buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
         spans = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        places = np.arange(0, 2 * count, 2, dtype=np.int32)
-        return spans.take(pa.array(places, mask=null if nulls else None))
+        even = np.arange(0, 2 * count, 2, dtype=np.int32)
+        return spans.take(pa.array(even, mask=null if nulls else None))
 
     def _headers(self, counts: Ints, starts: Ints, ends: Ints) -> pa.Array:
-        """One list for each record that has headers, null for the others: the one place with a loop."""
+        """One list for each record that has headers, null for the others.  Loops over records with headers."""
         lists: list[list[tuple[str, bytes | None]] | None] = [None] * len(counts)
         for row in np.flatnonzero(counts).tolist():
             data = bytes(self.data[starts[row] : ends[row]])
@@ -386,13 +396,11 @@ class _Records:
 
 
 _IN_STEP_MIN = 96
-"""From this many batches on it is cheaper to read one record of each with numpy than to loop over all
-records.
-"""
+"""From this many batches on, reading one record of each with numpy is cheaper than a loop over all records."""
 
 
 def _equal_starts(payload: bytes, count: int) -> Ints | None:
-    """The starts if all records are like the first one but for the width of their offset delta, else None."""
+    """The starts if all records have the length of the first, except for the width of their offset delta; else None."""
     first = payload[0] if len(payload) else 0x80
     body = first >> 1
     if first >= 0x80:

@@ -1,10 +1,10 @@
-"""The options of the data source: the names and rules of Spark's Kafka connector, checked before anything runs.
+"""Parses and checks the options of the data source: the names and rules of Spark's Kafka connector.
 
-Spark hands options over as text under case-insensitive names.  What is not known is refused with the nearest name
-that is, so a typo cannot silently mean the default; the connector's names that have another meaning here say which
-option to use instead.
+Spark passes options as text under case-insensitive names.  An unknown name is an error that offers the nearest known
+one, so a typo cannot silently mean the default.  For options of the connector that have no meaning here, the error
+names the option to use instead.
 
-Where a read starts and ends is a :class:`Bound`: ``earliest``, ``latest``, a time, or an offset or time for each
+A :class:`Bound` is where a read starts or ends: ``earliest``, ``latest``, a time, or an offset or time for each
 partition (offsets are bytes of the partition's log; -2 is earliest, -1 latest; times are ms since 1970).  A time wins
 over times per partition, these win over offsets.
 """
@@ -32,15 +32,15 @@ _INSTEAD = {
     "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native listener",
     "maxoffsetspertrigger": "maxBytesPerTrigger: offsets are bytes here",
     "minoffsetspertrigger": "the trigger's processingTime: offsets are bytes here",
-    "group.id": "no group: Spark's checkpoint keeps the position",
-    "kafka.group.id": "no group: Spark's checkpoint keeps the position",
-    "enable.auto.commit": "nothing: Spark's checkpoint keeps the position",
-    "kafka.enable.auto.commit": "nothing: Spark's checkpoint keeps the position",
+    "group.id": "no group: Spark's checkpoint keeps the offsets",
+    "kafka.group.id": "no group: Spark's checkpoint keeps the offsets",
+    "enable.auto.commit": "nothing: Spark's checkpoint keeps the offsets",
+    "kafka.enable.auto.commit": "nothing: Spark's checkpoint keeps the offsets",
     "auto.offset.reset": "startingOffsets",
     "kafka.auto.offset.reset": "startingOffsets",
 }
 _SPARK = {"path", "checkpointlocation", "queryname"}
-"""What Spark itself puts among the options."""
+"""Options that Spark adds itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Bound:
     offsets: Mapping[Key, int] | None = None
     timestamps: Mapping[Key, int] | None = None
     latest_if_later: bool = False
-    """What a time after the newest record means: the end of the log, or (False) an error."""
+    """Whether a time after the newest record means the end of the log; else it is an error."""
 
     @property
     def moving(self) -> bool:
-        """Whether it means another offset when asked later."""
+        """Whether it may mean another offset at another time."""
         return self.offsets is None or any(offset < 0 for offset in self.offsets.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which partitions: those of named topics, of topics that match, or these."""
+    """The partitions to read: those of named topics, of topics that match a pattern, or given ones."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -103,15 +103,15 @@ class SinkOptions:
     batch_bytes_max: int = 512 * 1024
     sort_rows: bool = False
     transaction: tuple[str, int] | None = None
-    """Name and version of a write, by which a repeat of it is known; without, every write is a new one."""
+    """Name and version of a write, which identify a repetition of it.  None: every write is a new one."""
     retry_timeout_ms: int = 120_000
 
 
 class _Reader:
-    """Takes options out one by one, so that what is left over is unknown."""
+    """Takes known options one by one, and finds the unknown ones left over."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        # Spark's dictionary has lost the case of the names; ours must not care either.
+        # Spark's dictionary has lost the case of the names.
         self._given = {name.lower(): value for name, value in options.items()}
         self._known: list[str] = []
 
@@ -129,13 +129,13 @@ class _Reader:
             raise BadValue(f"option {name}={text!r}: {error}") from None
 
     def finish(self) -> None:
-        """Raises UnknownKey when there is anything that was not taken."""
+        """Raises UnknownKey if an option was not taken."""
         known = {name.lower(): name for name in self._known}
         for name in self._given:
             if name in known or name in _SPARK:
                 continue
             if name in _INSTEAD:
-                raise UnknownKey(f"option {name!r} is not taken here: use {_INSTEAD[name]}")
+                raise UnknownKey(f"option {name!r} has no meaning here: use {_INSTEAD[name]}")
             near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"did you mean {known[near[0]]}?" if near else f"known: {', '.join(self._known)}"
             raise UnknownKey(f"unknown option {name!r}: {hint}")
@@ -197,7 +197,7 @@ def _numbers(text: str) -> dict[Key, int]:
 
 
 def _per_partition(text: str, items: Callable[[Any], Mapping[Any, Any]]) -> dict[Key, int]:
-    """``{"topic": {"0": 23, ...}, ...}`` as the connector writes it."""
+    """Parses ``{"topic": {"0": 23, ...}, ...}``, the connector's form."""
     spec = json.loads(text)
     if not isinstance(spec, dict) or not spec:
         raise ValueError('use JSON like {"topic": {"0": 23, "1": -1}}; for assign {"topic": [0, 1]}')
@@ -244,8 +244,8 @@ def _check_selection(reader: _Reader) -> None:
     ways = ("subscribe", "subscribePattern", "assign")
     given = [way for way in ways if reader.has(way)]
     if len(given) != 1:
-        told = f"not {' and '.join(given)} together" if given else "none is given"
-        raise BadValue(f"which topics: use exactly one of the options {', '.join(ways)}; {told}")
+        problem = f"not {' and '.join(given)} together" if given else "none is given"
+        raise BadValue(f"which topics: use exactly one of the options {', '.join(ways)}; {problem}")
 
 
 def _bootstrap(reader: _Reader) -> str:

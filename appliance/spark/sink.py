@@ -1,21 +1,23 @@
-"""Rows into topics: ``df.write`` and ``df.writeStream``, at least once, and once when Spark repeats itself.
+"""Writes rows to topics: ``df.write`` and ``df.writeStream``.  Repetitions by Spark do not double rows.
 
 Columns are those of Spark's Kafka connector: ``value`` (string or binary, required), ``key``, ``headers``, ``topic``
 (or the option of that name, which wins) and ``partition``.
 
-Spark runs a task again when it failed, and a whole micro-batch when the driver died before it was checkpointed.  To
-keep the rows from being doubled, each task writes as an idempotent producer whose identity follows from what Spark
-will repeat, and not from the process::
+Spark repeats a failed task, and a whole micro-batch when the driver ended before the checkpoint.  So that no row is
+doubled, each task writes as an idempotent producer.  Its identity follows from the task and the micro-batch, which are
+the same in a repetition, and not from the process::
 
     producer id    2^62 + hash(query id, number of the task, batch id / 2^15)    query id: from the checkpoint
     epoch          batch id % 2^15                                               a write without a stream: a
     sequence       number of the row within the task, per partition              random id or txnAppId, txnVersion
 
-The partition's writer compares these with what is in its log, so a row that is there already is confirmed and not
-written again; no marker or transaction is needed, and what half a micro-batch has left behind is completed.  A task of
-an older micro-batch that lives on after its driver is refused by its epoch.  This holds as long as a task, run again,
-has the same rows in the same order, and the topic as many partitions: true for what reads a log and maps or filters
-it.  Behind a shuffle (aggregates) rows come in any order: the option ``sortRows`` sorts each task's rows first.
+The partition's writer compares these with its log.  A row that is there already is confirmed and not written again.  So
+a repetition completes an unfinished micro-batch, without markers or transactions.  A task of an older micro-batch that
+outlives its driver is refused because of its epoch.
+
+This holds if a repeated task has the same rows in the same order, and the topic as many partitions as before.  A query
+that reads a log and maps or filters it fulfils this.  After a shuffle (aggregates) the order of rows may differ: the
+option ``sortRows`` sorts each task's rows first.
 
 Rows without a key and a partition go to one partition after the other, a record batch each.
 """
@@ -56,7 +58,7 @@ from .options import Key, SinkOptions
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 EPOCHS: Final = 1 << 15
 RECORD_OVERHEAD_BYTES: Final = 24
-"""More than what an encoded record without headers needs besides key and value."""
+"""Upper bound of the bytes of an encoded record without headers besides key and value."""
 
 _TEXT = (StringType, BinaryType)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
@@ -72,7 +74,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Under which numbers a task writes."""
+    """The producer id and epoch of a task."""
 
     producer_id: int
     epoch: int
@@ -109,7 +111,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 @lru_cache(10_000)
 def _hashed(key: bytes, partitions: int) -> int:
-    """Keys come again and again: names of hosts, of services, of users."""
+    """The partition of a key.  Cached, because keys repeat: names of hosts, services or users."""
     return partition_for(key, partitions) if partitions > 1 else 0
 
 
@@ -118,7 +120,7 @@ def _hashed(key: bytes, partitions: int) -> int:
 
 @dataclass(slots=True)
 class _PartitionQueue:
-    """One partition: records that wait to be a batch, and batches that are not confirmed yet, in order."""
+    """One partition's records that wait for a batch, and its unconfirmed batches, in order."""
 
     key: Key
     head: ProduceHead
@@ -155,7 +157,7 @@ class TaskWriter:
                 self._add(batch)
             for queue in self._queues.values():
                 self._seal(queue)
-            self._settle(0)
+            self._wait_for_confirmations(0)
         finally:
             self._access.close()
         return self.written
@@ -210,23 +212,23 @@ class TaskWriter:
         return queue
 
     def _learn(self, topic: str) -> int:
-        """How many partitions the topic has; it is created if that is allowed."""
+        """The number of partitions of the topic; the appliance may create it."""
         cluster = self._access.cluster
 
         def ask() -> int:
-            view = self._access.cluster.refresh([topic]).topics.get(topic)
-            if view is None or view.error == UnknownPartition.code:
+            found = self._access.cluster.refresh([topic]).topics.get(topic)
+            if found is None or found.error == UnknownPartition.code:
                 cluster.admin("ensure_topic", {"name": topic})
                 self._access.cluster.refresh([topic])
             return len(self._access.cluster.topic(topic).leaders)
 
         self._partitions[topic] = count = self._access.patiently(ask)
-        # Each task and each batch begins elsewhere, the same one always at the same place.
+        # Each task and micro-batch begins with another partition, a repetition with the same one.
         self._turn[topic] = self._who.producer_id % count
         return count
 
     def _seal(self, queue: _PartitionQueue) -> None:
-        """Make a batch of what waits, and send it."""
+        """Encode the waiting records as a batch, and send it."""
         count = len(queue.records) or len(queue.values)
         if not count:
             return
@@ -252,10 +254,10 @@ class TaskWriter:
         try:
             self._post(queue, batch)
         except Unavailable as error:
-            self._again(error, self._access.patience())
-        self._settle(IN_FLIGHT_BYTES_MAX)
+            self._resend(error, self._access.patience())
+        self._wait_for_confirmations(IN_FLIGHT_BYTES_MAX)
 
-    # ---- the conversation with the brokers
+    # ---- requests and replies
 
     def _post(self, queue: _PartitionQueue, batch: bytes) -> None:
         topic, partition = queue.key
@@ -265,7 +267,7 @@ class TaskWriter:
         self._posted_bytes += len(batch)
         connection.flush()
 
-    def _settle(self, bytes_max: int) -> None:
+    def _wait_for_confirmations(self, bytes_max: int) -> None:
         """Wait until at most ``bytes_max`` bytes are unconfirmed.
 
         Raises:
@@ -278,10 +280,10 @@ class TaskWriter:
                 self._receive()
                 patience.progress()
             except Unavailable as error:
-                self._again(error, patience)
+                self._resend(error, patience)
 
     def _receive(self) -> None:
-        """Take some confirmations."""
+        """Wait for replies on one connection, and process them."""
         connection = next(each for each, queues in self._awaited.items() if queues)
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         connection.flush()
@@ -298,8 +300,8 @@ class TaskWriter:
                 raise _refusal(code, message, queue.key)
             self._posted_bytes -= len(queue.unconfirmed.popleft())
 
-    def _again(self, error: Unavailable, patience: Patience) -> None:
-        """Start over with all that is unconfirmed; what has arrived already is known by its numbers."""
+    def _resend(self, error: Unavailable, patience: Patience) -> None:
+        """Send all unconfirmed batches again.  The broker recognises by their numbers those that it has."""
         while True:
             patience.pause(error)
             self._access.close()
@@ -317,7 +319,7 @@ class TaskWriter:
 
 def _refusal(code: int, message: str, key: Key) -> ApplianceError:
     error = from_code(code, f"{key[0]}-{key[1]}: {message or f'error {code}'}")
-    # The partition may be on its way to another broker, or its batch was damaged on the way: neither is for good.
+    # The partition may be moving to another broker, or the batch was damaged in transit: both are retriable.
     if isinstance(error, ClientFault) and code not in (2, UnknownPartition.code):
         return error
     return error if isinstance(error, Unavailable) else Unavailable(str(error))
@@ -328,7 +330,7 @@ def _pairs(headers: Sequence[Any]) -> list[tuple[str, bytes | None]]:
 
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All rows of the task, by topic, partition, key and value: in an order that a shuffle cannot change."""
+    """Sorts all rows of the task by topic, partition, key and value, so that a shuffle cannot change their order."""
     first = next(batches, None)
     if first is None:
         return
@@ -341,11 +343,11 @@ def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One job.
+    """Writes the rows of one job.
 
-    Its tasks write under an id that is drawn here, on the driver, and is the same in a task's retry.  The options
-    ``txnAppId`` and ``txnVersion`` (Delta's names) say instead who writes, and the how-manieth write it is, so that a
-    repeat of the whole job is known too: in ``foreachBatch``, a name for each of its writes and the id of the batch.
+    Its tasks write under a random id, chosen on the driver, which a task's retry has too.  The options ``txnAppId`` and
+    ``txnVersion`` (Delta's names) give the id instead: a name for a sequence of writes, and the number of this one.  So
+    a repetition of the whole job is recognised, too.  In ``foreachBatch`` use a name for each write and the batch's id.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -360,7 +362,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch: who it is, Spark tells its tasks in their properties."""
+    """Writes the rows of the micro-batches of one query.  Tasks find its id and the batch's in Spark's properties."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(schema, options)
@@ -373,11 +375,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         assert context is not None, "Spark runs this in a task"
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
-        assert query and batch is not None, "Spark tells every task of a stream its query and micro-batch"
+        assert query and batch is not None, "Spark sets the query and micro-batch of every task of a stream"
         return TaskWriter(self._options, identity(query, context.partitionId(), int(batch))).write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: what was written is confirmed, and a replay of this micro-batch confirms it again."""
+        """Does nothing: all rows are confirmed, and a replay of this micro-batch confirms them again."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: the replay completes what is missing."""
+        """Does nothing: the replay writes the missing rows."""

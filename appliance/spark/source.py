@@ -1,11 +1,11 @@
 """The data source "appliance": ``spark.read``, ``spark.readStream`` and their sinks.
 
 Columns and options are those of Spark's Kafka connector (``options`` lists them).  All Spark objects here are thin:
-positions are computed in ``offsets``, questions asked in ``access``, bytes turned into rows in ``arrow``.
+``stream_offsets`` computes offsets, ``access`` makes requests, ``arrow`` converts bytes to rows.
 
-The driver plans: it resolves where to start and end, cuts that into tasks, and sends each its range.  A stream's
-reader lives in one process of the driver for as long as the query; a task gets a pickled copy of it.  Spark asks an
-idle stream for its latest offsets many times a second, so these are remembered for a moment.
+The driver resolves the start and the end, splits the range into tasks, and sends each task its part.  A stream's reader
+lives in one process of the driver for as long as the query; a task gets a pickled copy of it.  Spark requests the
+latest offsets of an idle stream many times a second, so they are cached for HEADS_AGE_S_MAX.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LogPartition(InputPartition):
-    """What one task reads; ``home``: the files, when they are on this host."""
+    """The range of one task.  ``home``: where its files are, if on this host."""
 
     range: Range
     home: Home | None
 
 
 class Planner:
-    """Where to read, for a batch or a stream: shared by both readers, and pickled to tasks with them."""
+    """Plans and reads ranges, for a batch or a stream.  Both readers have one and pickle it to tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -105,7 +105,7 @@ class Planner:
         """The offsets that ``bound`` means now.
 
         Raises:
-            BadValue: it leaves a partition out, or a time is later than every record.
+            BadValue: it omits a partition, or a time is later than every record.
         """
         if bound.special is not None:
             return self.access.offsets(dict.fromkeys(keys, bound.special))
@@ -154,7 +154,7 @@ class Planner:
 def _complete(given: Mapping[Key, int], keys: Sequence[Key], name: str) -> None:
     for topic, partition in keys:
         if (topic, partition) not in given:
-            raise BadValue(f"{name}: say something about every partition that is read, also {topic}-{partition}")
+            raise BadValue(f"{name}: give a value for every partition that is read, also for {topic}-{partition}")
     for topic, partition in given:
         if (topic, partition) not in keys:
             raise BadValue(f"{name}: {topic}-{partition} is not among the partitions that are read")
@@ -184,9 +184,9 @@ class BatchReader(DataSourceReader):
             if max(start[key], end[key]) > latest[key]:
                 raise BadValue(
                     f"{key[0]}-{key[1]} ends at offset {latest[key]}, which is before the offset "
-                    f"{max(start[key], end[key])} that is asked for"
+                    f"{max(start[key], end[key])} of the options"
                 )
-        # A start beyond the end is an empty read, not a sign of loss: these are the user's own words.
+        # A start beyond the end is an empty read, not a loss: the user has given both.
         end = {key: max(start[key], offset) for key, offset in end.items()}
         return ranges(start, end, earliest, latest, options.fail_on_data_loss)
 
@@ -196,9 +196,9 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """Reads only where filters on topic, partition, offset and timestamp may hold.
+    """Reads only the ranges in which filters on topic, partition, offset and timestamp may hold.
 
-    A class of its own: Spark refuses every read from a reader that has ``pushFilters`` while its setting
+    It is a class of its own because Spark fails every read of a reader with ``pushFilters`` while the setting
     ``spark.sql.python.filterPushdown.enabled`` is off, which is the default.
     """
 
@@ -215,7 +215,7 @@ class FilteringReader(BatchReader):
                 yield each
 
     def _take(self, wanted: Filter) -> bool:
-        """Whether Spark need not look at this filter again."""
+        """Use a filter.  True if Spark need not evaluate it again."""
         match wanted:
             case EqualTo(("topic" | "partition" as name,), value):
                 self._keep(name, {value})
@@ -234,8 +234,8 @@ class FilteringReader(BatchReader):
             case GreaterThanOrEqual(("timestamp",), datetime() as value) | GreaterThan(
                 ("timestamp",), datetime() as value
             ):
-                # Records before the first batch that reaches this time are older; among those behind it are
-                # some that are not, so Spark looks again.
+                # Records before the first batch that reaches this time are older.  Later records may be older,
+                # too, so Spark evaluates the filter again.
                 self._since_ms = max(self._since_ms or 0, int(_utc(value).timestamp() * 1000))
                 return False
             case IsNotNull(("topic" | "partition" | "offset" | "timestamp",)):
@@ -325,7 +325,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogPartition]:
         first, _ = from_json(start)
         last, begun = from_json(end)
-        # What was begun in this micro-batch starts where it did when that was planned, also in a replay.
+        # Partitions that were begun in this micro-batch start where they were planned to, also in a replay.
         if is_initial(start):
             first = begun or first
         elif begun:
@@ -337,7 +337,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.tasks(ranges(first, last, earliest, latest, loss_fails))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the checkpoint keeps the positions, and Spark calls this late and not for the last batch."""
+        """Does nothing: the checkpoint keeps the offsets.  Spark calls it late, and not for the last batch."""
 
     def stop(self) -> None:
         self._planner.access.close()
@@ -377,7 +377,7 @@ class ApplianceSource(DataSource):
         return StreamReader(source_options(self.options, streaming=True))
 
     def _check(self, schema: StructType) -> None:
-        """A schema of the user's must be ours: there is nothing that could turn bytes into other columns."""
+        """Raises BadValue if the user gives another schema: nothing here converts bytes to other columns."""
         wanted = self.schema()
         if schema.simpleString() != wanted.simpleString():
             raise BadValue(

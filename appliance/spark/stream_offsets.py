@@ -1,17 +1,17 @@
-"""Where a read stands: positions per partition, as Spark keeps them in its checkpoint.  Pure: no sockets, no clock.
+"""Computes the offsets of a read, as Spark keeps them in its checkpoint.  Pure: no sockets, no clock.
 
-A position is the offset of the next record, one for each partition.  In the checkpoint they are JSON as the Kafka
-connector's, ``{"topic": {"0": 4711}}``, and there may be one more entry, ``"@start"``, of the same form.
+There is one offset for each partition, that of the next record.  In the checkpoint they are JSON as the Kafka
+connector's, ``{"topic": {"0": 4711}}``.  There may be one more entry, ``"@start"``, of the same form.
 
-That entry answers a gap in Spark's interface: ``initialOffset`` is not stored, and is asked again when the first
-micro-batch is replayed after a crash.  If it was "latest" then, it has moved since, and what lay between would be
-lost.  The *end* of a micro-batch, however, is stored before anything runs.  So the end carries, under ``"@start"``, the
-start of every partition that the checkpoint does not know yet (all of them in the first micro-batch; later those that
-were added to a topic), and a replay reads from there.  To have it stored at once, even while there is nothing to
-read, the first end always differs from the start: the first micro-batch may be empty.
+That entry closes a gap in Spark's interface.  Spark does not store ``initialOffset``, and requests it again when it
+replays the first micro-batch after a crash.  If the start is "latest", it has moved by then, and the records between
+would be lost.  Spark does store the *end* of a micro-batch before anything runs.  So the end has, under ``"@start"``,
+the start of every partition that the checkpoint does not have yet: all partitions in the first micro-batch, later those
+that were added to a topic.  A replay reads from there.  To have the entry stored at once, even while there is nothing
+to read, the first end always differs from the start: the first micro-batch may be empty.
 
-Offsets are bytes, so a limit in bytes is exact and a range may be cut anywhere: whoever reads it keeps the records
-whose own offset lies in it.
+Offsets are bytes, so a limit in bytes is exact and a range may be split anywhere.  The reader of a part keeps the
+records whose own offset lies in it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .options import Key
 START: Final = "@start"
 """No topic can have this name."""
 SPLIT_BYTES_MIN: Final = 8 * 1024 * 1024
-"""Ranges are not cut smaller than this only to keep all cores busy: starting a task costs more."""
+"""Smallest part into which a range is split only to keep all cores busy: starting a task costs more."""
 
 Positions = dict[Key, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Records of one partition with offsets from ``first`` up to, without, ``end``.
+    """The records of one partition with offsets from ``first`` to before ``end``.
 
-    ``log_end``: where the whole log ended when this was planned, which is the end of a batch.
+    ``log_end``: the high watermark when this was planned, which is the end of a batch.
     """
 
     topic: str
@@ -47,7 +47,7 @@ class Range:
 
 
 def to_json(positions: Mapping[Key, int], start: Mapping[Key, int] | None = None) -> dict[str, Any]:
-    """``start``: positions from which partitions were begun that no earlier checkpoint knows."""
+    """Encodes offsets.  ``start``: the first offsets of partitions that no earlier checkpoint has."""
     encoded: dict[str, Any] = {}
     for (topic, partition), offset in sorted(positions.items()):
         encoded.setdefault(topic, {})[str(partition)] = offset
@@ -57,7 +57,7 @@ def to_json(positions: Mapping[Key, int], start: Mapping[Key, int] | None = None
 
 
 def from_json(encoded: Mapping[str, Any]) -> tuple[Positions, Positions | None]:
-    """Positions, and those under ``"@start"`` if there are any."""
+    """Decodes offsets, and those under ``"@start"`` if there are any."""
     start = encoded.get(START)
     positions = {
         (topic, int(partition)): int(offset)
@@ -69,7 +69,7 @@ def from_json(encoded: Mapping[str, Any]) -> tuple[Positions, Positions | None]:
 
 
 def initial(positions: Mapping[Key, int]) -> dict[str, Any]:
-    """What ``initialOffset`` returns: positions marked as not stored yet, by an empty ``"@start"``."""
+    """The result of ``initialOffset``: offsets with an empty ``"@start"``, which marks them as not stored yet."""
     return to_json(positions, {})
 
 
@@ -78,11 +78,11 @@ def is_initial(encoded: Mapping[str, Any]) -> bool:
 
 
 def advance(start: Mapping[Key, int], heads: Mapping[Key, int], bytes_max: int) -> Positions:
-    """How far to read at most ``bytes_max`` bytes (0: everything) from ``start``, which has every key of ``heads``.
+    """The end of a read of at most ``bytes_max`` bytes (0: no limit) from ``start``, which has every key of ``heads``.
 
-    Partitions share the limit in proportion to what each has, so that none falls behind; what rounding leaves goes
-    to those that come first.  A partition that is gone stays where it was.  One that ends before its start was made
-    anew and goes back to its head, for :func:`ranges` to decide about.
+    Partitions share the limit in proportion to their unread bytes, so that none falls behind; the first ones get the
+    remainder of rounding.  A deleted partition stays at its offset.  One that ends before its start was created again:
+    it goes back to its head, and :func:`ranges` handles it.
     """
     waiting = {key: max(0, head - start[key]) for key, head in heads.items()}
     total = sum(waiting.values())
@@ -98,15 +98,15 @@ def advance(start: Mapping[Key, int], heads: Mapping[Key, int], bytes_max: int) 
 
 
 def lost(key: Key, wanted: int, found: int, fail: bool) -> None:
-    """Data between ``wanted`` and ``found`` is gone.
+    """Handle the loss of the records between ``wanted`` and ``found``.
 
     Raises:
-        OffsetOutOfRange: ``fail``: the user wants to know.
+        OffsetOutOfRange: ``fail`` is set.
     """
     if fail:
         raise OffsetOutOfRange(
             f"{key[0]}-{key[1]}: offset {wanted} is gone, the log starts at {found}: retention was faster than this "
-            "reader, or the topic was made anew. To go on from there: option failOnDataLoss=false"
+            "reader, or the topic was created again. To continue from there: option failOnDataLoss=false"
         )
 
 
@@ -117,10 +117,10 @@ def ranges(
     latest: Mapping[Key, int],
     fail_on_data_loss: bool,
 ) -> list[Range]:
-    """What lies between ``start`` and ``end`` and is still there.
+    """The ranges from ``start`` to ``end``, without records that are gone.
 
     Raises:
-        OffsetOutOfRange: something is not, and the user wants to know.
+        OffsetOutOfRange: records are gone, and ``fail_on_data_loss``.
     """
     found: list[Range] = []
     for key, stop in sorted(end.items()):
@@ -130,7 +130,7 @@ def ranges(
                 lost(key, first, 0, fail_on_data_loss)
             continue
         if stop < first or stop > latest[key]:
-            # Positions from another life of this topic: what they point at is not what was meant.
+            # The topic was deleted and created again: the offsets belong to the earlier one.
             lost(key, first, earliest[key], fail_on_data_loss)
             first, stop = earliest[key], min(max(stop, earliest[key]), latest[key])
         elif first < earliest[key] and first < stop:
@@ -142,9 +142,9 @@ def ranges(
 
 
 def split(whole: Iterable[Range], parts_min: int, cores: int, bytes_max: int) -> list[Range]:
-    """Cut ranges so that there are about ``parts_min`` and none is larger than ``bytes_max``.
+    """Split ranges into about ``parts_min`` parts, none of them larger than ``bytes_max``.
 
-    Without ``parts_min`` there are enough for all ``cores`` when there is enough to read.
+    Without ``parts_min`` there is a part for each of the ``cores`` if there is enough to read.
     """
     given = list(whole)
     total = sum(each.end - each.first for each in given)
@@ -156,8 +156,10 @@ def split(whole: Iterable[Range], parts_min: int, cores: int, bytes_max: int) ->
     for each in given:
         size = each.end - each.first
         count = max(1, round(size / target)) if size <= bytes_max else -(-size // target)
-        cuts = [each.first + size * index // count for index in range(count + 1)]
+        bounds = [each.first + size * index // count for index in range(count + 1)]
         parts += [
-            Range(each.topic, each.partition, first, end, each.log_end) for first, end in pairwise(cuts) if first < end
+            Range(each.topic, each.partition, first, end, each.log_end)
+            for first, end in pairwise(bounds)
+            if first < end
         ]
     return parts

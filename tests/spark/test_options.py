@@ -84,7 +84,7 @@ def test_bad_values_are_named(given: dict[str, str], streaming: bool, says: str)
         ("startingofsets", "did you mean startingOffsets"),
         ("kafka.bootstrap.servers", "use bootstrap.servers"),
         ("maxOffsetsPerTrigger", "maxBytesPerTrigger: offsets are bytes"),
-        ("kafka.group.id", "checkpoint keeps the position"),
+        ("kafka.group.id", "checkpoint keeps the offsets"),
         ("zzz", "known: bootstrap.servers"),
     ],
 )
