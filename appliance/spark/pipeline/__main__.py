@@ -1,7 +1,7 @@
-"""``spark-submit …/appliance/spark/pipeline/__main__.py CONFIG.toml [--once]``: the pipeline on a cluster.
+"""``spark-submit …/appliance/spark/pipeline/__main__.py CONFIG.toml [--once]``: runs the pipeline on a cluster.
 
-The package must be installed where tasks run, and the output's path be the same place for all of them.  Prints the
-result as JSON.
+The package must be installed where tasks run, and the output's path must be the same directory for all of them.  Prints
+the result as JSON.
 """
 
 import json
@@ -13,7 +13,7 @@ from appliance.spark.pipeline.settings import load
 
 
 def main(arguments: list[str]) -> None:
-    """Raises what :func:`run` raises: ``spark-submit`` shows it, and fails."""
+    """Run the pipeline.  Errors of :func:`run` are raised: ``spark-submit`` prints them and fails."""
     files = [each for each in arguments if each != "--once"]
     if len(files) != 1:
         sys.exit("usage: spark-submit __main__.py CONFIG.toml [--once]")

@@ -1,9 +1,10 @@
-"""The paper's audit: what producers say that they sent, against what arrived, for each topic and window of time.
+"""Compares the counts of producers with the messages that arrived, per topic and window of time: the paper's audit.
 
-A window is *balanced* when both are equal.  Otherwise messages are *lost* or *doubled*; but a window whose end is not
-``grace_ms`` old is *pending*, since counts and messages may still be on their way.  Topics for which no producer ever
-published a count are not judged.  Windows go by the time that producers stamp messages with, so a topic must keep that
-(message.timestamp.type=CreateTime) and all of its producers must publish counts.
+A window is *balanced* when both are equal.  Otherwise messages are *lost* or *doubled*.  A window whose end is not
+``grace_ms`` old is *pending*, because counts and messages may still arrive.  Topics without any count are left out.
+
+Windows use the timestamps of producers, so a topic must keep them (message.timestamp.type=CreateTime), and all of its
+producers must publish counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 
 class Window(NamedTuple):
-    """``verdict``: balanced, lost, doubled or pending."""
+    """One topic and window.  ``verdict``: balanced, lost, doubled or pending."""
 
     topic: str
     start: datetime
@@ -30,7 +31,7 @@ class Window(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Over all windows; ``lost`` and ``doubled`` are messages, the others windows."""
+    """The sums over all windows; ``lost`` and ``doubled`` count messages, the others windows."""
 
     balanced: int
     pending: int
@@ -38,8 +39,8 @@ class Verdict(NamedTuple):
     doubled: int
 
     def __str__(self) -> str:
-        told = f"{self.lost:,} lost, {self.doubled:,} doubled in {self.balanced + self.faulty:,} windows"
-        return f"{told}, {self.pending:,} pending" if self.pending else told
+        text = f"{self.lost:,} lost, {self.doubled:,} doubled in {self.balanced + self.faulty:,} windows"
+        return f"{text}, {self.pending:,} pending" if self.pending else text
 
     faulty: int = 0
 
@@ -70,11 +71,11 @@ def _verdict(row: dict[str, Any], due: datetime) -> str:
 
 
 def verdict(judged: list[Window]) -> Verdict:
-    told = [each.verdict for each in judged]
+    verdicts = [each.verdict for each in judged]
     return Verdict(
-        balanced=told.count("balanced"),
-        pending=told.count("pending"),
+        balanced=verdicts.count("balanced"),
+        pending=verdicts.count("pending"),
         lost=sum(-each.difference for each in judged if each.verdict == "lost"),
         doubled=sum(each.difference for each in judged if each.verdict == "doubled"),
-        faulty=told.count("lost") + told.count("doubled"),
+        faulty=verdicts.count("lost") + verdicts.count("doubled"),
     )

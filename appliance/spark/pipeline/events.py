@@ -1,10 +1,14 @@
-"""A batch of records to events: the right parsers for its topic, completed columns, and what could not be parsed.
+"""Converts a batch of records to events, with the parsers of its topic, and to dead letters.
 
-Events have provenance (``topic partition offset received parser``), time (``time date hour``: of the line, or when it
-has none, of the record), the parsers' common columns, all columns of all parsers of the pipeline, and those of lookups;
-in this order, the same for every topic, so that they make one table.
+Events have these columns, in this order, the same for every topic, so that they fit one table:
 
-What no parser takes comes back as dead letters with a reason.  Pure: no I/O but reading lookup files when it is made.
+1. provenance: ``topic partition offset received parser``;
+2. ``date`` and ``hour``, of the line's time, or of the record's when the line has none;
+3. the common columns of the parsers, and all columns of all parsers of the pipeline;
+4. the columns of lookups.
+
+A line that no parser takes becomes a dead letter with a reason.  No I/O, except for reading the lookup files in the
+constructor.
 """
 
 from __future__ import annotations
@@ -38,17 +42,17 @@ REASON_CHARACTERS_MAX: Final = 200
 
 
 class Outcome(NamedTuple):
-    """``dead``: the records as they came, with a column ``reason``."""
+    """Events and dead letters.  ``dead``: the unchanged records, with a column ``reason``."""
 
     events: pa.Table
     dead: pa.Table
 
 
 class Transform:
-    """Of one pipeline.  Pickles; a task makes its own.
+    """Converts the records of one pipeline.  Each task makes its own.
 
     Raises:
-        BadValue: settings that do not go together, with the key named.
+        BadValue: settings contradict each other; the message names the key.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -72,12 +76,12 @@ class Transform:
         _check_columns(settings, self.schema)
 
     def run(self, batch: pa.RecordBatch) -> Outcome:
-        """Records of one topic, with the source's columns key, value, topic, partition, offset, timestamp."""
+        """Convert records of one topic, with the columns key, value, topic, partition, offset, timestamp."""
         source, parsers = self._sources[batch.column("topic")[0].as_py()]
         values = batch.column("value")
         lines, unreadable = _texts(values)
         received = batch.column("timestamp").cast(MICROS)
-        # Not the latest: one stamp from the future would move a batch of lines that do not say their year.
+        # Not the latest: one timestamp from the future would change the year of lines that have none.
         micros = received.cast(pa.int64()).to_numpy(zero_copy_only=False)
         about = EPOCH + timedelta(microseconds=int(np.median(micros)))
         columns, names, reasons = self._parse(parsers, lines, unreadable, about)
@@ -98,7 +102,7 @@ class Transform:
     def _parse(
         self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, received: datetime
     ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array]:
-        """Columns, the name of the parser that took the line, or why none did."""
+        """Columns, the name of the parser that took each line, or the reason why none did."""
         count = len(lines)
         columns: dict[str, pa.Array] = {}
         names = pa.nulls(count, pa.string())
@@ -130,11 +134,11 @@ class Transform:
         return self._complete(columns, count), names, pc.utf8_slice_codeunits(reasons, 0, REASON_CHARACTERS_MAX)
 
     def _complete(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
-        """With nulls for what these parsers do not know."""
+        """All columns; null where these parsers have none."""
         return {name: columns.get(name, pa.nulls(count, kind)) for name, kind in self._parsed.items()}
 
     def _finish(self, columns: dict[str, pa.Array], source: Source) -> None:
-        """Defaults, calendar, lookups."""
+        """Add defaults, date and hour, and lookups."""
         for name in ("host", "service"):
             if default := getattr(source, name):
                 columns[name] = pc.coalesce(columns[name], pa.scalar(default))
@@ -171,14 +175,14 @@ def _check_columns(settings: Settings, schema: pa.Schema) -> None:
 
 
 def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:
-    """For each line its place among those that a parser saw, null where that did not choose it."""
+    """For each line its index among the lines that a parser got; null where the parser did not take it."""
     index = np.full(count, -1, np.int64)
     index[left[chosen]] = np.flatnonzero(chosen)
     return pa.array(index, mask=index < 0)
 
 
 def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """Values as texts, without a line's end; null, with a reason, for those that are none."""
+    """Values as texts, without line breaks at the end; null, with a reason, for values that are no text."""
     try:
         texts, wrong = values.cast(pa.string()), None
     except pa.ArrowInvalid:
@@ -210,7 +214,7 @@ def dates(micros: np.ndarray) -> pa.Array:
 
 
 class _Lookup:
-    """Columns of a small file, found by a column of the event."""
+    """Adds columns from a small file, looked up by a column of the event."""
 
     def __init__(self, settings: Lookup, events: Mapping[str, pa.DataType]) -> None:
         where = f"lookup {settings.file}"
@@ -242,9 +246,9 @@ class _Lookup:
 
 
 def by_topic(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of a batch with one topic each, nearly always the whole; with timestamps that are dates.
+    """Slices of a batch with one topic each, usually the whole batch.
 
-    A producer may stamp messages as it likes: what is before 1970 or after 9000 is brought to that.
+    Producers may set any timestamp: those before 1970 or after 9000 are replaced by these bounds.
     """
     place = batch.schema.get_field_index("timestamp")
     stamps = batch.column(place)

@@ -1,7 +1,7 @@
-"""Lines to columns: one parser for each kind of log, each on a whole Arrow array at once.
+"""Parses lines into columns: one parser for each kind of log, each for a whole Arrow array at once.
 
 Every event has the common columns ``time host service level message``; a parser may add typed ones of its own.  A line
-that a parser does not take is not matched, and gets a reason; nothing is raised for a line, whatever is in it.
+that a parser does not take is not matched, and may get a reason.  No line raises an error.
 
     syslog              RFC 3164 as sent (<PRI>), and as files hold it, also with an ISO time: facility, pid
     syslog5424          RFC 5424: facility, pid, msgid, structured
@@ -65,9 +65,9 @@ ERRORS: Final = pa.array(["emerg", "alert", "crit", "error"])
 
 
 class Parsed(NamedTuple):
-    """Of as many lines as were given; ``columns`` are null where a line is not matched.
+    """The result for the given lines.  ``columns`` are null where a line is not matched.
 
-    ``reasons``: for lines that are not matched, when there is more to say than that.
+    ``reasons``: why lines are not matched, if the parser knows more than that.
     """
 
     matched: pa.Array
@@ -78,7 +78,7 @@ class Parsed(NamedTuple):
 class LineParser(Protocol):
     name: str
     fields: Mapping[str, pa.DataType]
-    """What it adds to the common columns."""
+    """The columns that it adds to the common ones."""
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed: ...
 
@@ -87,7 +87,7 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 def integers(texts: pa.Array) -> pa.Array:
-    """Null for what is no whole number."""
+    """Converts to whole numbers; null for other texts."""
     fits = pc.match_substring_regex(texts, r"^[+-]?\d{1,18}$")
     return pc.if_else(fits, texts, None).cast(pa.int64())
 
@@ -112,12 +112,12 @@ CONVERT: Final[dict[FieldType, Convert]] = {
 
 
 def no_dash(texts: pa.Array) -> pa.Array:
-    """Null for "-", and for nothing."""
+    """Null for "-" and for the empty text."""
     return pc.if_else(pc.is_in(texts, pa.array(["-", ""])), None, texts)
 
 
 def levels(texts: pa.Array) -> pa.Array:
-    """One spelling for each level."""
+    """Converts levels to one spelling each."""
     encoded = pc.utf8_lower(texts).dictionary_encode()
     spelled = [LEVELS.get(text, text) for text in encoded.dictionary.to_pylist()]
     return pa.array(spelled, pa.string()).take(encoded.indices)
@@ -125,7 +125,7 @@ def levels(texts: pa.Array) -> pa.Array:
 
 @dataclass
 class Regex:
-    """Named groups to columns.  ``after`` completes the columns, for what is more than one group to one column."""
+    """Converts named groups to columns.  ``after`` completes columns that do not follow from one group each."""
 
     name: str
     pattern: str
@@ -134,7 +134,7 @@ class Regex:
     fields: Mapping[str, pa.DataType] = field(default_factory=dict)
     after: Callable[[dict[str, pa.Array]], dict[str, pa.Array]] = lambda columns: columns
     strict: frozenset[str] = frozenset()
-    """Groups whose text must convert, or the line is not matched."""
+    """Groups whose text must be convertible, else the line is not matched."""
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
         found = pc.extract_regex(lines, self.pattern)
@@ -158,8 +158,8 @@ class Regex:
             return Parsed(matched, self.after(columns))
         reasons = pa.nulls(len(lines), pa.string())
         for name, wrong in bad.items():
-            says = "is not a time" if name == "time" else f"is not of its type ({self.fields[name]})"
-            reasons = pc.if_else(wrong, f"{self.name}: {name} {says}", reasons)
+            why = "is not a time" if name == "time" else f"is not of its type ({self.fields[name]})"
+            reasons = pc.if_else(wrong, f"{self.name}: {name} {why}", reasons)
             matched = pc.and_not(matched, wrong)
         blanked = {name: pc.if_else(matched, column, None) for name, column in self.after(columns).items()}
         return Parsed(matched, blanked, reasons)
@@ -200,7 +200,7 @@ _ALTERNATIVES = r"^(?P<service>update-alternatives) (?P<time>\d{4}-\d\d-\d\d \d\
 
 
 def _priority(columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-    """Facility and severity out of a syslog priority; neither when it is above the largest there is."""
+    """Replaces a syslog priority by facility and level; null for a priority above 191, the largest."""
     number = columns.pop("pri")
     number = pc.if_else(pc.less_equal(number, 191), number, None)
     severity, facility = pc.bit_wise_and(number, 7), pc.shift_right(number, 3)
@@ -208,9 +208,9 @@ def _priority(columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
 
 
 def _access(columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-    """The level follows from the status, the message is the request line.
+    """Sets the level from the status and the message to the request line.
 
-    Requests repeat, so each different one is taken apart once.
+    Requests repeat, so each different one is parsed once.
     """
     requests = columns["request"].dictionary_encode()
     words = pc.extract_regex(requests.dictionary, _REQUEST)
@@ -232,7 +232,7 @@ def _dpkg(columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
 
 @dataclass
 class Json:
-    """Objects with typed fields; others are ignored.  A number in quotes is a number."""
+    """Parses JSON objects with typed fields; other fields are ignored.  A number in quotes is a number."""
 
     name: str
     settings: Parser
@@ -284,7 +284,7 @@ def _fielded(
     reasons: list[str | None],
     received: datetime,
 ) -> Parsed:
-    """Columns out of lists of fields; a line with a time that is none gets a reason."""
+    """Builds columns from lists of fields.  A line with an invalid time gets a reason."""
     columns = {name: pa.array(values[name], kind) for name, kind in types.items()}
     for name, source in _sources(parser.settings).items():
         texts = pa.array([None if each is None else str(each) for each in values[source]], pa.string())
@@ -296,9 +296,9 @@ def _fielded(
                 reasons[index] = f"{parser.name}: {source} is not a time"
     if reasons.count(None) == len(reasons):
         return Parsed(pa.array([True] * len(reasons), pa.bool_()), columns)
-    told = pa.array(reasons, pa.string())
-    matched = pc.is_null(told)
-    return Parsed(matched, {name: pc.if_else(matched, each, None) for name, each in columns.items()}, told)
+    why = pa.array(reasons, pa.string())
+    matched = pc.is_null(why)
+    return Parsed(matched, {name: pc.if_else(matched, each, None) for name, each in columns.items()}, why)
 
 
 _PAIRS = re.compile(r'([^\s="]+)=("[^"\\]*(?:\\.[^"\\]*)*"|[^\s"]*)').findall
@@ -307,7 +307,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass
 class Logfmt:
-    """``key=value key="value with blanks"``."""
+    """Parses ``key=value key="value with blanks"``."""
 
     name: str
     settings: Parser
@@ -353,7 +353,7 @@ def build(name: str, source: Source, own: Mapping[str, Parser]) -> LineParser:
     """The parser of that name, for lines of ``source``.
 
     Raises:
-        BadValue: a pattern that is none, a time zone that there is not.
+        BadValue: an invalid pattern or an unknown time zone.
     """
 
     def times(style: Style) -> Times:

@@ -1,14 +1,14 @@
-"""Where the pipeline's work is done: a Spark sink whose tasks parse and write, and whose driver commits.
+"""Does the pipeline's work in a Spark sink: its tasks parse and write, its driver commits.
 
-A task takes the records of one range of one partition.  It turns them into events and writes these to files that
-nobody sees yet, sends to the dead-letter topic what no parser takes, and adds up all totals; files and partial totals
-go to the driver with Spark's commit message.  The driver, when all tasks have ended, merges the totals, publishes those
-that changed, and commits everything under the number of the micro-batch.
+A task gets the records of one range of one partition.  It converts them to events, writes these to files that are not
+visible yet, sends lines that no parser takes to the dead-letter topic, and computes partial totals.  Spark's commit
+message has the files and partial totals.  When all tasks have ended, the driver merges the totals, publishes the
+changed ones, and commits everything under the number of the micro-batch.
 
-Spark repeats a task, or the whole micro-batch, when something died.  Files of the first attempt are never seen.  What
-goes to topics is written as an idempotent producer whose number follows from pipeline, task and micro-batch, as
-``spark/sink.py`` explains, so it is not doubled either; if the configuration changed in between, and with it the
-text of dead letters, they are written again under another number.
+Spark repeats a task, or the whole micro-batch, after a failure.  Files of the first attempt never become visible.
+Messages to topics are written as an idempotent producer whose id follows from pipeline, task and micro-batch (see
+``spark/sink.py``), so they are not doubled either.  If the configuration has changed in between, and with it the text
+of dead letters, they are written again under another id.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary()
 
 @dataclass
 class Work(WriterCommitMessage):
-    """What a task has done; ``partials``: Arrow streams by the name of the table."""
+    """The result of a task; ``partials``: Arrow streams by the name of the table."""
 
     files: list[NewFile]
     partials: dict[str, bytes]
@@ -66,7 +66,7 @@ _counts = msgspec.json.Decoder(Counts).decode
 
 
 class Job:
-    """One task."""
+    """The work of one task."""
 
     def __init__(self, settings: Settings, pipeline: str, batch: int, task: int, attempt: int) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class Job:
         return Work(self._files.files, {name: _packed(self._merged(name)) for name in self._partials})
 
     def _dead_letters(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Does the work, and yields what is left over."""
+        """Process all records, and yield the dead letters."""
         for mixed in batches:
             for batch in by_topic(mixed):
                 topic = batch.column("topic")[0].as_py()
@@ -109,7 +109,7 @@ class Job:
             self._add(total.name, total.partial(events))
         dead_bytes = self._reject(dead)
         if len(events):
-            # Bytes need not be told apart by parser: the first row stands for all.
+            # Bytes are not counted per parser: the first row has those of all.
             size = np.zeros(len(events), np.int64)
             size[0] = (pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0) - dead_bytes
             whose = {"parser": events.column("parser"), "reason": pa.array([""] * len(events))}
@@ -120,7 +120,7 @@ class Job:
             self._sum("audit", micros, {"topic": batch.column("topic")}, arrived)
 
     def _reject(self, dead: pa.Table) -> int:
-        """Enter dead letters into the ledger; how many bytes they have."""
+        """Enter dead letters into the ledger.  Returns their size in bytes."""
         if not len(dead):
             return 0
         sizes = pc.fill_null(pc.binary_length(dead.column("value")), 0).cast(pa.int64())
@@ -129,7 +129,7 @@ class Job:
         return int(pc.sum(sizes).as_py())
 
     def _enter(self, stamps: pa.ChunkedArray, topics: pa.ChunkedArray, whose: dict[str, Any], sizes: pa.Array) -> None:
-        """Into the ledger."""
+        """Add rows to the ledger."""
         rows = pa.array(np.ones(len(stamps), np.int64))
         self._sum("ledger", micros_of(stamps), {"topic": topics, **whose}, {"rows": rows, "bytes": sizes})
 
@@ -139,26 +139,26 @@ class Job:
         self._add(name, total.sum(micros, columns, measures))
 
     def _counted(self, batch: pa.RecordBatch) -> pa.Table:
-        """What producers say that they sent; returns messages that are no counts."""
+        """Add the counts of producers to the audit.  Returns the messages that are no counts."""
         window_ms = self._settings.audit.window_ms
         rows: list[tuple[int, str, int]] = []
         reasons: list[str | None] = []
         for value in batch.column("value").to_pylist():
             try:
-                said = _counts(value or b"")
+                counts = _counts(value or b"")
             except msgspec.DecodeError as error:
                 reasons.append(f"audit: {error}")
                 continue
-            fits = said.window_ms <= window_ms and window_ms % said.window_ms == 0
-            reasons.append(None if fits else f"audit: windows of {said.window_ms} ms do not fit {window_ms} ms")
+            fits = counts.window_ms <= window_ms and window_ms % counts.window_ms == 0
+            reasons.append(None if fits else f"audit: windows of {counts.window_ms} ms do not fit {window_ms} ms")
             if fits:
-                rows.append((said.window_start_ms * 1000, said.topic, said.count))
+                rows.append((counts.window_start_ms * 1000, counts.topic, counts.count))
         if rows:
-            starts, topics, counts = zip(*rows, strict=True)
-            counted = {"counted": pa.array(counts, pa.int64())}
+            starts, topics, numbers = zip(*rows, strict=True)
+            counted = {"counted": pa.array(numbers, pa.int64())}
             self._sum("audit", np.array(starts, np.int64), {"topic": pa.array(topics)}, counted)
-        told = pa.array(reasons, pa.string())
-        dead = pa.Table.from_batches([batch]).append_column("reason", told).filter(pc.is_valid(told))
+        column = pa.array(reasons, pa.string())
+        dead = pa.Table.from_batches([batch]).append_column("reason", column).filter(pc.is_valid(column))
         self._reject(dead)
         return dead
 
@@ -175,12 +175,12 @@ class Job:
 
 
 def merged(total: Sums | Sessions, partials: Sequence[pa.Table]) -> pa.Table:
-    """Partials as one."""
+    """Merges partials into one."""
     return total.merge(partials).drop_columns(["changed"]) if len(partials) > 1 else partials[0]
 
 
 def number_space(settings: Settings, pipeline: str) -> str:
-    """What numbers of idempotent producers follow from, besides the task and the micro-batch."""
+    """The text from which, with task and micro-batch, ids of idempotent producers are computed."""
     digest = hashlib.blake2b(settings.encode().encode(), digest_size=8).hexdigest()
     return f"{pipeline}/{digest}"
 
@@ -190,12 +190,12 @@ def sink_options(settings: Settings, topic: str) -> SinkOptions:
 
 
 def plain_reasons(reasons: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Without positions inside of lines, so that there are few different ones."""
+    """The reasons without positions in lines, so that there are few different ones."""
     return pc.replace_substring_regex(reasons, r" \(byte \d+\)", "")
 
 
 def dead_letters(dead: pa.Table, pipeline: str) -> Iterator[pa.RecordBatch]:
-    """Messages with key and value as they came, and headers that say where from and why."""
+    """Messages with unchanged key and value, and headers with their origin and the reason."""
     origin = [dead.column(name).to_pylist() for name in ("topic", "partition", "offset", "timestamp", "reason")]
     headers = [
         [
@@ -226,7 +226,7 @@ def _unpacked(data: bytes) -> pa.Table:
 
 
 class Committer:
-    """The driver's part."""
+    """Commits a micro-batch, on the driver."""
 
     def __init__(self, settings: Settings, pipeline: str) -> None:
         self._settings = settings
@@ -258,7 +258,7 @@ class Committer:
 
 
 def messages(total: Sums | Sessions, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Each row as JSON, under a key that is the same for every version of the row: the newest is right."""
+    """Each row as JSON.  All versions of a row have the same key; the newest one is valid."""
     names = ["start", *total.by]
     keys, values = [], []
     for row in rows.drop_columns(["date"]).to_pylist():
@@ -280,7 +280,7 @@ class TablesWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None, "Spark runs this in a task"
         batch = context.getLocalProperty("streaming.sql.batchId")
-        assert batch is not None, "Spark tells every task of a stream its micro-batch"
+        assert batch is not None, "Spark sets the micro-batch of every task of a stream"
         task, attempt = context.partitionId(), context.attemptNumber()
         return Job(self._settings, self._pipeline, int(batch), task, attempt).run(iterator)
 
@@ -289,7 +289,7 @@ class TablesWriter(DataSourceStreamArrowWriter):
         Committer(self._settings, self._pipeline).commit(works, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: files that are not committed are invisible, and cleared away at the next start."""
+        """Does nothing: uncommitted files are invisible, and removed at the next start."""
 
 
 class PipelineSink(DataSource):

@@ -1,4 +1,4 @@
-"""What a pipeline has done so far, and how far behind it is; from its files and from the appliance, without Spark."""
+"""Reads a pipeline's results and lag from its files and from the appliance, without Spark."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .state_directory import State
 from .tables import EVENTS, open_store
 
 RATES_OVER: Final = 10
-"""Rates are those of the last micro-batches."""
+"""Number of micro-batches from which rates are computed."""
 ASK_MS: Final = 5_000
 
 
 class Summary(NamedTuple):
-    """What is in the output."""
+    """Counts of the rows in the output."""
 
     parsed: dict[str, int]
     """Rows by parser."""
@@ -69,7 +69,7 @@ def summary(settings: Settings, now: datetime | None = None) -> Summary:
 
 
 def heaviest(settings: Settings, name: str, count: int) -> list[dict[str, Any]]:
-    """Of an aggregate by columns: the rows with the highest counts over all windows."""
+    """The rows of an aggregate with the highest counts over all windows."""
     table = read_total(settings, name)
     by = next(list(each.by) for each in settings.aggregate if each.name == name)
     if table is None:
@@ -79,7 +79,7 @@ def heaviest(settings: Settings, name: str, count: int) -> list[dict[str, Any]]:
 
 
 class Position(NamedTuple):
-    """``end`` and ``lag_bytes`` are None while the appliance is away."""
+    """One partition's offset.  ``end`` and ``lag_bytes`` are None while the appliance is away."""
 
     topic: str
     partition: int
@@ -113,7 +113,7 @@ class Status(NamedTuple):
 
 
 def status(settings: Settings) -> Status:
-    """As it is now; publishes the offsets, too."""
+    """The present status.  Also publishes the offsets."""
     state = State(settings.state_dir)
     committed = state.committed()
     positions = committed.positions if committed else {}
@@ -148,9 +148,9 @@ def _ends(settings: Settings, positions: Positions) -> tuple[Positions, str]:
 
 
 def publish(settings: Settings, positions: Positions) -> str:
-    """Show the positions in the registry of group offsets, for monitoring; why that failed, or "".
+    """Commit the offsets as those of a group, for monitoring.  Returns why that failed, or "".
 
-    The checkpoint is the truth, so a registry that cannot be had (there is none without ZooKeeper) is no error.
+    The pipeline itself uses the checkpoint, so a failure (as without ZooKeeper) is no error.
     """
     if not settings.group or not positions:
         return ""

@@ -1,7 +1,7 @@
-"""The pipeline's tables as pictures: one PNG, and one HTML page with the picture and the numbers in it.
+"""Draws the pipeline's tables: one PNG, and one HTML page with the picture and the numbers in it.
 
-A panel for each aggregate (counts and error rates over time, heaviest values, how long sessions last), and one for the
-audit.  The page refers to nothing outside of itself, so it can be mailed.
+There is a panel for each aggregate (counts and error rates over time, heaviest values, lengths of sessions), and one
+for the audit.  The page is self-contained, so it can be mailed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .pipeline_status import heaviest, read_total, summary
 from .settings import Aggregate, Settings
 
 LINES_MAX: Final = 8
-"""Curves in one panel; the rest is drawn as one."""
+"""Most curves in one panel: those of the largest groups."""
 LABEL_CHARACTERS_MAX: Final = 40
 ROWS_MAX: Final = 50
 PANEL_INCHES: Final = (9.0, 3.0)
@@ -35,7 +35,7 @@ Panel = tuple[str, Callable[[Any], None]]
 
 
 def write(settings: Settings, directory: Path, now: datetime | None = None) -> tuple[Path, Path]:
-    """The page and the picture, as files in ``directory``."""
+    """Write the page and the picture to ``directory``.  Returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     now = now or datetime.now(UTC)
     picture = directory / f"{settings.pipeline.name}.png"
@@ -100,7 +100,7 @@ def _label(row: dict[str, Any], by: Iterable[str]) -> str:
 
 
 def _curves(axis: Any, aggregate: Aggregate, table: pa.Table) -> None:
-    """A curve for each of the largest groups; error rates in percent."""
+    """Draw a curve for each of the largest groups; error rates in percent."""
     by = list(aggregate.by)
     totals = table.group_by(by).aggregate([("count", "sum")]) if by else None
     groups: list[dict[str, Any]] = [{}]

@@ -1,9 +1,9 @@
-"""Run a pipeline: one streaming query, watched; from the command line, ``spark-submit``, or a notebook.
+"""Runs a pipeline as one streaming query, from the command line, ``spark-submit``, or a notebook.
 
     run(load(Path("pipeline.toml")), once=True)
 
-``once`` reads what there is now and ends (Spark's AvailableNow, in micro-batches of ``input.trigger_bytes``); without
-it the pipeline goes on until it is told to stop.  Killed at any time, it goes on where it was.
+``once`` reads the present data and ends (Spark's AvailableNow, in micro-batches of ``input.trigger_bytes``).  Without
+it the pipeline runs until a signal.  After it was killed it continues where it stopped.
 """
 
 from __future__ import annotations
