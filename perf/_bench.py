@@ -27,9 +27,9 @@ PAYLOAD_BYTES = 200
 
 
 class Appliance:
-    """``appliance start`` as a process of its own; the default settings, but for listeners on free ports.
+    """Runs ``appliance start`` with the given settings, by default without ZooKeeper, on free ports.
 
-    ``serving_s``: from exec until its Kafka listener answers; ``ready_s``: until it reports so, with ZooKeeper.
+    ``serving_s``: from exec until its Kafka listener answers; ``ready_s``: until it prints that it serves.
     """
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
@@ -92,7 +92,7 @@ def free_port() -> int:
 
 
 def answers(address: str) -> bool:
-    """Whether a broker serves the Kafka protocol: it answers an ApiVersions request."""
+    """Whether a broker at ``address`` answers an ApiVersions request of the Kafka protocol."""
     request = b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff"
     host, port = address.rsplit(":", 1)
     try:
@@ -104,7 +104,7 @@ def answers(address: str) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process with its threads, and of children it has reaped."""
+    """User and system time of a process, its threads and the children that it has reaped."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or while it was read
@@ -113,7 +113,7 @@ def cpu_s(pid: int) -> float:
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """The pids of a process and of all its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     try:
         below = [int(child) for child in children.read_text().split()]

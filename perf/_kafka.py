@@ -33,13 +33,13 @@ log.dirs={data}
 
 
 def find_jars(cache: Path) -> Path | None:
-    """The directory of Kafka's jars; None when there are none and nothing brings them."""
+    """The directory of Kafka's jars; None if there are none and Maven cannot fetch them."""
     given = os.environ.get("KAFKA_LIB", "")
     if given:
         return Path(given)
     lib = cache / "kafka-4.1.0"
     if not lib.is_dir() and shutil.which("mvn"):
-        print("bringing Apache Kafka 4.1 with Maven ...", file=sys.stderr)
+        print("fetching Apache Kafka 4.1 with Maven ...", file=sys.stderr)
         command = ["mvn", "-q", "-f", str(HERE / "kafka" / "pom.xml"), "dependency:copy-dependencies"]
         subprocess.run([*command, f"-DoutputDirectory={lib}"], check=False)
     return lib if lib.is_dir() else None

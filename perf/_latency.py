@@ -1,8 +1,8 @@
 """Measures the end-to-end latency at a given rate, from the time at which each message was due.
 
-The producer keeps to its timetable whatever the broker does: a message that could not be sent in time counts from when
-it should have been sent, so a stall shows in all the messages that it held up.  Producer and consumer are processes of
-their own; both read CLOCK_MONOTONIC, which is one clock for the machine.
+The producer has a fixed timetable.  The latency of a message that is sent late counts from its due time, so a stall
+shows in all the messages that it delayed.  Producer and consumer are separate processes; both read CLOCK_MONOTONIC,
+which is the same clock for all processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WARM_UP_S = 1
 
 
 def at_rate(address: str, topic: str, rate: int, seconds: int, percentiles: Sequence[float]) -> list[float]:
-    """Latencies in ms at the percentiles asked for, over ``seconds`` after a second of warming up."""
+    """Latencies in ms at these percentiles, over ``seconds`` after a second of warming up."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     ready = context.Event()

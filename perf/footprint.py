@@ -1,12 +1,11 @@
-"""What does an appliance cost that has little to do?  Start, idle CPU, memory, and a thousand partitions.
+"""How much does an idle appliance cost?  Start, idle CPU, memory, and a thousand partitions.
 
     python perf/footprint.py [--smoke]
 
-Start is from exec to the first answer (serving) and to the line that says it serves (ready, with ZooKeeper).  Idle CPU
-is over some seconds with 20 partitions whose writers live.  Memory is PSS of all processes (with ZooKeeper where it
-runs), and private memory per writer.  The thousand partitions are quiet but for one, whose produce rate is compared
-with that of a lone one in the same run.  Start after a clean stop is measured with an empty log and with one of 50 GB
-(sparse files).
+Start is from exec to the first answer (serving) and to the line that says it serves (ready).  Idle CPU is measured over
+30 s with 20 partitions whose writers run.  Memory is PSS of all processes (with ZooKeeper where it runs), and private
+memory per writer.  The rate of one partition is measured alone, and beside a thousand idle ones in the same run.  Start
+after a clean stop is measured with an empty log and with one of 50 GB (sparse files).
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def many(partitions: int, count: int, rounds: int) -> None:
 
 
 def long_log(segments: int) -> None:
-    """Start after a clean stop, with an empty log and with ``segments`` GB of it."""
+    """Start after a clean stop, with a nearly empty log and with one of ``segments`` GiB."""
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         data = Path(directory) / "data"
         with Appliance(data) as server:
@@ -103,7 +102,7 @@ def long_log(segments: int) -> None:
 
 
 def grow(path: Path, segments: int) -> None:
-    """Put sparse segments of 1 GiB under a cleanly stopped log, as if it had grown so long."""
+    """Put sparse segments of 1 GiB before the records of a cleanly stopped log."""
     marker = Marker.load(path)
     assert marker is not None
     shift = segments * GIB

@@ -3,8 +3,9 @@
     python perf/native.py [--smoke] [--rounds N]
 
 Client and appliance share the machine.  Rates are messages per second of wall time, from the first send to the last
-acknowledgement (acks=0: until the log has everything); CPU is what the appliance's processes used, in seconds per
-million messages.  Durable defaults throughout.  Each workload ends by counting and hashing what arrived.
+acknowledgement (acks=0: until the log has everything).  CPU is that of the appliance's processes, in seconds per
+million messages.  All settings are the durable defaults.  At the end of each workload the messages that arrived are
+counted and hashed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ VALUE = bytes(range(PAYLOAD_BYTES))
 
 
 def produce(address: str, topic: str, batch: int, acks: int | str, count: int) -> None:
-    """``batch`` messages a batch, many in flight."""
+    """Produce ``count`` messages, ``batch`` to a batch, many batches in flight."""
     with Producer(address, acks=acks, batch_messages_max=batch, batch_bytes_max=1 << 20, linger_ms=100) as producer:
         if batch == 1:
             for _ in range(count):
@@ -39,7 +40,7 @@ def produce(address: str, topic: str, batch: int, acks: int | str, count: int) -
 
 
 def consume(address: str, topic: str, count: int) -> Iterator[Sequence[bytes | None]]:
-    """``count`` messages, a batch at a time."""
+    """Yields the values of ``count`` messages, a batch at a time."""
     with Consumer(address) as consumer:
         consumer.assign({(topic, 0): EARLIEST})
         seen = 0
@@ -51,7 +52,7 @@ def consume(address: str, topic: str, count: int) -> Iterator[Sequence[bytes | N
 
 
 def wait_for_end(admin: Admin, topic: str, count: int) -> None:
-    """acks=0 is not answered: wait until the log has everything."""
+    """Wait until the log has ``count`` messages: acks=0 has no replies."""
     deadline = time.perf_counter() + 60
     while sum(partition["messages"] for partition in admin.topics([topic])[0]["partitions"]) < count:
         assert time.perf_counter() < deadline, "messages without acknowledgement are missing"
@@ -59,9 +60,7 @@ def wait_for_end(admin: Admin, topic: str, count: int) -> None:
 
 
 def measure(server: Appliance, rounds: int, scale: int) -> None:
-    """All ``acks`` in turn, each run with a topic of its own, which goes after it: what one leaves in the page cache
-    is not the next one's business.
-    """
+    """Measure all ``acks`` in turn.  Each run has its own topic, deleted after it to free its page cache."""
     admin = Admin(server.native)
     for batch, full in WORKLOADS:
         count = full // scale // batch * batch

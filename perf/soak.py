@@ -2,9 +2,9 @@
 
     python perf/soak.py [--smoke]
 
-One producer and one consumer at full speed, 200-byte messages, retention that keeps 1 GB.  Printed every tenth: PSS of
-all processes, what the log holds on the disk, open files of the workers; at the end the growth since the first tenth.
-The consumer counts what arrived.
+One producer and one consumer at full speed, 200-byte messages, retention that keeps 1 GB.  Prints after every tenth the
+PSS of all processes, the size of the log on the disk and the open files of the workers, at the end the growth of PSS
+since the first tenth.  The consumer counts the messages.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
                     producer.send_many("t", [VALUE] * BATCH)
                     sent = tenth * count // TENTHS + number * BATCH
                     while reader.is_alive() and (sent - progress[0]) * PAYLOAD_BYTES > 4 * segment:
-                        time.sleep(0.01)  # stay ahead of retention: what it takes nobody can count
+                        time.sleep(0.01)  # do not outrun the consumer: it cannot count what retention has deleted
                 producer.flush()
                 memory.append(measure(server, f"{(tenth + 1) * 100 // TENTHS} %"))
         reader.join()

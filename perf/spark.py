@@ -1,19 +1,18 @@
-"""How fast does Spark read the log?  200-byte messages to a count and to Parquet; beside Spark's own Kafka connector.
+"""How fast does Spark read the log?  200-byte messages, counted and to Parquet, beside Spark's own Kafka connector.
 
     python perf/spark.py [--smoke] [--rounds N] [--messages N] [--only WORD]
 
 One session in local[2], reader and appliance on the same machine. ``batch`` is ``spark.read``, ``stream`` is
 ``readStream`` with AvailableNow into Spark's noop and Parquet sinks; each on a topic with one partition and on one
-with four. A stream's rate counts from its start to its end; Spark needs about a second of that to begin a query with
-a Python source, so ``ours_within_batches`` shows the rate of its micro-batches alone. The connector reads the same
-topics through the Kafka listener, in the same run, in turn; the ratio counts. CPU is what Spark (JVM and Python
-workers) and the appliance used together, in seconds per million rows: on a machine that has other work to do, it says
-more than the clock.
+with four. A stream's rate is measured from its start to its end. Spark needs about a second of that to begin a query
+with a Python source, so ``ours_within_batches`` shows the rate of its micro-batches alone. The connector reads the same
+topics through the Kafka listener, in turn in the same run; compare by the ratio. CPU is that of Spark (JVM and Python
+workers) and the appliance together, in seconds per million rows. On a busy machine it is more reliable than the rate.
 
-``pipeline`` is the whole product: access lines parsed, totalled and written exactly once.
+``pipeline`` measures the whole pipeline: access lines parsed, aggregated and written exactly once.
 
-The connector's jars (Spark's is not part of pyspark) come through Maven into the local repository and are kept in
-~/.cache/appliance-perf; without Maven, or in a smoke run without jars, it is left out.
+Maven fetches the connector's jars, which are not part of pyspark, and they are kept in ~/.cache/appliance-perf. Without
+Maven, or in a smoke run without jars, the connector is left out.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ assert len(VALUE) == PAYLOAD_BYTES
 
 
 def connector(cache: Path, may_fetch: bool) -> list[Path]:
-    """The connector's jars; none when they are not to be had."""
+    """The connector's jars; an empty list if they cannot be found or fetched."""
     found = []
     for artifact in JARS:
         group, name, version = artifact.split(":")
@@ -118,7 +117,7 @@ class Contest:
         return self.stored(into)
 
     def stored(self, into: str) -> int:
-        """Rows of Parquet files, from their footers, without the clock's notice; the files go."""
+        """Number of rows of Parquet files, from their footers.  Deletes the files.  ``pause_s`` excludes its time."""
         import pyarrow.dataset
 
         self.pause_s = time.perf_counter()
@@ -128,7 +127,7 @@ class Contest:
         return count
 
     def cpu_s(self) -> float:
-        """Of this process and all below it: Spark, and the appliance."""
+        """CPU of this process and its descendants: Spark and the appliance."""
         return sum(cpu_s(pid) for pid in tree(os.getpid()))
 
     def compare(self, name: str, topic: str, once: Callable[[str, str], int]) -> None:
@@ -172,7 +171,7 @@ def fill(broker: Appliance, topic: str, partitions: int, messages: int) -> None:
 
 
 def warm_up(contest: Contest, messages: int) -> None:
-    """JIT, Python workers, connections: every workload once on every side, small."""
+    """Run every workload once on every side, small, to warm up JIT, Python workers and connections."""
     fill(contest.broker, "warm", 2, messages)
     for side in contest.sides:
         for once in (contest.batch_count, contest.stream_count, contest.batch_parquet, contest.stream_parquet):

@@ -2,18 +2,19 @@
 
     python perf/versus_kafka.py [--smoke] [--rounds N] [--only WORD]
 
-Both brokers are started and warmed up; every workload runs A B A B ... on topics of its own, 200-byte messages, one
-partition.  Printed are the medians of the rate and of the broker's CPU seconds per million messages, their spread, and
-both as ratios (ours / Kafka's).  Ours flushes before exposing and before acks=all; Kafka as it comes does not, except
-where it says durable (``flush.messages=1``).  After each run a consumer counts what arrived.
+Both brokers are started and warmed up.  Every workload runs A B A B ... on topics of its own, with 200-byte messages
+and one partition.  Printed are the medians of the rate and of the broker's CPU seconds per million messages, and their
+ratios (ours / Kafka's), of the medians and of each round.  Ours flushes before readers see messages and before acks=all
+is answered.  Kafka's defaults do not flush, except in workloads named durable (``flush.messages=1``).  After each run
+a consumer counts the messages.
 
-Before each run all that waits to be written to the disk is written: otherwise the kernel writes it 30 seconds later,
-and a flush of ours in another workload waits for what Kafka did not flush in this one.  Before producing, root also
-empties the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of
-a page costs the writer several times as much as the copying, and who gets such pages is chance.  For the same reason
-each consumer reads a topic that was filled for it: where in memory a log lies makes 10 % of a consumer's rate.
+Before each run all dirty pages are written to the disk.  Otherwise the kernel writes them 30 seconds later, and one of
+our flushes in another workload waits for data that Kafka did not flush in this one.  Before producing, root also drops
+the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of a page
+costs the writer several times as much as the copying, and who gets such pages is chance.  For the same reason each
+consumer reads a topic that was filled for it: a log's place in memory changes a consumer's rate by 10 %.
 
-Needs confluent-kafka and Java; Kafka's jars as ``_kafka.py`` says.
+Needs confluent-kafka, Java and Kafka's jars (see ``_kafka.py``).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Side:
 
     def produce(self, topic: str, count: int, **settings: Any) -> None:
         producer = Producer({"bootstrap.servers": self.address} | settings)
-        # No callback per message, which would measure Python: what is missing shows when it is counted.
+        # No callback per message, which would measure Python: the count shows missing messages.
         produce, poll = producer.produce, producer.poll
         for number in range(count):
             while True:
@@ -81,11 +82,11 @@ class Side:
         assert producer.flush(120) == 0, "not everything was delivered"
 
     def count(self, topic: str, expected: int) -> int:
-        """How many messages a consumer finds, waiting for what is expected."""
+        """How many messages a consumer finds; waits for ``expected`` ones, up to 60 s."""
         consumer = Consumer({
             "bootstrap.servers": self.address, "group.id": "count", "enable.auto.commit": False,
             "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 10_000_000,
-            # By default it stops for a second whenever 64 MB are waiting, which is what would be measured.
+            # By default it stops for a second whenever 64 MB wait, and the benchmark would measure that.
             "fetch.queue.backoff.ms": 1,
         })  # fmt: skip
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -106,7 +107,7 @@ class Contest:
         return self.only in name
 
     def turns(self) -> Iterator[Side]:
-        """Each side in turn, round by round, with nothing left to be written to the disk."""
+        """Yields each side in turn, round by round, after all dirty pages were written to the disk."""
         for _ in range(self.rounds):
             for side in self.sides:
                 os.sync()
@@ -136,19 +137,19 @@ class Contest:
 
 
 def empty(side: Side, _: int, **settings: str) -> str:
-    """A new topic, for pages that have been used before."""
+    """A new topic, after the page cache was dropped."""
     with contextlib.suppress(OSError):  # not root
         Path("/proc/sys/vm/drop_caches").write_text("1")
     return side.topic(**settings)
 
 
 def durable(side: Side, count: int) -> str:
-    """The same, where Kafka flushes each batch too."""
+    """As :func:`empty`; Kafka flushes each batch, too."""
     return empty(side, count, **({"flush_messages": "1"} if side.name == "kafka" else {}))
 
 
 def filled(side: Side, count: int) -> str:
-    """A topic with so many messages in large batches, on the disk."""
+    """A topic with ``count`` messages in large batches, on the disk."""
     topic = empty(side, count)
     side.produce(topic, count, **LARGE, acks=1)
     os.sync()

@@ -1,7 +1,6 @@
 """Converts record batches to Arrow record batches with the columns of Spark's Kafka connector.
 
-There is no Python loop over all steps of a record.  Only the starts of records must be found one after another, in one
-of three ways:
+Only the starts of records must be found one after another, in one of three ways:
 
 - If the records of a batch have one shape (their lengths differ only by the width of the offset delta), the starts are
   computed from the first record.
@@ -14,8 +13,7 @@ count up).  One Arrow ``take`` each copies keys and values out of the bytes.
 
 Columns and types, as the connector and Spark's Arrow reader need them::
 
-    key            binary
-    value          binary
+    key, value     binary
     topic          string
     partition      int32
     offset         int64
@@ -26,8 +24,7 @@ Columns and types, as the connector and Spark's Arrow reader need them::
 ``first`` and ``end`` bound the offsets of the rows.  So a log can be split anywhere, even within a batch, and every
 record is in exactly one part.  Timestamps in batches are ms since 1970.
 
-A damaged batch (checksum, codec, structure) raises :class:`~appliance.errors.CorruptBatch` with its partition and
-offset, or is skipped and reported to ``on_corrupt``.
+A damaged batch raises :class:`~appliance.errors.CorruptBatch`, or is skipped and reported to ``on_corrupt``.
 """
 
 from __future__ import annotations
@@ -363,10 +360,7 @@ class _Records:
         return pa.Array.from_buffers(TIMESTAMP, len(timestamps), [None, pa.py_buffer(microseconds)]), kinds
 
     def _binary(self, lengths: Ints, starts: Ints, ends: Ints) -> pa.Array:
-        """The bytes between ``starts`` and ``ends``, copied together.
-
-        An array with the offsets start, end, start, end, ... has them at its even indexes.
-        """
+        """The bytes between ``starts`` and ``ends``: the even elements of an array with the offsets start, end, ..."""
         count = len(starts)
         null = lengths < 0
         nulls = bool(null.any())

@@ -34,7 +34,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Result(NamedTuple):
-    """Of this run; ``summary`` is about all runs.  ``remark``: why offsets were not published, or ""."""
+    """The result of this run; ``summary`` covers all runs.  ``remark``: why offsets were not published, or ""."""
 
     batches: int
     rows: int
@@ -55,12 +55,12 @@ def run(
     on_progress: OnProgress = lambda _: None,
     session: SparkSession | None = None,
 ) -> Result:
-    """``session``: one to use, and to leave running.
+    """Run a pipeline to its end.  ``session``: the Spark session to use, which stays open.
 
     Raises:
-        BadValue, UnknownKey: settings that cannot be, or an output that is another's.
+        BadValue, UnknownKey: invalid settings, or the output of another pipeline.
         AlreadyRunning: the same pipeline runs already.
-        ApplianceError: the query failed; what it says is in the message.  The state stays good.
+        ApplianceError: the query failed; its error is in the message.  The pipeline can be run again.
     """
     schema = Transform(settings).schema
     state = State(settings.state_dir)
@@ -84,7 +84,7 @@ def run(
 
 
 def ensure_topics(settings: Settings) -> None:
-    """Topics that nobody has written to yet are made, where the appliance makes topics by itself."""
+    """Create missing topics, if the appliance creates topics automatically."""
     wanted = [*settings.topics, settings.dead_letters.topic, *(each.topic for each in settings.aggregate)]
     with Admin(settings.pipeline.bootstrap, client_name="pipeline") as admin:
         there = {topic["name"] for topic in admin.topics()}
@@ -152,7 +152,7 @@ class _Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the query in order; where signals are not ours to take, nothing changes."""
+        """Let Ctrl-C and SIGTERM end the query in order.  Does nothing outside of the main thread."""
 
         def record(*_: object) -> None:
             self._stop = True
@@ -169,11 +169,11 @@ class _Run:
                 signal.signal(number, handler)
 
     def _look(self, query: StreamingQuery) -> None:
-        for told in query.recentProgress:
-            found: dict[str, Any] = json.loads(told.json)
+        for progress in query.recentProgress:
+            found: dict[str, Any] = json.loads(progress.json)
             if found["batchId"] > self._seen and found["sources"][0]["endOffset"]:
                 if not found["numInputRows"] and "addBatch" not in found["durationMs"]:
-                    continue  # nothing was there to do
+                    continue  # there was nothing to do
                 self._seen = found["batchId"]
                 self._take(progress_of(found))
 
@@ -191,7 +191,7 @@ class _Run:
 
 
 def failure(error: StreamingQueryException) -> ApplianceError:
-    """What is worth reading of a query's error: the message of the Python error at its bottom, or all of it."""
+    """A query's error with the message of the innermost error of the appliance, else with its first lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("appliance.errors.")]
     if named:

@@ -1,20 +1,20 @@
-"""What a pipeline does, from one TOML file.  The structs below are its manual: tables, keys, defaults, bounds.
+"""Reads and checks a pipeline's settings, one TOML file.  The structs below document its keys, defaults and bounds.
 
-    [pipeline]            name, where the appliance is, where state is kept
-    [input]               where to start, how much at a time
+    [pipeline]            name, address of the appliance, directory of the state
+    [input]               start, size and interval of micro-batches
     [[source]]            topics, and the parsers of their lines
     [parser.NAME]         a parser of one's own: json, logfmt or regex
     [[lookup]]            columns added from a CSV file
-    [output]              where and how events are written
+    [output]              path and format of the tables
     [[aggregate]]         counts, error rates, heaviest values, sessions
-    [dead_letters]        where lines go that no parser takes
+    [dead_letters]        topic of the lines that no parser takes
     [audit]               counts that producers publish
-    [spark]               settings handed to Spark as they are
+    [spark]               settings passed to Spark unchanged
 
 ``example.toml`` beside this module shows most of them.  A key's unit is in its name: ``_bytes`` also takes "64MiB",
 ``_ms`` also "30s" or "7d".  Paths are relative to the file.
 
-Errors: UnknownKey offers the nearest name that there is; BadValue says where, and what would be right.
+Errors: UnknownKey offers the nearest known name; BadValue names the key and the valid values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True):
     state: str = ""
     """Directory of the checkpoint and of what `status` shows; by default ``NAME.state`` beside the file."""
     group: str = ""
-    """Under which group offsets are published for monitoring; by default ``pipeline-NAME``, "-" for not at all."""
+    """Group under which offsets are published for monitoring; by default ``pipeline-NAME``, "-" for none."""
 
 
 class Input(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class Input(Struct, frozen=True, forbid_unknown_fields=True):
     fail_on_data_loss: bool = True
     corrupt_batch: Literal["fail", "skip"] = "fail"
     retry_ms: Milliseconds = 120_000
-    """For how long an appliance that is away is waited for."""
+    """How long to wait for an appliance that is away."""
 
 
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,9 +64,9 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
     parsers: Annotated[tuple[str, ...], Meta(min_length=1)]
     """In this order; the first that takes a line wins."""
     zone: str = "UTC"
-    """Time zone of time stamps that do not say."""
+    """Time zone of timestamps without one."""
     host: str = ""
-    """Host of lines that do not say."""
+    """Host of lines without one."""
     service: str = ""
 
 
@@ -76,7 +76,7 @@ class Parser(Struct, frozen=True, forbid_unknown_fields=True):
     """regex only, RE2: named groups become columns."""
     columns: dict[str, FieldType] = {}
     time: str = "time"
-    """Which field is the time of the event; likewise the next four."""
+    """Field that has the time of the event; likewise the next four."""
     host: str = "host"
     service: str = "service"
     level: str = "level"
@@ -88,7 +88,7 @@ class Lookup(Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     """Column of the events and of the file."""
     columns: tuple[str, ...] = ()
-    """Of the file; by default all but the key."""
+    """Columns of the file to add; by default all but the key."""
 
 
 class Output(Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,23 +99,23 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     raw: bool = False
     """Keep the whole line, as column ``line``."""
     buffer_bytes: Annotated[int, Meta(ge=MIB, le=4 * GIB)] = 64 * MIB
-    """What a task keeps in memory before it writes files."""
+    """Events that a task keeps in memory before it writes files."""
 
 
 class Aggregate(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     kind: Literal["count", "errors", "top", "sessions"]
     by: tuple[str, ...] = ()
-    """Columns; for "top" the values that are counted, for "sessions" whose they are."""
+    """Columns to group by; for "top" the counted values, for "sessions" the owner of a session."""
     window_ms: Milliseconds = 60_000
     k: Annotated[int, Meta(ge=1, le=10_000)] = 10
     """top: how many values of a window are reported."""
     keep: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """top: how many values of a window are kept; those beyond are forgotten, and their counts with them."""
+    """top: how many values of a window are kept; others are dropped with their counts."""
     gap_ms: Milliseconds = 1_800_000
     """sessions: silence of this length ends one."""
     session_ms: Milliseconds = 86_400_000
-    """sessions: none is longer than this."""
+    """sessions: longest session."""
     topic: str = ""
     """Also publish every change, as JSON, to this topic."""
 
@@ -148,7 +148,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def topics(self) -> list[str]:
-        """All that is read."""
+        """All topics that are read."""
         named = [topic for source in self.source for topic in source.topics]
         return list(dict.fromkeys([*named, *filter(None, [self.audit.topic])]))
 
@@ -173,7 +173,7 @@ def load(path: Path) -> Settings:
     """Read, complete and check a file.
 
     Raises:
-        UnknownKey, BadValue: what is wrong, and where.
+        UnknownKey, BadValue: a setting is wrong.
         OSError: the file cannot be read.
     """
     try:
@@ -184,7 +184,7 @@ def load(path: Path) -> Settings:
 
 
 def parse(given: Mapping[str, Any], base: Path, where: str = "pipeline") -> Settings:
-    """As :func:`load`, from what a file holds; ``base``: what paths are relative to."""
+    """As :func:`load`, from the content of a file; ``base``: the directory to which paths are relative."""
     cleaned = _clean(Settings, dict(given), where, "")
     try:
         settings = msgspec.convert(cleaned, Settings)
@@ -195,7 +195,7 @@ def parse(given: Mapping[str, Any], base: Path, where: str = "pipeline") -> Sett
 
 
 def _clean(struct: type[Struct], given: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
-    """Numbers for texts with units, and no key that is not known."""
+    """Converts texts with units to numbers, and raises UnknownKey for unknown keys."""
     hints = get_type_hints(struct)
     cleaned = {}
     for key, value in given.items():
@@ -243,7 +243,7 @@ def _number(text: str, units: Mapping[str, int], where: str, place: str) -> int:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """TOML nests ``spark.sql.x = 1`` by its dots; Spark wants the dotted name, and text."""
+    """Yields dotted names and texts for Spark: TOML nests ``spark.sql.x = 1`` by its dots."""
     for key, value in table.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
@@ -254,7 +254,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _check(settings: Settings, where: str) -> None:
-    """What one key says about another."""
+    """Check that the settings fit each other."""
     parsers = [*BUILT_IN, *settings.parser]
     for source in settings.source:
         for name in source.parsers:

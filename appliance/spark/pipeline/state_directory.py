@@ -1,12 +1,12 @@
-"""What a pipeline keeps between runs, in its state directory.
+"""Keeps the state of a pipeline between runs, in its state directory.
 
-    identity        who it is, for ever: the output, and the numbers of what it writes to topics, follow from it
-    lock            held while it runs; content: the pid
-    checkpoint/     Spark's: the truth about positions
+    identity        permanent id of the pipeline; names its output, and its producer ids follow from it
+    lock            held while the pipeline runs; content: the pid
+    checkpoint/     Spark's checkpoint, with the offsets
     spark/          temporary files of Spark
     history.jsonl   the last micro-batches: rows, rates, lag
 
-Reading is for everybody, while it runs as well as after; writing is for the one that holds the lock.
+Any process may read, also while the pipeline runs.  Only the holder of the lock writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HISTORY_ENTRIES_MAX: Final = 1000
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One micro-batch; ``lag_bytes``: what was not read yet when it began, less what it read."""
+    """One micro-batch; ``lag_bytes``: the unread bytes at its beginning, less those that it read."""
 
     batch: int
     ended: str
@@ -53,7 +53,7 @@ class Committed(NamedTuple):
 
 
 class State:
-    """Of the pipeline whose state lies here."""
+    """The state directory of one pipeline."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,10 +63,10 @@ class State:
         self._entries: deque[str] | None = None
 
     def lock(self) -> None:
-        """Be the one that runs.
+        """Take the lock.
 
         Raises:
-            AlreadyRunning: another process is.
+            AlreadyRunning: another process has it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -85,7 +85,7 @@ class State:
             self._lock = None
 
     def running(self) -> int | None:
-        """The process that runs it now."""
+        """The pid of the process that runs the pipeline now, or None."""
         path = self.path / "lock"
         try:
             with path.open() as file:
@@ -98,7 +98,7 @@ class State:
         return None
 
     def identity(self) -> str:
-        """Made when the pipeline runs for the first time; "" when it has not."""
+        """The pipeline's id.  Created at the first run; "" before."""
         path = self.path / "identity"
         if not path.exists() and self._lock is not None:
             fresh = path.with_name("identity.new")
@@ -107,7 +107,7 @@ class State:
         return path.read_text() if path.exists() else ""
 
     def committed(self) -> Committed | None:
-        """The last micro-batch that Spark has finished, and the positions behind it."""
+        """The last micro-batch that Spark has finished, and the offsets at its end."""
         numbers = [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")]
         for batch in sorted(numbers, reverse=True):
             with suppress(FileNotFoundError):
@@ -131,9 +131,9 @@ class State:
         return [msgspec.json.decode(line, type=Progress) for line in self._history.read_text().splitlines()]
 
 
-def progress_of(told: dict[str, Any]) -> Progress:
-    """From Spark's progress of a query with one source."""
-    source = told["sources"][0]
+def progress_of(report: dict[str, Any]) -> Progress:
+    """Converts Spark's progress report of a query with one source."""
+    source = report["sources"][0]
     start, end, latest = (
         {} if not source[f"{name}Offset"] else from_json(source[f"{name}Offset"])[0]
         for name in ("start", "end", "latest")
@@ -141,10 +141,10 @@ def progress_of(told: dict[str, Any]) -> Progress:
     begun = from_json(source["endOffset"])[1] or {}
     first = {**begun, **start}
     return Progress(
-        batch=told["batchId"],
-        ended=told["timestamp"],
-        rows=told["numInputRows"],
+        batch=report["batchId"],
+        ended=report["timestamp"],
+        rows=report["numInputRows"],
         bytes=sum(max(0, offset - first.get(key, offset)) for key, offset in end.items()),
-        seconds=told["durationMs"].get("triggerExecution", 0) / 1000,
+        seconds=report["durationMs"].get("triggerExecution", 0) / 1000,
         lag_bytes=sum(max(0, offset - end.get(key, 0)) for key, offset in latest.items()),
     )

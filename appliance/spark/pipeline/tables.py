@@ -1,25 +1,24 @@
-"""Tables that a micro-batch changes as a whole or not at all, for readers that know nothing of Spark.
+"""Stores tables that a micro-batch changes as a whole or not at all, for any reader of Parquet or Delta.
 
     <path>/events/topic=web/date=2026-11-20/…     one file for each task and micro-batch
     <path>/<total>/date=2026-11-20/…              one file for each date, replaced when its totals change
-    <path>/_pipeline.json                         whose output this is
+    <path>/_pipeline.json                         the pipeline that owns this output
     <path>/_staging/, <path>/_commits/            Parquet only, see below
 
-Tasks write files that nobody sees; the driver makes them seen.
+Tasks write files that are not visible to readers; the driver makes them visible.
 
-**Parquet** has no log of its own, and readers take every file they find.  So files are written under ``_staging``,
-which readers of ``<path>/<table>`` do not enter.  To commit, the driver stores a *manifest* of all renames, durably,
-under the number of the micro-batch, and carries it out.  The manifest is the commit: before it nothing has happened,
-after it the renames are carried out again at the next start should they not have been.  A micro-batch that has a
-manifest is not written again; staged names are never used twice, so what a repetition stages is not taken for it.  A
-reader in just that moment may see some files of the micro-batch and not yet the others, but never one twice, nor half
-of one.
+**Parquet** has no log of its own, and readers read every file.  So files are written under ``_staging``, outside of the
+tables.  To commit, the driver durably stores a *manifest* of all renames under the number of the micro-batch, and
+carries it out.  The manifest is the commit: before it nothing has changed, and after a crash the next start carries out
+the remaining renames.  A micro-batch with a manifest is not written again.  Staged names are never used twice, so files
+that a repetition stages are not confused with those in the manifest.  During the renames a reader may see only some
+files of the micro-batch, but never a file twice or a part of one.
 
-**Delta**: every table is a Delta table; files count when its log names them, and each entry carries the number of the
-micro-batch as an application transaction, by which a repeated one is recognised.
+**Delta**: every table is a Delta table, whose log makes files visible.  Each entry has the number of the micro-batch as
+an application transaction, by which a repetition is recognised.
 
-Whoever deletes the state of a pipeline and keeps its output would have everything twice: this is refused, by
-``_pipeline.json``.
+If the state of a pipeline is deleted and its output is kept, a new run would double everything.  ``_pipeline.json``
+prevents this.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class NewFile:
 
 @dataclass(frozen=True)
 class Change:
-    """``rows`` are all that a table of totals has of these dates from now on."""
+    """New content of a table of totals: ``rows`` replace all rows of these dates."""
 
     rows: pa.Table
     days: tuple[str, ...]
@@ -77,7 +76,7 @@ class Store(Protocol):
     """The output of one pipeline."""
 
     def prepare(self) -> None:
-        """Finish or clear what an earlier run left; call before writing, with nobody else writing."""
+        """Finish or remove what an earlier run left behind.  Call it before writing, while nobody else writes."""
         ...
 
     def done(self, batch: int, table: str = EVENTS) -> bool:
@@ -85,15 +84,15 @@ class Store(Protocol):
         ...
 
     def place(self, batch: int, task: int, attempt: int, number: int, partition: Partition) -> tuple[str, str]:
-        """Where a task writes a file, and where the file will be."""
+        """The staged and the final path of a task's file."""
         ...
 
     def change(self, batch: int, table: str, change: Change) -> None:
-        """Replace totals, as part of this micro-batch, unless that has been committed already."""
+        """Replace totals as part of this micro-batch, unless it has been committed already."""
         ...
 
     def commit(self, batch: int, files: Sequence[NewFile]) -> None:
-        """Add files of events, and with them finish the micro-batch; nothing if it has been committed already."""
+        """Add files of events and finish the micro-batch, unless it has been committed already."""
         ...
 
     def read(self, table: str, days: Sequence[str] | None = None) -> pa.Table | None:
@@ -102,17 +101,17 @@ class Store(Protocol):
 
 
 def open_store(settings: Settings, identity: str, schema: pa.Schema | None = None) -> Store:
-    """``schema``: of events, when they will be written."""
+    """Open the output.  ``schema``: that of events, needed to commit them."""
     if settings.output.format == "parquet":
         return ParquetStore(Path(settings.output.path), settings.output)
     return DeltaStore(Path(settings.output.path), settings.output, identity, schema)
 
 
 def claim(settings: Settings, identity: str) -> None:
-    """Make the output that of the pipeline with this identity, for good.
+    """Mark the output permanently as that of the pipeline with this identity.
 
     Raises:
-        BadValue: it belongs to another.
+        BadValue: it belongs to another pipeline, or has another format.
     """
     root = Path(settings.output.path)
     root.mkdir(parents=True, exist_ok=True)
@@ -174,14 +173,14 @@ def split(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | 
     order = None if not len(codes) or (codes == codes[0]).all() else np.argsort(codes, kind="stable")
     if order is not None:
         codes, rest = codes[order], rest.take(pa.array(order))
-    cuts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)] if len(codes) else []
-    for start, stop in pairwise(cuts):
+    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)] if len(codes) else []
+    for start, stop in pairwise(bounds):
         row = int(order[start]) if order is not None else start
         yield {name: table.column(name)[row].as_py() for name in by}, rest.slice(start, stop - start)
 
 
 def write_file(path: Path, table: pa.Table, compression: str) -> None:
-    """Durably; a file that is there is replaced."""
+    """Write a table to a file, durably.  Replaces an existing file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         pq.write_table(table, file, compression=compression)
@@ -190,7 +189,7 @@ def write_file(path: Path, table: pa.Table, compression: str) -> None:
 
 
 def directory(partition: Mapping[str, str | None]) -> str:
-    """``topic=web/date=2026-11-20``, as Hive and all its heirs write it."""
+    """``topic=web/date=2026-11-20``, in Hive's form."""
     return "/".join(f"{name}={NULL if value is None else quote(value, safe='')}" for name, value in partition.items())
 
 
@@ -204,7 +203,7 @@ def _sync(directories: set[Path]) -> None:
 
 
 def _store_json(path: Path, value: object, *, fresh: bool = False) -> None:
-    """Durably, whole or not at all.  Raises FileExistsError if ``fresh`` and there is one."""
+    """Write JSON durably and atomically.  Raises FileExistsError if ``fresh`` and the file exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
         json.dump(value, file)
@@ -258,7 +257,7 @@ class ParquetStore:
         moves = [*self._moves, *([file.staged, file.final] for file in files)]
         if not self.done(batch):
             self._check_staged(moves)
-            with suppress(FileExistsError):  # the driver before this one lived longer than it seemed
+            with suppress(FileExistsError):  # an earlier driver still ran and has committed it
                 _store_json(self._manifest(batch), {"batch": batch, "moves": moves}, fresh=True)
         self._moves = []
         self._carry_out(self._manifest(batch))
@@ -267,10 +266,10 @@ class ParquetStore:
             old.unlink()
 
     def _check_staged(self, moves: Sequence[Sequence[str]]) -> None:
-        """What the manifest will name is there, durably.
+        """Check that the files for the manifest exist, and make their names durable.
 
         Raises:
-            FileNotFoundError: another driver has cleared it away: that one goes on, not this.
+            FileNotFoundError: another driver has removed a file.  That driver continues, this one fails.
         """
         staged = [self._root / source for source, _ in moves]
         for path in staged:
@@ -285,7 +284,7 @@ class ParquetStore:
         return max(numbers, default=None)
 
     def _carry_out(self, manifest: Path) -> None:
-        if not manifest.exists():  # an older one: it was carried out before the newest was written
+        if not manifest.exists():  # an old one, removed after it was carried out
             return
         changed: set[Path] = set()
         for staged, final in json.loads(manifest.read_text())["moves"]:
@@ -310,7 +309,7 @@ class ParquetStore:
 
 
 class DeltaStore:
-    """``deltalake`` is imported when it is needed: Parquet does without."""
+    """Tables in Delta's format.  ``deltalake`` is imported only here: Parquet does not need it."""
 
     def __init__(self, root: Path, settings: Output, identity: str, schema: pa.Schema | None) -> None:
         self._root = root
@@ -319,7 +318,7 @@ class DeltaStore:
         self._schema = schema
 
     def prepare(self) -> None:
-        """Files that no log names are invisible; ``VACUUM`` removes them."""
+        """Does nothing: files that are in no log are invisible, and ``VACUUM`` removes them."""
 
     def done(self, batch: int, table: str = EVENTS) -> bool:
         opened = self._open(table)
@@ -361,7 +360,7 @@ class DeltaStore:
 
         if self.done(batch):
             return
-        assert self._schema is not None, "only who knows the schema writes events"
+        assert self._schema is not None, "events are committed with their schema"
         partition_by = list(self._settings.partition_by)
         path = str(self._root / EVENTS)
         table = self._open(EVENTS)

@@ -1,9 +1,9 @@
-"""Time stamps of log lines to microseconds since 1970, a column at a time.
+"""Converts timestamps of log lines to microseconds since 1970, a column at a time.
 
-Lines of a log share their time stamps, so each different text is parsed once, by Python, and remembered; the column
-is put together by Arrow.  ISO texts, which may all differ, are first tried by Arrow's own parser as a whole.
+Lines of a log share timestamps, so Python parses each different text once and caches the result; Arrow builds the
+column.  Columns with many different ISO texts are first given to Arrow's own parser.
 
-Nothing is raised for a text that is no time: it becomes null, and its line a dead letter.
+A text that is no time raises no error.  It becomes null, and its line a dead letter.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import pyarrow.compute as pc
 Style = Literal["any", "rfc3164", "clf"]
 MICROS: Final = pa.timestamp("us", tz="UTC")
 MICROS_MAX: Final = 221_845_392_000_000_000
-"""The year 9000: Python's dates, and with them the ends of windows, end with 9999.  Later is no time; nor is earlier
-than 1970.
-"""
+"""The year 9000.  Later times, and those before 1970, are invalid: windows must end within 9999, as Python's dates."""
 CACHED_MAX: Final = 100_000
 DAY: Final = timedelta(days=1)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +37,7 @@ _ZONED = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:?\d\d)$"
 
 
 class Times:
-    """Of one style and zone; ``zone`` is that of texts that do not say theirs."""
+    """Parses timestamps of one style.  ``zone``: the time zone of texts without one."""
 
     def __init__(self, style: Style, zone: str) -> None:
         self._zone = ZoneInfo(zone)
@@ -53,7 +51,7 @@ class Times:
         self._year = 0
 
     def parse(self, texts: pa.Array, received: datetime) -> pa.Array:
-        """Timestamps; null for null and for what is no time.  ``received``: about when the lines were written."""
+        """Timestamps; null for null and for invalid texts.  ``received``: about when the lines were written."""
         if isinstance(texts, pa.ChunkedArray):
             texts = texts.combine_chunks()
         encoded = texts.dictionary_encode()
@@ -62,7 +60,7 @@ class Times:
             try:
                 whole = distinct.cast(MICROS)
             except pa.ArrowInvalid:
-                pass  # one of them is the 31st of February: one by one
+                pass  # one of them is invalid, such as the 31st of February: parse them one by one
             else:
                 if within(whole):
                     return whole.take(encoded.indices)
@@ -95,7 +93,7 @@ class Times:
         return found if found.tzinfo is not None else found.replace(tzinfo=self._zone)
 
     def _rfc3164(self, text: str, received: datetime) -> datetime | None:
-        """The year is the one that brings it closest before the time at which the line was received."""
+        """Parse a time without a year: in the latest year that puts it at most a day after ``received``."""
         match = _RFC3164.fullmatch(text)
         if match is None:
             return self._any(text, received)
@@ -112,7 +110,7 @@ class Times:
 
 
 def within(times: pa.Array) -> bool:
-    """Whether all are times that can be reckoned with."""
+    """Whether all times are between 1970 and MICROS_MAX."""
     ends = pc.min_max(times.cast(pa.int64()))
     least, most = ends["min"].as_py(), ends["max"].as_py()
     return least is None or (least >= 0 and most <= MICROS_MAX)
@@ -123,7 +121,7 @@ def _leap(year: int) -> bool:
 
 
 def _clf(text: str, _: datetime) -> datetime | None:
-    """``10/Oct/2026:13:55:36 +0200``."""
+    """Parses ``10/Oct/2026:13:55:36 +0200``."""
     match = _CLF.fullmatch(text)
     if match is None or match[2] not in MONTHS:
         return None

@@ -1,18 +1,18 @@
-"""Aggregates as totals that only ever grow: exact, whatever the order in which lines arrive, and however late.
+"""Computes aggregates as totals that only grow: exact, in whatever order and however late lines arrive.
 
-Each task adds up what it has read (a *partial*), the driver merges partials with the totals of the same dates that are
-stored, and the result takes their place.  So there is no watermark and nothing is too late; what a window holds now is
-what has arrived until now.  Given up: a signal that a window is final.
+Each task adds up its records (a *partial*).  The driver merges the partials with the stored totals of the same dates,
+and replaces these with the result.  So there is no watermark and no line is too late: a window has all lines that have
+arrived until now.  The price: nothing signals that a window is final.
 
     Sums        counts by window and columns: aggregates of kinds count, errors and top, and two tables of the
-                pipeline's own: ledger (what became of the lines) and audit (sent against arrived)
+                pipeline itself: ledger (parsed lines and dead letters) and audit (counted and arrived messages)
     Sessions    intervals of activity, joined while the silence between them is shorter than the gap
 
 Every table has the columns ``date`` (of the start, in UTC; totals are replaced date by date), ``start`` and ``end``.
 
-Sums of kind top keep the ``keep`` heaviest values of a window; the others are forgotten, so a value that comes back
-after that is counted too low.  A session is cut at ``session_ms``, so what can join a date's sessions lies in the
-neighbouring dates.
+Sums of kind top keep the ``keep`` heaviest values of a window.  The others are dropped, so a value that comes back
+later is counted too low.  A session ends at ``session_ms`` at the latest, so sessions that can join those of a date are
+in the neighbouring dates.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Total(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """As it is stored."""
+        """The columns of the stored table."""
         ...
 
     def partial(self, events: pa.Table) -> pa.Table:
-        """What these events come to."""
+        """The totals of these events."""
         ...
 
     def merge(self, partials: Sequence[pa.Table], stored: pa.Table | None = None) -> pa.Table:
-        """One table, with a column ``changed``: whether a partial has a part in the row."""
+        """Merge into one table, with a column ``changed``: more than 0 if a partial contributes to the row."""
         ...
 
     def finish(self, merged: pa.Table) -> pa.Table:
-        """As it is stored, of the result of :meth:`merge`; and in the same order."""
+        """Convert the result of :meth:`merge` to the stored columns, in the same order of rows."""
         ...
 
     def touched(self, partial: pa.Table) -> list[str]:
@@ -76,7 +76,7 @@ def times(micros: np.ndarray) -> pa.Array:
 
 @dataclass
 class Sums:
-    """``keep``: of each window at most so many rows; ``rated``: with the share of errors; ``k``: publish so many."""
+    """Sums.  ``keep``: most rows of a window; ``rated``: with the rate of errors; ``k``: how many to publish."""
 
     name: str
     window_us: int
@@ -97,7 +97,7 @@ class Sums:
         return pa.schema(list(columns.items()))
 
     def partial(self, events: pa.Table) -> pa.Table:
-        if self.keep:  # nothing is not a value
+        if self.keep:  # null is not a value
             for name in self.by:
                 events = events.filter(pc.is_valid(events.column(name)))
         failed = pc.fill_null(pc.is_in(events.column("level"), ERRORS), False).cast(pa.int64())
@@ -156,7 +156,7 @@ def _ranks(table: pa.Table) -> np.ndarray:
 
 @dataclass
 class Sessions:
-    """Whose sessions: ``by``; without one of these an event is nobody's."""
+    """Sessions of each combination of values of ``by``.  Events with a null there belong to none."""
 
     name: str
     by: Mapping[str, pa.DataType]
@@ -241,9 +241,9 @@ class Sessions:
 
 
 def build(settings: Settings, schema: pa.Schema) -> dict[str, Sums | Sessions]:
-    """All totals of a pipeline whose events have this schema: its aggregates, and the two of its own.
+    """All totals of a pipeline whose events have this schema: its aggregates, ledger and audit.
 
-    ledger: what became of the lines of each topic; parser "" = not parsed, reason "" = parsed.
+    ledger: the parsed lines and dead letters of each topic; parser "" = not parsed, reason "" = parsed.
     """
     text = pa.string()
     lines = Sums("ledger", DAY_US, {"topic": text, "parser": text, "reason": text}, ("rows", "bytes"))
