@@ -90,3 +90,19 @@ def test_what_is_not_there(command: str, tmp_path: Path) -> None:
     said = run("log", command, "web-0", "--data", str(tmp_path))
     assert said.status == 66 and "web-0: no such" in said.err
     assert run("log", command).status == 2
+
+
+def test_a_repaired_log_has_an_index_again(stopped: Server) -> None:
+    """As dense as the one before: a log of 100 KB has several entries."""
+    at = ("--data", str(stopped.data_dir))
+    stopped.start()
+    for number in range(5):
+        succeeding("produce", "web", "--partition", "0", *at, stdin=b"%d" % number * 20_000 + b"\n")
+    stopped.stop()
+    log = stopped.data_dir / "web-0" / f"{0:020d}.log"
+    index = log.with_suffix(".index")
+    before = index.read_bytes()
+    damage(stopped, log.stat().st_size - 100, 1)
+    index.write_bytes(b"")
+    succeeding("log", "repair", "web-0", *at)
+    assert len(before) > len(index.read_bytes()) >= len(before) // 2

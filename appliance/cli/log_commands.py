@@ -8,7 +8,6 @@ partition's files.
 from __future__ import annotations
 
 import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -211,7 +210,7 @@ def repair(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         with exclusive(directory.parent):
             if tools.verify(directory).sound:
                 continue
-            repaired = tools.repair(directory, time.time_ns() // 1_000_000)
+            repaired = tools.repair(directory)
         rows.append({"partition": directory.name, **repaired._asdict()})
     if as_json:
         output.print_json(rows)
