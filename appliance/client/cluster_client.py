@@ -46,6 +46,10 @@ class ClusterSnapshot:
     topics: Mapping[str, TopicSnapshot] = field(default_factory=dict)
 
 
+ABORT_S_MAX = 1.0
+"""How long closing waits for a request that was aborted.  A thread that dies with the lock never gives it back."""
+
+
 class Cluster:
     def __init__(
         self,
@@ -67,10 +71,14 @@ class Cluster:
 
     def close(self) -> None:
         self.abort()
-        with self._lock:
+        held = self._lock.acquire(timeout=ABORT_S_MAX)
+        try:
             self._drop()
             if self._dialing is not None:  # its connect was interrupted
                 self._dialing.close()
+        finally:
+            if held:
+                self._lock.release()
 
     def abort(self) -> None:
         """Make every present and later request fail with BrokerAway at once.  Any thread may call it."""
