@@ -6,8 +6,8 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,18 +25,26 @@ class Said(NamedTuple):
         return json.loads(self.out)
 
 
+@contextmanager
+def own_log_handlers() -> Iterator[None]:
+    """Takes away afterwards the log handlers of a command, which write to a standard error that is closed by then."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.handlers[:], logging.root.level = handlers, level
+
+
 def run(*words: str, stdin: bytes = b"") -> Said:
     """Exit status and streams of ``appliance <words>``."""
     out, err = io.TextIOWrapper(io.BytesIO()), io.StringIO()
-    handlers, level = logging.root.handlers[:], logging.root.level
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+    with own_log_handlers(), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["appliance", *words])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         patch.delenv("APPLIANCE_DATA", raising=False)
         patch.delenv("APPLIANCE_CONNECT", raising=False)
         with pytest.raises(SystemExit) as ended:
             cli.main()
-    logging.root.handlers[:], logging.root.level = handlers, level  # a command may log to its own standard error
     out.flush()
     text = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
     return Said(int(ended.value.code or 0), text, err.getvalue())

@@ -17,13 +17,15 @@ from appliance import cli, errors
 from appliance.cli import faults
 from appliance.config import KEYS, load
 
+from .command_line import own_log_handlers
+
 PAGE = (Path(__file__).parent.parent / "systemd" / "README.md").read_text()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     """Run a command in this process; its exit status."""
     monkeypatch.setattr(sys, "argv", ["appliance", *words])
-    with pytest.raises(SystemExit) as ended:
+    with own_log_handlers(), pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)
 

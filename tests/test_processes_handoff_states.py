@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -80,6 +81,7 @@ def start(make: Callable[[Channel], Callable[[], None]], keep: Sequence[int] = (
                 if fd not in kept:
                     with contextlib.suppress(OSError):
                         os.close(fd)
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # the one of pytest had one of these descriptors
             turn = make(its_control)
             theirs.send(b".")
             while theirs.recv(1):
@@ -88,6 +90,7 @@ def start(make: Callable[[Channel], Callable[[], None]], keep: Sequence[int] = (
         except BaseException:
             traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(1)
     theirs.close()
     its_control.close()

@@ -59,9 +59,8 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
 MODULE_LINES_MAX = 450
 CLASS_LINES_MAX = 300
 FUNCTION_LINES_MAX = 60
-PAGES = sorted(
-    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.parts[len(ROOT.parts) :])
-)
+PLACES = ("appliance", "perf", "systemd", "tests")
+PAGES = sorted([*ROOT.glob("*.md"), *(path for place in PLACES for path in (ROOT / place).rglob("*.md"))])
 README_LINES_MAX = 150
 FOREIGN = {"call_soon_threadsafe", "send_with_data_passthrough", "rdkafka_performance"}
 """Names of asyncio, h11 and librdkafka that texts mention."""
@@ -73,6 +72,11 @@ LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 def sources() -> tuple[tuple[str, str], ...]:
     """Path inside the package, and text, of every module."""
     return tuple((str(path.relative_to(PACKAGE)), path.read_text()) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def tree(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 @cache
@@ -91,7 +95,7 @@ def imported(name: str, text: str) -> list[str]:
     """First words of what a module imports from this package: ``errors``, ``wire``..."""
     package = ["appliance", *name.split("/")[:-1]]
     found: list[str] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree(text)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -128,7 +132,7 @@ def test_modules_and_classes_can_be_read_at_one_sitting() -> None:
     """A class may be longer when its docstring says why, in a sentence with the word "lines"."""
     for name, text in sources():
         assert text.count("\n") <= MODULE_LINES_MAX, f"{name}: {text.count(chr(10))} lines"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(text)):
             if isinstance(node, ast.ClassDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 excused = re.search(r"\blines\b", ast.get_docstring(node) or "")
@@ -143,7 +147,7 @@ def test_no_two_modules_have_one_name() -> None:
 
 def test_functions_fit_on_a_screen() -> None:
     for name, text in sources():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert length <= FUNCTION_LINES_MAX, f"{name}: {node.name} is {length} lines"
@@ -159,7 +163,7 @@ def test_every_key_of_the_configuration_is_read() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     for name, text in sources():
-        docstring = ast.get_docstring(ast.parse(text)) or ""
+        docstring = ast.get_docstring(tree(text)) or ""
         assert re.match(r"\S.*[.:]", docstring, re.DOTALL) or text == "", f"{name}: no docstring"
 
 
@@ -272,7 +276,7 @@ def defined() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for _, text in sources():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(text)):
             if isinstance(node, ast.ClassDef):
                 names = found.setdefault(node.name, set())
                 bases.setdefault(node.name, set()).update(base.id for base in node.bases if isinstance(base, ast.Name))
@@ -291,7 +295,7 @@ def identifiers() -> frozenset[str]:
     fields = ("id", "attr", "arg", "name", "asname")
     found = set()
     for path in [path for place in ("appliance", "tests", "perf") for path in (ROOT / place).rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path.read_text())):
             found.update(str(getattr(node, field)) for field in fields if getattr(node, field, None))
     return frozenset(found)
 
@@ -327,7 +331,7 @@ def test_names_on_pages_exist() -> None:
 
 def docstrings(text: str) -> Iterator[str]:
     """Docstrings of modules, classes and functions, and the texts that stand behind an attribute."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
 

