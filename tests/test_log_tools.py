@@ -237,7 +237,7 @@ def test_repair_cuts_what_cannot_be_mended_and_keeps_it(path: Path) -> None:
     assert log_path(path, bases[1]).read_bytes() == whole[:at]
     assert (path / f"{bases[1]:020d}.log.broken").read_bytes() == damaged
     assert (path / f"{bases[2]:020d}.log.broken").exists()
-    assert any("cut at" in action for action in repaired.actions)
+    assert any("truncated at" in action for action in repaired.actions)
     assert verify(path).problems == []
     log = open_log(path)
     assert (log.end_offset, log.bases, log.start) == (ends[index], bases[:2], 0)
@@ -251,7 +251,7 @@ def test_repair_accepts_a_log_that_became_shorter(path: Path) -> None:
     with pytest.raises(CorruptLog):
         open_log(path)
     assert [problem.reason for problem in verify(path).problems] == [
-        f"the log ends at offset {end}, but {boundaries(RAWS)[3]} had been reached"
+        f"the log ends at offset {end}, but was valid up to {boundaries(RAWS)[3]}"
     ]
     assert repair(path).end == end
     assert open_log(path).end_offset == end

@@ -1,4 +1,4 @@
-"""What of a log is not on the disk yet, and the tickets with which another thread brings it there."""
+"""Tracks the parts of a log that are not on the disk yet, and makes tickets with which another thread syncs them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .recovery import RecoveryPoint
 
 
 class FlushTicket:
-    """What must be synced so that the log is on the disk up to ``end``, the log end offset when it was made."""
+    """Lists the files to sync to have the log on the disk up to ``end``, the log end offset at that moment."""
 
     __slots__ = ("_directory", "_files", "_point", "_system", "directory_changes", "end", "rolled")
 
@@ -33,10 +33,10 @@ class FlushTicket:
         self._system = system
 
     def sync(self) -> None:
-        """Wait until it is on the disk.
+        """Sync the files of the ticket.
 
         Raises:
-            StorageFault: it is not, and trying again would prove nothing.
+            StorageFault: a sync failed.  Do not retry: the next one may succeed without the lost pages.
         """
         try:
             for file in self._files:
@@ -51,26 +51,26 @@ class FlushTicket:
 class Unsynced:
     """Sealed files, and changes of names in the directory, that are not known to be on the disk.
 
-    Changed by the writer's loop; :meth:`on_synced` may be called by the thread that syncs.
+    The writer's loop calls all methods, except :meth:`on_synced`: the thread that syncs may call that one.
     """
 
     def __init__(self, directory: File) -> None:
         self._directory = directory
         self._files: dict[File, None] = {}
         self._changes = 0  # of names in the directory
-        self._synced = 0  # so many of them are on the disk
-        self._needed = 0  # so many must be on the disk before anything is unlinked
+        self._synced = 0  # changes that are on the disk
+        self._needed = 0  # changes that must be on the disk before a file is unlinked
 
     def __bool__(self) -> bool:
         return bool(self._files) or self._synced < self._changes
 
     @property
     def names_needed(self) -> bool:
-        """Whether the names of the segments that stay are not known to be on the disk."""
+        """Whether names of the remaining segments may be missing on the disk."""
         return self._synced < self._needed
 
     def on_rolled(self, files: Iterable[File]) -> None:
-        """A segment was sealed and another one created; ``files`` must be synced."""
+        """A segment was sealed and another one created: ``files`` must be synced."""
         self._changes += 1
         self._needed = self._changes
         for file in files:
@@ -83,13 +83,13 @@ class Unsynced:
         return tuple(self._files)
 
     def keep_only(self, kept: Collection[File]) -> None:
-        """Forget all other files: they are gone again."""
+        """Forget all other files: they were removed after a failed append."""
         for file in self.files():
             if file not in kept:
                 self._files.pop(file, None)
 
     def ticket(self, end: int, active: File, point: RecoveryPoint, system: System) -> FlushTicket:
-        """What must be synced so that the log is on the disk up to ``end``, which lies in ``active``."""
+        """Make a ticket for the log up to ``end``, which lies in ``active``."""
         directory = self._directory if self._changes != self._synced else None
         return FlushTicket(end, (active,), self.files(), directory, self._changes, point, system)
 

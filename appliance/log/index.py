@@ -1,24 +1,22 @@
-"""The sparse index beside a segment: byte offset and time to batch, and how many records came before.
+"""Finds batches of a segment by offset or by time, in a sparse index file, and counts the records before them.
 
-A file of entries of 24 bytes, native (little) endian, ascending::
+The file consists of entries of 24 bytes, native (little) endian, ascending::
 
-    0   8   offset      where a batch starts, or where the segment ends
+    0   8   offset      start of a batch, or end of the segment
     8   8   timestamp   largest timestamp of the batches before it in this segment, ms; -1: none
    16   8   records     records before it, counted over the whole life of the log
 
-The first entry stands at the segment's base, then one at the first batch that starts ``index.interval.bytes``
-or more after the entry before; when the segment is sealed, a closing entry at its end.  So a sealed segment
-tells its largest timestamp and its number of records without being read.  A segment of 1 GiB has 6 MiB of
-index.
+The first entry is for the base of the segment.  The next ones are each for the first batch that starts at least
+``index.interval.bytes`` after the entry before.  Sealing a segment adds a closing entry for its end.  So the index
+gives the largest timestamp and the number of records of a sealed segment.  A segment of 1 GiB has 6 MiB of index.
 
-Timestamps start again in each segment, so that one message from the future spoils searches by time in its own
-segment only, and no longer than that one is kept.  Records are counted on, so that the difference between any
-two offsets is a number of messages.
+Timestamps start again in each segment.  So one message from the future spoils searches by time in its own segment
+only, until that is deleted.  Records are counted over all segments, so the difference between any two offsets is a
+number of messages.
 
-It carries no checksum: whatever it says is looked up again in the log (a batch header must stand there, see
-``reader``), and recovery rebuilds it.  Readers use ``pread``, not ``mmap``: a mapped file that recovery
-shortens is a SIGBUS, a read of it is merely short.  Entries up to the high watermark are final;
-readers ignore the others.
+The index has no checksum.  Readers check each offset against the batch header in the log (see ``reader``), and recovery
+rebuilds the index.  Readers use ``pread``, not ``mmap``: when recovery truncates the file, a mapped access ends in
+SIGBUS and a read is only short.  Entries up to the high watermark are final.  Readers ignore the others.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ assert ENTRY.size == ENTRY_BYTES
 CELLS: Final = ENTRY_BYTES // 8
 
 BLOCK_ENTRIES: Final = 1024
-"""Entries that a reader keeps of each index: enough for a sequential consumer to look once every few MiB."""
+"""Entries that a reader keeps of each index: a sequential consumer reads the file once every few MiB."""
 
 
 class Entry(NamedTuple):
@@ -54,7 +52,7 @@ def pack(entries: Iterable[Entry]) -> bytes:
 
 
 def ends(path: Path) -> tuple[Entry, Entry] | None:
-    """First and last whole entry of an index file, None when there is none."""
+    """The first and the last whole entry of an index file; None when it has none."""
     try:
         file = File(path)
     except FileNotFoundError:
@@ -67,9 +65,9 @@ def ends(path: Path) -> tuple[Entry, Entry] | None:
 
 
 class Builder:
-    """Brings the index of a segment in line with its batches, which are shown to it in order.
+    """Builds the index of a segment from its batches, in order.
 
-    What is already there is kept as far as it is right, so that nothing changes under the eyes of readers.
+    Keeps the entries that are right already, so that readers see no change.
     """
 
     def __init__(self, old: bytes, base: int, records: int, interval_bytes: int) -> None:
@@ -81,7 +79,7 @@ class Builder:
         self.offset, self.timestamp, self.records = base, -1, records
         self.last = -1
         """Offset of the last entry."""
-        self._due = self._look = base  # the next entry belongs here or later; look closer from here on
+        self._due = self._look = base  # the next entry belongs at _due or later; compare batches from _look on
 
     @property
     def size(self) -> int:
@@ -89,11 +87,11 @@ class Builder:
 
     @property
     def wrong_at(self) -> int | None:
-        """Position in the file from which on it is not what was built; None when it is."""
+        """First position at which the file differs from the index built; None when they are equal."""
         return 8 * self._kept if self._new or 8 * self._kept != self._old_bytes else None
 
     def batch(self, size: int, count: int, max_timestamp: int) -> None:
-        """The next batch has ``size`` bytes and ``count`` records."""
+        """Add the next batch, of ``size`` bytes and ``count`` records."""
         if self.offset >= self._look:
             self._boundary(False)
         self.offset += size
@@ -102,7 +100,7 @@ class Builder:
             self.timestamp = max_timestamp
 
     def finish(self, sealed: bool) -> None:
-        """There are no more batches."""
+        """End the index: there are no more batches."""
         if sealed or self.last < 0 or self._old[self._kept : self._kept + CELLS] == self._here():
             self._boundary(True)
         del self._old[self._kept :]
@@ -120,7 +118,7 @@ class Builder:
             del self._old[self._kept :]
             self._new += here
             self.last = self.offset
-        elif old and old[0] <= self.offset:  # points into a batch, or says what is not so
+        elif old and old[0] <= self.offset:  # points into a batch, or is wrong
             del self._old[self._kept :]
         if self.last >= 0:
             self._due = self.last + self._interval_bytes
@@ -129,7 +127,7 @@ class Builder:
             self._look = min(self._due, self._old[self._kept])
 
     def store(self, path: Path, system: System = SYSTEM) -> None:
-        """Make the file what was built."""
+        """Write the index to its file."""
         position = 8 * self._kept
         file = File(path, os.O_RDWR | os.O_CREAT, system)
         if self._old_bytes > position:
@@ -138,7 +136,7 @@ class Builder:
 
 
 class IndexFile(File):
-    """The reading side.  ``end`` is always what readers may see: nothing above it is looked at or kept."""
+    """Reads an index file.  ``end`` is the high watermark: entries above it are neither used nor kept."""
 
     __slots__ = ("_block", "_block_first")
 
@@ -168,7 +166,7 @@ class IndexFile(File):
         return self._block_first + number, block[number]
 
     def _find_block(self, offset: int, end: int) -> None:
-        """Keep the block that ``offset`` belongs to: the next one, or where even spacing puts it, or a search."""
+        """Load the block that contains ``offset``: try the next one, then an interpolated guess, then search."""
         block = self._block
         if block and offset >= block[-1] and self._load(self._block_first + len(block) - 1, end, offset):
             return
@@ -182,7 +180,7 @@ class IndexFile(File):
             self._load(self._search(offset), end, offset)
 
     def _load(self, first: int, end: int, offset: int) -> bool:
-        """Keep the block from entry ``first`` on; whether that settles where ``offset`` belongs."""
+        """Load the block from entry ``first`` on.  Returns whether the last entry at or below ``offset`` is in it."""
         data = os.pread(self.fd, BLOCK_ENTRIES * ENTRY_BYTES, first * ENTRY_BYTES)
         cells = array("Q", data[: len(data) - len(data) % ENTRY_BYTES])
         offsets = cells[::CELLS]
@@ -199,9 +197,9 @@ class IndexFile(File):
         return max(0, bisect_right(numbers, offset, key=lambda number: self.entry(number).offset) - 1)
 
     def before(self, end: int) -> int:
-        """How many entries stand at or below ``end``."""
+        """The number of entries at or below ``end``."""
         return bisect_right(range(self.count()), end, key=lambda number: self.entry(number).offset)
 
     def reached(self, timestamp: int, count: int) -> int:
-        """The first of ``count`` entries before which ``timestamp`` was reached, or ``count``."""
+        """Number of the first of ``count`` entries with at least ``timestamp``; ``count`` when none has."""
         return bisect_left(range(count), timestamp, key=lambda number: self.entry(number).timestamp)

@@ -1,36 +1,35 @@
-"""One partition's log, as its one writer uses it: append, flush, publish, roll, retire.
+"""Writes one partition's log: append, flush, publish, roll, retire.  Each log has one writer.
 
 Four offsets: ``start`` (log start offset), ``high_watermark``, ``flushed``, ``end_offset`` (log end offset).
-``start <= high_watermark <= flushed <= end_offset`` when every group of batches is flushed before readers may read it.
+``start <= high_watermark <= flushed <= end_offset`` when each group of batches is flushed before readers may read it.
 In a topic that leaves flushing to the operating system, ``high_watermark`` may be ahead of ``flushed``.
 
 Flushing takes three steps, so that writing goes on meanwhile::
 
-    ticket = log.flush_begin()  # the writer's loop: what is to be synced, up to where
-    ticket.sync()  # another thread: slow, without the interpreter's lock, touches nothing of the log
-    log.flush_done(ticket)  # either thread, in the order of beginning
+    ticket = log.flush_begin()  # the writer's loop: lists what to sync
+    ticket.sync()  # another thread: slow, releases the interpreter's lock, does not touch the log
+    log.flush_done(ticket)  # either thread, in the order of flush_begin
 
-A ticket covers everything that is written but not known to be flushed, so one that was begun and never synced may be
-dropped for a later one.  A sync that fails is never tried again: the kernel may have dropped the pages and would report
-success the next time.  The failure is noted in the recovery point, so that recovery reads the disk and not the page
-cache.
+A ticket covers everything that is written but not known to be flushed.  So a later ticket replaces one that was never
+synced.  A failed sync is never tried again: the kernel may have dropped the pages and would then report success.  The
+recovery point records the failure, so that recovery reads the disk and not the page cache.
 
-Appending is all or nothing, also across a roll.  A full disk (:class:`DiskFull`) leaves the log as it was, to try again
-later, and so does a lack of descriptors (:class:`OutOfResources`) that a roll would need.  Any other failure of the
-disk is a :class:`StorageFault`: no more is written by this process.
+Appending is all or nothing, also across a roll.  A full disk (:class:`DiskFull`) or a lack of descriptors for a roll
+(:class:`OutOfResources`) leaves the log unchanged: try again later.  Any other failure of the disk is a
+:class:`StorageFault`: this process writes no more to the log.
 
-What must be on the disk before what, so that a power loss at any moment leaves a log that opens:
+The order of writes to the disk, so that the log opens after a power loss at any moment:
 
     on the disk first                         before
     the recovery point                        the first append: it distinguishes a torn write from damage
     the removal of the clean-shutdown marker  the first append, and a move of the start
-    a group of batches, the names of new      the flushed offset covers the group: all of these are in the ticket
+    a group of batches, the names of new      the flushed offset covers the group: the ticket has all of these
     files, and sealed indexes
-    the start, and the names of the segments  the segments before the start are unlinked
-    that stay
+    the start, and the names of the           the segments before the start are unlinked
+    remaining segments
 
-Ages of segments are measured by a clock that cannot be set (``steady_ms``).  The time of day (``clock_ms``) counts only
-for the age that a segment has when the log is opened, so a jump of it neither rolls a segment nor keeps one.
+A clock that cannot be set (``steady_ms``) measures the ages of segments.  The time of day (``clock_ms``) only gives the
+age of a segment when the log is opened.  So a jump of the time of day neither rolls a segment nor delays a roll.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ SEGMENTS_MAX: Final = 2000
 
 
 class Log:
-    """Open one with :meth:`open`; ``settings`` may be replaced at any time."""
+    """One partition's log, open for writing.  Made by :meth:`open`; ``settings`` may be replaced at any time."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class Log:
 
     def _open(self, boot: Boot) -> None:
         point = self._point
-        # Kept open: that no descriptor is left must not look like a flush that failed.
+        # Stays open: a lack of descriptors must not look like a failed flush.
         self._directory = File(self.path, os.O_RDONLY | os.O_DIRECTORY, self._system)
         marker = Marker.load(self.path)
         if marker is not None:
@@ -164,18 +163,18 @@ class Log:
 
     @property
     def end_offset(self) -> int:
-        """Offset where the next batch goes."""
+        """Log end offset: the next batch starts here."""
         return self._segments.active.end
 
     @property
     def records(self) -> int:
-        """Records written over the life of the log."""
+        """Number of records written over the life of the log."""
         return self._segments.active.state.records
 
     # ---- writing
 
     def append(self, batches: Batches) -> None:
-        """Append checked batches, placed one after the other from ``end_offset`` on: all of them or none.
+        """Append checked batches, which are placed one after another from ``end_offset`` on: all of them or none.
 
         Raises:
             DiskFull, OutOfResources: try again when there is room.
@@ -200,7 +199,7 @@ class Log:
         self.state = ONLINE
 
     def roll(self) -> None:
-        """Seal the active segment and start the next one; an empty one stays, its age counted from now.
+        """Seal the active segment and start the next one.  An empty segment stays; its age restarts at 0.
 
         Raises:
             DiskFull, OutOfResources: nothing has changed.
@@ -222,7 +221,7 @@ class Log:
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """Give the operating system's errors the names of ours."""
+        """Turn errors of the operating system into the appliance's."""
         try:
             yield
         except OSError as error:
@@ -245,19 +244,19 @@ class Log:
     # ---- flushing and publishing
 
     def flush_begin(self) -> FlushTicket:
-        """What another thread must sync so that all that is written now is on the disk."""
+        """Make a ticket for everything written so far; another thread syncs it."""
         active = self._segments.active
         return self._unsynced.ticket(active.end, active.log, self._point, self._system)
 
     def flush_done(self, ticket: FlushTicket) -> None:
-        """``ticket`` has been synced."""
+        """Raise the flushed offset: ``ticket`` has been synced."""
         self._unsynced.on_synced(ticket)
         if ticket.end > self.flushed:
             self.flushed = ticket.end
             self._point.set_flushed(ticket.end)
 
     def flush(self) -> None:
-        """All three steps, here and now."""
+        """Do all three steps of a flush in this thread."""
         ticket = self.flush_begin()
         try:
             ticket.sync()
@@ -275,15 +274,15 @@ class Log:
     # ---- retention
 
     def first_base(self, start: int) -> int:
-        """Base of the first segment of the log once it starts at ``start``."""
+        """Base of the first segment that remains when the log starts at ``start``."""
         return start if start == self.end_offset else self.bases[max(0, bisect_right(self.bases, start) - 1)]
 
     def retire_before(self, offset: int) -> None:
-        """Let the log start at ``offset``, or at the high watermark or the flushed offset if that is less.
+        """Raise the log start offset to ``offset``, but not above the high watermark or the flushed offset.
 
-        Whole segments before it leave ``bases``; when nothing is left the active one is rolled first, so that
-        it can leave too.  Without room for a new one it stays, and only the start moves.  The files are for
-        :meth:`unlink_retired`, once the new start is published to readers.
+        Removes whole segments before it from ``bases``.  When nothing remains, the active segment is rolled first, so
+        that it can be removed too.  Without room for a new segment it stays and only the start moves.  Publish the new
+        start to readers, then call :meth:`unlink_retired`.
         """
         start = min(offset, self.high_watermark, self.flushed)
         if start <= self.start:
@@ -294,7 +293,7 @@ class Log:
                 self._roll_if_room()
             self.start = start
             self._point.set_start(start)
-            # Before files vanish: a log that starts late must not look like one that has lost some.
+            # Before files are unlinked: recovery must not take a missing segment for a lost one.
             self._point.sync()
         while len(self.bases) > 1 and self.bases[1] <= start:
             self._retired.append(self.bases.pop(0))
@@ -309,11 +308,11 @@ class Log:
 
     @property
     def must_flush_to_unlink(self) -> bool:
-        """Whether the names of the segments that stay are not known to be on the disk."""
+        """Whether :meth:`unlink_retired` needs a flush first: names of the remaining segments may not be durable."""
         return self._unsynced.names_needed
 
     def unlink_retired(self) -> int:
-        """Remove the files of what :meth:`retire_before` took; returns how many."""
+        """Unlink the files of the segments that :meth:`retire_before` removed.  Returns the number of files."""
         assert not (self._retired and self.must_flush_to_unlink), "flush first"
         count = 0
         with self._disk():
@@ -327,7 +326,7 @@ class Log:
     # ---- reading back, closing
 
     def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
-        """Header, base offset and end of every batch from the one that contains ``offset`` on."""
+        """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
         offset = max(offset, self.bases[0])
         found = LogReader(self.path, FileCache(2)).locate(self.bases, self.end_offset, offset, 1)
         first = 0 if found is None else found.position
@@ -339,7 +338,10 @@ class Log:
                     yield info, end - info.count, end
 
     def close(self, clean: bool = True) -> None:
-        """Flush and leave a marker so that the next one need not recover; ``clean=False`` just lets go."""
+        """Flush and store the clean-shutdown marker, so that the next open skips recovery.
+
+        ``clean=False`` only closes the files.
+        """
         if clean and self.state != OFFLINE:
             if self._unsynced or self.flushed < self.end_offset:
                 self.flush()
@@ -351,10 +353,10 @@ class Log:
     def _store_marker(self) -> None:
         logs, indexes = files.sizes(self.path)
         if not list(logs) == list(indexes) == self.bases:
-            return  # retired segments that nobody has unlinked: the next one does, when it recovers
+            return  # retired segments were not unlinked: recovery will do that
         marker = Marker(self.bases, list(indexes.values()), self.start, self._segments.active.state)
         try:
             self._system.fdatasync(self._segments.active.index.fd)
             marker.store(self.path, self._system)
-        except OSError as error:  # then the next one recovers: slower, no worse
+        except OSError as error:  # the next open is slower: it recovers
             logger.warning("%s: not marked as cleanly stopped: %s", self.path, error.strerror)

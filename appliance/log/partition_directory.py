@@ -1,15 +1,15 @@
-"""Whose log a directory holds: the id of the topic, in a small file in the directory of each partition.
+"""Records which topic a partition's directory belongs to: a small file in it holds the topic's id.
 
     <data>/<topic>-<partition>/partition.metadata      two lines: "version: 0" and "topic_id: <32 digits>", as Kafka's
-    <data>/<topic id>-<partition>.deleted/             the directory of a deleted partition, until its files are gone
+    <data>/<topic id>-<partition>.deleted/             a deleted partition, until its files are deleted
 
-A directory keeps its readable name, so that people and tools find a log by its topic; the file in it tells the
-logs of a topic from those of an earlier or later one of the same name.  The file is durable before the first
-segment is made (:func:`claim`), so a directory with a log and without it is not ours: somebody put it there, on
-purpose, and it is taken over.  A directory with the id of *another* topic is refused and left as it is.
+The readable name of a directory lets people and tools find a log by its topic.  The file in it distinguishes the topic
+from an earlier or later one of the same name.  The file is durable before the first segment is made (:func:`claim`).
+So a directory with a log and without the file was put there by a person on purpose: it is adopted.  A directory with
+the id of *another* topic is refused and not changed.
 
-A deleted directory is renamed first (:func:`set_aside`), to a name that no partition can have: those end in a
-number.  Only :func:`discard` deletes files, and only under such a name.
+Deletion first renames a directory (:func:`set_aside`) to a name that no partition can have: names of partitions end in
+a number.  Only :func:`discard` deletes files, and only in a renamed directory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def deleted_directory(data_dir: Path, topic_id: str, partition: int) -> Path:
 
 
 def topic_id_of(directory: Path) -> str:
-    """The id of the topic whose log is in a directory; "" when nothing says so.
+    """The id of the topic whose log is in a directory; "" without the file.
 
     Raises:
-        StorageFault: the file is there, and says nothing that can be read.
+        StorageFault: the file cannot be read, or holds no id.
     """
     path = directory / METADATA_NAME
     try:
@@ -55,16 +55,16 @@ def topic_id_of(directory: Path) -> str:
     except OSError as error:
         raise StorageFault(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise StorageFault(f"{path}: {error}: it should say whose log this is") from error
+        raise StorageFault(f"{path}: {error}: the file must hold the id of the topic") from error
 
 
 def claim(directory: Path, topic_id: str) -> None:
-    """Make the directory of a partition, or make sure that it is this topic's.
+    """Make the directory of a partition, or check that it belongs to this topic.
 
-    When this returns, the directory and its identity are on the disk.
+    When this returns, the directory and its file are on the disk.
 
     Raises:
-        StorageFault: it belongs to another topic, or the disk fails; nothing in it is touched.
+        StorageFault: it belongs to another topic, or the disk fails; nothing in it is changed.
         DiskFull: no room.
     """
     found = topic_id_of(directory)
@@ -85,10 +85,10 @@ def claim(directory: Path, topic_id: str) -> None:
 
 
 def set_aside(data_dir: Path, topic: str, partition: int, topic_id: str) -> None:
-    """Take a deleted partition's directory away from its name, if it is there and is this topic's.
+    """Rename a deleted partition's directory, if it exists and belongs to this topic.
 
-    Atomic, may be repeated; :func:`sync_directory` of ``data_dir`` makes it durable.  A directory of another topic is
-    left alone; one that says nothing is the beginning of ours (see :func:`claim`).
+    Atomic; may be repeated.  :func:`sync_directory` of ``data_dir`` makes it durable.  A directory of another topic
+    stays.  One without an id belongs to this topic: its creation was interrupted (see :func:`claim`).
 
     Raises:
         StorageFault, OSError: it is still there.
@@ -96,7 +96,7 @@ def set_aside(data_dir: Path, topic: str, partition: int, topic_id: str) -> None
     directory = directory_of(data_dir, topic, partition)
     if directory.is_dir() and topic_id_of(directory) in (topic_id, ""):
         target = deleted_directory(data_dir, topic_id, partition)
-        if target.exists():  # what a crash has left of an earlier attempt to make the same partition
+        if target.exists():  # left by a crash during an earlier creation of the same partition
             shutil.rmtree(target)
         directory.rename(target)
 

@@ -1,20 +1,19 @@
-"""Finds the bytes that a fetch asks for: the reading side of a log, for processes that serve many logs.
+"""Reads a log: finds the bytes for a fetch, and offsets by time.  For processes that serve many logs.
 
-A reader gets the ``bases`` of the segments and the ``end`` up to which it may read, and finds ranges of whole batches
-in the segment files; it never reads the records.  An offset may be anywhere inside a batch, and the payload of a batch
-may hold forged batches.  So a batch is only reached from an offset at which one is known to start: the base of a
-segment, an end that was published, the end of a range handed out before, or an index entry.  These *boundaries* are
-final, so the reader remembers some; a consumer that reads on needs no index for its start.
+A reader gets the ``bases`` of the segments and the ``end`` up to which it may read.  It finds ranges of whole batches
+in the segment files and does not read the records.  An offset may lie anywhere inside a batch, and the payload of a
+batch may hold forged batches.  So the reader searches only from offsets at which a batch is known to start: the base of
+a segment, a published end, the end of an earlier range, or an index entry.  These *boundaries* are final.  The reader
+keeps some of them, so a consumer that reads on needs no index for its start.
 
-What an index says about offsets is checked against the header in the log before it is used.  An index that is wrong or
-missing makes fetching slower, not wrong: the search then begins at an earlier entry, or at the segment's base.  Times
-and counts of records have no such proof; recovery checks them.
+An offset from an index is checked against the batch header in the log.  A wrong or missing index only makes fetching
+slower: the search begins at an earlier entry, or at the base of the segment.  Times and counts of records are not
+checked here; recovery checks them.
 
-Where retention has unlinked a segment meanwhile, the reader raises :class:`OffsetOutOfRange`, as if it had come a
-moment later.
+When retention has just unlinked a segment, the reader raises :class:`OffsetOutOfRange`, as it would a moment later.
 
-The cost of a look-up follows from how much of the log it reads, not from the size of the request.  Every reader counts
-that (:attr:`LogReader.looked_bytes`), so that a process that serves many can stop in time and continue later.
+The cost of a look-up depends on how much of the log it reads, not on the size of the request.  Each reader counts these
+bytes (:attr:`LogReader.looked_bytes`), so that a process with many clients can pause a long look-up.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ from .segment import headers, stands
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
-"""How many boundaries each of two generations holds."""
+"""Boundaries in each of two generations."""
 STEPS_BACK_MAX: Final = 8
-"""How many wrong index entries are passed over before the segment is read from its base."""
+"""Wrong index entries to pass over before reading the segment from its base."""
 
-# A look-up by time unpacks one batch.  One with more bytes or records than this is answered with its first record.
+# A look-up by time unpacks one batch.  A batch with more bytes or records than this is answered with its first record.
 UNPACKED_BYTES_MAX: Final = 16 << 20
 RECORDS_MAX: Final = 50_000
 TIMES_MAX: Final = 4 * RECORDS_MAX
-"""How many times of records are remembered, of batches unpacked before: one request asks for the same ones often."""
+"""Record times to remember, of batches unpacked before: one request often needs the same batch again."""
 TIMES_OVERHEAD: Final = 64
-"""What a remembered batch counts beside its times."""
+"""Added to the number of times, for each remembered batch."""
 QUESTION_BYTES: Final = 16 * 1024
-"""What any look-up counts in ``looked_bytes``: it opens files and searches an index."""
+"""Added to ``looked_bytes`` for each look-up: it opens files and searches an index."""
 RECORD_BYTES: Final = 64
-"""What a record whose time is read counts in ``looked_bytes``."""
+"""Added to ``looked_bytes`` for each record whose time is read."""
 
 AnyFile = TypeVar("AnyFile", bound=File)
 
 
 class FileCache:
-    """Open segment and index files of any number of logs, at most ``files_max``, the last used ones."""
+    """Keeps the last used segment and index files of any number of logs open, at most ``files_max``."""
 
     def __init__(self, files_max: int = FILES_MAX) -> None:
         assert files_max >= 2
@@ -64,16 +63,16 @@ class FileCache:
         self._times: OrderedDict[tuple[str, int], array[int]] = OrderedDict()
         self._times_count = 0
         self.opened = 0
-        """How many times a file had to be opened."""
+        """Number of files opened so far."""
 
     def __len__(self) -> int:
         return len(self._files)
 
     def get(self, path: str, kind: type[AnyFile]) -> AnyFile:
-        """The file at ``path``, opened if need be.  The caller may keep it; it is closed with its last reference.
+        """The file at ``path``, opened if necessary.  The caller may keep it: the last reference closes it.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
             StorageFault: it cannot be opened.
         """
         file = self._files.get(path)
@@ -94,23 +93,23 @@ class FileCache:
         return file
 
     def drop_unlinked(self) -> None:
-        """Forget the files that retention has unlinked: as long as one is open, the disk keeps its room."""
+        """Close the files that retention has unlinked, so that the disk can free their space."""
         for path in [path for path, file in self._files.items() if not os.fstat(file.fd).st_nlink]:
             del self._files[path]
 
     def drop(self, prefix: str) -> None:
-        """Forget the files whose path starts so, and the times of batches in them."""
+        """Forget the files whose path starts with ``prefix``, and the times of batches in them."""
         for path in [path for path in self._files if path.startswith(prefix)]:
             del self._files[path]
         for batch in [batch for batch in self._times if batch[0] == prefix]:
             self._times_count -= _weight(self._times.pop(batch))
 
     def times(self, prefix: str, offset: int) -> array[int] | None:
-        """The times of the batch at ``offset`` that :meth:`remember_times` keeps."""
+        """The times of the batch at ``offset``, if :meth:`remember_times` has kept them."""
         return self._times.get((prefix, offset))
 
     def remember_times(self, prefix: str, offset: int, times: array[int]) -> None:
-        """Keep the times of the batch at ``offset``; of all batches the last TIMES_MAX are kept."""
+        """Keep the times of the batch at ``offset``.  The last TIMES_MAX times of all batches are kept."""
         self._times[prefix, offset] = times
         self._times_count += _weight(times)
         while self._times_count > TIMES_MAX:
@@ -118,7 +117,7 @@ class FileCache:
 
 
 class Found(NamedTuple):
-    """A batch: offset of its first record, its largest timestamp (ms), and how many records came before it."""
+    """A batch or a record: its (first) offset, its (largest) timestamp in ms, and the number of records before it."""
 
     offset: int
     timestamp: int
@@ -126,10 +125,10 @@ class Found(NamedTuple):
 
 
 class LogReader:
-    """One log, through a cache of files shared with other readers.
+    """Reads one log, through a cache of files shared with other readers.
 
-    ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  When the log was repaired
-    or made anew under the same name, call :meth:`forget`.
+    ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  Call :meth:`forget` when
+    the log was repaired, or created again under the same name.
 
     Every method may raise :class:`CorruptLog`, with file and position, and :class:`StorageFault`.
     """
@@ -142,20 +141,20 @@ class LogReader:
         self._peaks: dict[int, int] = {}
         """Largest timestamps of sealed segments by base."""
         self.looked_bytes = 0
-        """How much of the log was looked at for questions about offsets, since this reader was made."""
+        """Bytes of the log that look-ups of offsets have read so far."""
 
     def forget(self) -> None:
-        """Let go of files and boundaries."""
+        """Forget files and boundaries."""
         self._files.drop(self._prefix)
         self._young, self._old, self._peaks = set(), set(), {}
 
     # ---- fetch
 
     def locate(self, bases: Sequence[int], end: int, offset: int, bytes_max: int) -> FileRange | None:
-        """Whole batches from the one that contains ``offset`` on, in one segment and below ``end``.
+        """Find whole batches of one segment, from the one that contains ``offset`` on and below ``end``.
 
         Returns:
-            About ``bytes_max`` bytes at most, but at least one batch; None when ``offset`` is ``end``.
+            At most about ``bytes_max`` bytes, but at least one batch; None when ``offset`` is ``end``.
 
         Raises:
             OffsetOutOfRange: retired, or not written yet.
@@ -204,7 +203,7 @@ class LogReader:
             return None
 
     def _start(self, log: File, base: int, limit: int, offset: int) -> int:
-        """Where the batch starts that contains ``offset``."""
+        """Offset at which the batch starts that contains ``offset``."""
         entry = self._entry(log, base, limit, offset)
         for position, info in headers(log, base, entry.offset - base, limit - base):
             start = base + position
@@ -213,7 +212,7 @@ class LogReader:
         raise AssertionError("headers() ends at the limit, which lies beyond the offset")
 
     def _stop(self, log: File, base: int, limit: int, start: int, bytes_max: int) -> int:
-        """A boundary at most ``bytes_max`` bytes after ``start``, but after its batch."""
+        """A boundary at most ``bytes_max`` bytes after ``start``, but not before the end of the first batch."""
         index = self._index(base)
         if index is not None:
             _, stop = index.floor(start + bytes_max, limit)
@@ -230,7 +229,7 @@ class LogReader:
     # ---- offsets by time and lag
 
     def by_time(self, bases: Sequence[int], end: int, timestamp: int) -> Found | None:
-        """The first batch with a timestamp of at least ``timestamp`` ms, None when there is none."""
+        """The first batch with a timestamp of at least ``timestamp`` ms; None without one."""
         self.looked_bytes += QUESTION_BYTES
         for base, limit in _segments(bases, end):
             try:
@@ -244,7 +243,7 @@ class LogReader:
         return None
 
     def max_timestamp(self, bases: Sequence[int], end: int) -> Found | None:
-        """The first batch that has the largest timestamp of all, None when the log is empty."""
+        """The first batch with the largest timestamp of the log; None when the log is empty."""
         largest = None
         for base, limit in _segments(bases, end):
             try:
@@ -255,9 +254,9 @@ class LogReader:
         return None if largest is None else self.by_time(bases, end, largest)
 
     def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int) -> Found:
-        """The first record of a batch that :meth:`by_time` found whose own timestamp is at least ``timestamp`` ms.
+        """The first record with a timestamp of at least ``timestamp`` ms, in a batch that :meth:`by_time` found.
 
-        What cannot be unpacked, or is too large to be looked into, is answered as a whole.
+        Returns ``batch`` itself when it cannot be unpacked or is too large to unpack.
         """
         times = self._files.times(self._prefix, batch.offset)
         if times is None:
@@ -272,8 +271,8 @@ class LogReader:
         return Found(batch.offset + number, times[number], batch.records + number)
 
     def _times(self, piece: FileRange) -> array[int]:
-        """As :func:`largest_times` of the one batch in ``piece``; empty when it is not looked into."""
-        from ..records.timestamps import largest_times  # brings the codecs, which a worker needs for nothing else
+        """As :func:`largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
+        from ..records.timestamps import largest_times  # imports the codecs; a worker needs them only here
 
         if piece.count > UNPACKED_BYTES_MAX:
             return array("q")
@@ -282,15 +281,15 @@ class LogReader:
         try:
             times, unpacked_bytes = largest_times(data, bytes_max=UNPACKED_BYTES_MAX, records_max=RECORDS_MAX)
         except ClientFault:
-            self.looked_bytes += UNPACKED_BYTES_MAX  # at most: it says how large it is where that is too late
+            self.looked_bytes += UNPACKED_BYTES_MAX  # at most: the exact number is not known
             return array("q")
         self.looked_bytes += unpacked_bytes + RECORD_BYTES * len(times)
         return times
 
     def at(self, bases: Sequence[int], end: int, offset: int) -> tuple[int, int]:
-        """Largest timestamp (ms) of the batch that contains ``offset``, and how many records came before ``offset``.
+        """Largest timestamp (ms) of the batch that contains ``offset``, and the number of records before ``offset``.
 
-        At ``end`` there is no batch: the timestamp is -1.
+        The timestamp is -1 at ``end``, where there is no batch.
 
         Raises:
             OffsetOutOfRange: retired, or not written yet.
@@ -318,7 +317,7 @@ class LogReader:
     # ---- from an index entry on
 
     def _entry(self, log: File, base: int, limit: int, offset: int) -> Entry:
-        """The last index entry at or below ``offset`` at which a batch really starts."""
+        """The last index entry at or below ``offset`` that is the start of a batch in the log."""
         index = self._index(base)
         if index is None:
             return Entry(base, -1, 0)
@@ -349,7 +348,7 @@ class LogReader:
         return peak
 
     def _search(self, base: int, limit: int, timestamp: int) -> Found | None:
-        """The first batch of the segment that reaches ``timestamp``."""
+        """The first batch of the segment with at least ``timestamp``."""
         log, index = self._log(base), self._index(base)
         entry = Entry(base, -1, 0)
         if index is not None:
@@ -365,12 +364,12 @@ class LogReader:
 
 
 def _weight(times: array[int]) -> int:
-    """An entry takes memory even without any numbers."""
+    """The memory of an entry, in numbers: an entry without times takes some, too."""
     return len(times) + TIMES_OVERHEAD
 
 
 def _segments(bases: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
-    """Base and limit of every segment that has something below ``end``."""
+    """Yields base and limit of each segment that has bytes below ``end``."""
     for number, base in enumerate(bases):
         limit = min(bases[number + 1], end) if number + 1 < len(bases) else end
         if base < limit:

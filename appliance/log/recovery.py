@@ -1,45 +1,44 @@
-"""What a log trusts when it is opened: the recovery point, the clean-shutdown marker, and the scan without it.
+"""Recovers a log that was not closed in order, from the recovery point, the clean-shutdown marker and a scan.
 
-**Recovery point** (``recovery-point``): a mapped file of 4096 bytes, of which these native u64 cells are
-used::
+**Recovery point** (``recovery-point``): a mapped file of 4096 bytes, with these native u64 cells::
 
     0  MAGIC           layout and version, stored last
-    1  BOOT_HIGH       boot of the machine that wrote HIGH_WATERMARK ...
+    1  BOOT_HIGH       boot of the machine in which HIGH_WATERMARK was stored
     2  BOOT_LOW
     3  FLUSHED         the log up to here is on the disk
     4  HIGH_WATERMARK  readers may have read the log up to here
-    5  START           first offset that still counts ...
-    6  START_CHECK     ... and its complement
-    7  BORN_MS         when the active segment was created
+    5  START           log start offset
+    6  START_CHECK     complement of START
+    7  BORN_MS         creation time of the active segment
     8  FAULTED         1: the disk failed a write or a flush
 
-A store into the mapping costs nothing and survives the death of the process, since it is in the page cache;
-so does everything written.  It does not survive a power loss, which may bring back any older content down to
-the last sync: then HIGH_WATERMARK says nothing, and an old FLUSHED is merely low.  The same holds after a failed
-flush: the page cache has what the disk never got.  So the *trusted point* is max(FLUSHED, HIGH_WATERMARK) when the
-boot is the same and no fault was seen, else FLUSHED.  It is synced when a log is opened, before anything is appended (a
-log without a valid one could not tell a torn write from damage), and when START moves, before files vanish.
+A store into the mapping is cheap.  It is in the page cache, like everything written, so it survives the death of the
+process.  It does not survive a power loss, which may restore any content since the last sync.  Then HIGH_WATERMARK
+means nothing, and FLUSHED may be too low.  The same holds after a failed flush: the page cache may hold data that the
+disk does not.  So the *trusted point* is max(FLUSHED, HIGH_WATERMARK) in the same boot without a fault, else FLUSHED.
 
-Damage to these cells must not cost data: a FLUSHED or HIGH_WATERMARK that is too low lets recovery check more and keep
-as much, one that is too high is a log shorter than it should be, which is refused.  START hides what lies
-before it, so it counts only if its complement agrees; otherwise the log starts at its first segment.
+The recovery point is synced when a log is opened, before the first append: without it, recovery could not distinguish a
+torn write from damage.  It is also synced when START moves, before files are unlinked.
 
-**Clean-shutdown marker** (``clean-shutdown``): one line of JSON with everything that opening needs, and its
-CRC32C on the next.  It is believed if the names and sizes of the files are what it says.  It is removed,
-durably, before the first change: one that came back after a power loss would undo a new START.
+Damage to these cells must not lose data.  With a FLUSHED or HIGH_WATERMARK that is too low, recovery checks more and
+keeps as much.  With one that is too high, the log is shorter than expected and is refused.  START hides the data before
+it, so it is used only if its complement agrees.  Otherwise the log starts at its first segment.
 
-**Recovery** runs when there is no such marker: the index files of sealed segments are looked at (first and
-last entry), the segments from the trusted point on, and the active one in any case, are read and checked
-batch by batch.
+**Clean-shutdown marker** (``clean-shutdown``): one line of JSON with everything that opening needs, and a line with its
+CRC32C.  It is used only if the files have the names and sizes in it.  It is removed, durably, before the first change:
+a marker that came back after a power loss would undo a new START.
+
+**Recovery** runs when there is no valid marker.  It checks the first and last index entry of the sealed segments.  It
+reads the segments from the trusted point on, and always the active one, and checks them batch by batch.
 
 * Below the trusted point every batch must be valid, else :class:`CorruptLog`: nothing is truncated, a person
   decides.
-* Above it, a bad batch is where a write was torn: the log is truncated there.  Should anything valid follow, what
-  is truncated is kept in ``<base>.log.cut-<position>``.
-* Without a recovery point nothing tells where to trust, so a bad batch that is followed by a valid one is
-  corruption.
+* Above it, a bad batch is a torn write: the log is truncated there.  If a valid batch follows, the truncated bytes are
+  kept in ``<base>.log.cut-<position>``.
+* Without a recovery point there is no trusted point.  Then a bad batch followed by a valid one is corruption.
 
-Time and memory are bounded by one segment, however long the log is.
+In the same boot, recovery reads about one segment and the ends of the other index files, however long the log is.  Its
+memory is bounded by one segment.
 """
 
 from __future__ import annotations
@@ -83,13 +82,13 @@ class Cells(Protocol):
 
 
 def boot_id() -> Boot:
-    """Identifies this run of the operating system's kernel."""
+    """The id of the kernel's current boot."""
     number = int(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""), 16)
     return number >> 64, number & CELL_MASK
 
 
 class Point:
-    """What the cells of a recovery point say; a plain list of them will do."""
+    """Reads the cells of a recovery point, which may be a plain list."""
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
@@ -99,7 +98,7 @@ class Point:
         return self.cells[MAGIC] == MAGIC_V1
 
     def trusted(self, boot: Boot) -> int | None:
-        """Up to where the log must be good; None when that is not known."""
+        """Offset up to which the log must be valid; None when it is not known."""
         cells = self.cells
         if not self.valid:
             return None
@@ -117,13 +116,13 @@ class Point:
 
     @property
     def start(self) -> int | None:
-        """First offset that counts; None when that is not known."""
+        """Log start offset; None when it is not known."""
         start = self.cells[START]
         return start if self.valid and start ^ CELL_MASK == self.cells[START_CHECK] else None
 
     @classmethod
     def read(cls, directory: Path) -> Point:
-        """As it is now, without touching it."""
+        """Read the file without changing it; a missing one gives cells of 0."""
         try:
             data = (directory / POINT_NAME).read_bytes()
         except FileNotFoundError:
@@ -132,10 +131,10 @@ class Point:
 
 
 class RecoveryPoint(Point):
-    """The mapped cells; stored by the log's one writer, from both of its threads, each cell by itself."""
+    """Stores the mapped cells.  Only the log's writer does, from both of its threads, one cell at a time."""
 
     def __init__(self, directory: Path, system: System = SYSTEM) -> None:
-        """Map the file, which is made if it is missing or of the wrong size."""
+        """Map the file.  Make it if it is missing or has the wrong size."""
         self._system = system
         file = File(directory / POINT_NAME, os.O_RDWR | os.O_CREAT, system)
         if os.fstat(file.fd).st_size != POINT_BYTES:
@@ -146,7 +145,7 @@ class RecoveryPoint(Point):
         super().__init__(self._view)
 
     def begin(self, boot: Boot, end: int, start: int, born_ms: int) -> None:
-        """All up to ``end`` is good and on the disk.  A crash between two of these stores leaves too little trust."""
+        """Store that the log is on the disk up to ``end``.  A crash between these stores leaves too little trusted."""
         cells = self.cells
         cells[HIGH_WATERMARK], cells[FLUSHED] = end, end
         self.set_start(start)
@@ -171,7 +170,7 @@ class RecoveryPoint(Point):
         self.cells[START], self.cells[START_CHECK] = start, start ^ CELL_MASK
 
     def sync(self) -> None:
-        """Make the cells durable.  The file's name is the caller's to sync."""
+        """Make the cells durable.  The caller syncs the file's name."""
         self._system.msync(self._map)
 
     def close(self) -> None:
@@ -180,7 +179,7 @@ class RecoveryPoint(Point):
 
 
 class LogSummary(NamedTuple):
-    """What a cleanly stopped log is like."""
+    """The extent of a cleanly stopped log."""
 
     bases: tuple[int, ...]
     start: int
@@ -196,14 +195,14 @@ class Marker:
     state: State
 
     def store(self, directory: Path, system: System = SYSTEM) -> None:
-        """Durably, or not at all."""
+        """Write the file durably, or not at all."""
         fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
         body = json.dumps(fields | self.state._asdict(), separators=(",", ":")).encode()
         files.replace(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system)
 
     @classmethod
     def load(cls, directory: Path) -> Marker | None:
-        """The marker, if there is one and it fits the files that are there now."""
+        """The marker; None if there is none, or if it does not match the files."""
         try:
             file = File(directory / MARKER_NAME)
         except FileNotFoundError:
@@ -224,10 +223,10 @@ class Marker:
 
 
 def peek(directory: Path) -> LogSummary | None:
-    """A cleanly stopped log, from names and sizes alone; None when it is in use or needs recovery."""
+    """Summarize a cleanly stopped log, from its marker, names and sizes; None when it is in use or needs recovery."""
     try:
         marker = Marker.load(directory)
-    except OSError:  # whoever opens it for writing finds out what is wrong
+    except OSError:  # opening the log for writing will report it
         return None
     if marker is None:
         return None
@@ -238,20 +237,20 @@ class Recovered(NamedTuple):
     bases: list[int]
     state: State
     start: int
-    touched: list[File]  # what must be flushed before all of it can be trusted
+    touched: list[File]  # to be flushed before the log can be trusted
 
 
 def recover(
     directory: Path, point: RecoveryPoint, boot: Boot, interval_bytes: int, now_ms: int, system: System = SYSTEM
 ) -> Recovered:
-    """Bring the files of a log that was not closed in order into a state to go on from.
+    """Repair the files of a log that was not closed in order, so that it can be appended to.
 
-    Truncating needs no room on the disk.  What does (an index that must be rebuilt, a copy of what is truncated) may
-    fail with an OSError for lack of it; then all may be done again, from where it stopped.
+    Truncating needs no space on the disk.  Rebuilding an index and copying truncated bytes do: without space they raise
+    OSError, and recovery may run again.
 
     Raises:
-        CorruptLog: what readers may have read, or what was flushed, is not there any more as it was.
-        StorageFault: the disk does not do what it is asked.
+        CorruptLog: data that was flushed, or that readers may have read, is missing or damaged.
+        StorageFault: the disk fails.
     """
     trusted = point.trusted(boot)
     logs = _segments(directory, point.start, now_ms, trusted, system)
@@ -262,7 +261,7 @@ def recover(
     for base, following in pairwise(bases[: first + 1]):
         if logs[base] != following - base:
             path = str(log_path(directory, base))
-            raise CorruptLog(path, logs[base], f"the file must have {following - base} bytes: the next starts there")
+            raise CorruptLog(path, logs[base], f"must have {following - base} bytes: the next segment starts there")
     scanner = _Scanner(directory, trusted, point.faulted, interval_bytes, system)
     records, rebuilt = _count_sealed(directory, bases[: first + 1], interval_bytes, system)
     for base, following in pairwise(bases[: first + 1]):
@@ -272,7 +271,7 @@ def recover(
         following_base = bases[number + 1] if number + 1 < len(bases) else None
         if not scanner.segment(base, logs[base], following_base, records):
             for later in bases[number + 1 :]:
-                system.rename(log_path(directory, later), cut_path(directory, later, 0))
+                system.rename(log_path(directory, later), truncated_path(directory, later, 0))
                 remove(index_path(directory, later), system)
             del bases[number + 1 :]
             break
@@ -280,26 +279,26 @@ def recover(
     builder = scanner.builder
     if trusted is not None and builder.offset < trusted:
         path, end = str(log_path(directory, bases[-1])), builder.offset
-        raise CorruptLog(path, end - bases[-1], f"the log ends at offset {end}, but {trusted} had been reached")
+        raise CorruptLog(path, end - bases[-1], f"the log ends at offset {end}, but was valid up to {trusted}")
     born_ms = min(point.cells[BORN_MS], now_ms) if point.valid else now_ms
     state = State(builder.offset, builder.timestamp, builder.records, builder.size, builder.last, born_ms)
     start = bases[0] if point.start is None else min(max(point.start, bases[0]), builder.offset)
     return Recovered(bases, state, start, scanner.touched)
 
 
-def cut_path(directory: Path, base: int, position: int) -> Path:
+def truncated_path(directory: Path, base: int, position: int) -> Path:
     path = log_path(directory, base)
     return path.with_name(f"{path.name}.cut-{position}")
 
 
 def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | None, system: System) -> dict[int, int]:
-    """Sizes of the segment files by base, after finishing what making or removing one has left half done."""
+    """Sizes of the segment files by base.  First completes an interrupted creation or removal of a segment."""
     logs, indexes = files.sizes(directory)
     for base in indexes.keys() - logs.keys():
         remove(index_path(directory, base), system)
     if not logs:
         if trusted:
-            raise CorruptLog(str(directory), 0, f"its segment files are gone, but offset {trusted} had been reached")
+            raise CorruptLog(str(directory), 0, f"its segment files are gone, it was valid up to {trusted}")
         Segment.create(directory, 0, 0, now_ms, system)
         return {0: 0}
     if start is None:
@@ -316,12 +315,12 @@ def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | No
 
 
 def _count_sealed(directory: Path, bases: Sequence[int], interval_bytes: int, system: System) -> tuple[int, set[int]]:
-    """Bring the index files of all but the last segment in order.
+    """Count the records of all but the last segment by their index files, and rebuild wrong index files.
 
-    Where two neighbours contradict each other the log itself is asked, going through the headers of the first.
+    When the index files of two neighbours contradict each other, the first is rebuilt from the batch headers.
 
     Returns:
-        The records before the last one, and the bases of those that had to be rebuilt.
+        The number of records before the last segment, and the bases of the rebuilt index files.
     """
     found = {base: ends(index_path(directory, base)) for base in bases}
     records, rebuilt = 0, set()
@@ -357,7 +356,7 @@ def read_index(directory: Path, base: int) -> bytes:
 
 
 class _Scanner:
-    """Goes through the segments that must be checked, in order; truncates a torn tail."""
+    """Checks segments in order, and truncates a torn tail."""
 
     def __init__(
         self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int, system: System
@@ -372,9 +371,9 @@ class _Scanner:
         """The index of the last segment."""
 
     def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
-        """Check the segment at ``base``; false when it was truncated, so that nothing may come after it."""
+        """Check the segment at ``base``.  Returns False when it was truncated: then no segment may follow."""
         file = File(log_path(self._directory, base), os.O_RDWR, self._system)
-        if self._faulted:  # what the disk refused is still in the page cache
+        if self._faulted:  # the page cache may hold data that the disk does not
             os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
@@ -388,22 +387,22 @@ class _Scanner:
             if size > following - base:
                 raise torn
         if torn is not None:
-            self._cut(file, base, size, torn, following is not None)
+            self._truncate(file, base, size, torn, following is not None)
         builder.finish(sealed=following is not None and torn is None)
         builder.store(index_path(self._directory, base), self._system)
         self.touched += (file, File(index_path(self._directory, base)))
         return torn is None
 
-    def _cut(self, file: File, base: int, size: int, torn: CorruptLog, more: bool) -> None:
-        """Truncate a torn write, or raise ``torn`` when it is no such thing."""
+    def _truncate(self, file: File, base: int, size: int, torn: CorruptLog, more: bool) -> None:
+        """Truncate a torn write.  Raises ``torn`` when it is damage instead."""
         position = torn.position
         if self._trusted is not None and base + position < self._trusted:
             raise torn
         follows = more or find_valid(file, base, position, size) is not None
         if follows and self._trusted is None:
             raise torn
-        logger.warning("%s: cut at %d, %d bytes less: %s", file.path, position, size - position, torn.reason)
+        logger.warning("%s: truncated at %d, %d bytes removed: %s", file.path, position, size - position, torn.reason)
         if follows and position < size:
-            files.copy(file, position, size, cut_path(self._directory, base, position), self._system)
+            files.copy(file, position, size, truncated_path(self._directory, base, position), self._system)
             files.sync_directory(self._directory, self._system)
         self._system.ftruncate(file.fd, position)

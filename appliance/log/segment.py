@@ -1,15 +1,14 @@
-"""One segment: appending to the active one, and going through any of them batch by batch.
+"""Appends to the active segment, and reads any segment batch by batch.
 
-The file holds record batches (``records.batch``) and nothing else, so it can be sent as it is.  A batch at
-position p of the segment with base B has the base offset ``B + p + size - count``; whatever does not, is not
-a batch of ours, even if its checksum holds: message payloads may contain forged batches.
+A segment file holds only record batches (``records.batch``), so ranges of it are sent unchanged.  A batch at position p
+of the segment with base B has the base offset ``B + p + size - count``.  Bytes with another base offset are not a batch
+of this log, even with a valid checksum: payloads of messages may contain forged batches.
 
-Appending is all or nothing: when the disk is full, log and index are truncated to what they were.  The log is
-written first, its index after it, so an index may lag behind a crash but never runs ahead.
+Appending is all or nothing: when the disk is full, log and index are truncated to their former sizes.  The log is
+written before its index, so after a crash the index may lag behind the log but is never ahead of it.
 
-Two ways to go through a segment: :func:`scan` reads everything and checks every checksum (recovery, verify);
-:func:`headers` hops from header to header.  Both raise :class:`CorruptLog` with the position that cannot be
-right.
+:func:`scan` reads all bytes and checks all checksums (recovery, verify).  :func:`headers` reads only from header to
+header.  Both raise :class:`CorruptLog` with the position of the first bad batch.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, M
 from .files import File, System, index_path, log_path, remove, write_at
 from .index import ENTRY_BYTES, Entry, pack
 
-SIZE_MAX: Final = 1 << 31  # a batch that does not fit the file is cut off, not too large
+SIZE_MAX: Final = 1 << 31  # no limit here: a batch that is longer than the file is incomplete, not too large
 BUFFERS_MAX: Final = 1024
-"""IOV_MAX of Linux: most buffers that one writev takes."""
+"""IOV_MAX of Linux: largest number of buffers in one writev."""
 SCAN_BYTES: Final = 1 << 20
 HOP_BYTES_MIN: Final = 8 << 10
 HOP_BYTES_MAX: Final = 256 << 10
@@ -41,9 +40,9 @@ Batches = Sequence[tuple[memoryview, BatchInfo]]
 
 
 class State(NamedTuple):
-    """What appending goes on from; all but ``born_ms`` can be found out from the files."""
+    """The state that an append continues from.  All of it but ``born_ms`` follows from the files."""
 
-    end: int  # offset where the next batch goes
+    end: int  # log end offset
     timestamp: int  # largest in this segment, ms; -1: none
     records: int  # over the life of the log
     index_bytes: int
@@ -52,7 +51,7 @@ class State(NamedTuple):
 
 
 class Segment:
-    """The active segment."""
+    """Writes the active segment."""
 
     __slots__ = ("_system", "base", "end", "index", "log", "state")
 
@@ -66,9 +65,9 @@ class Segment:
 
     @classmethod
     def create(cls, directory: Path, base: int, records: int, born_ms: int, system: System) -> Segment:
-        """Start an empty segment; leaves nothing behind when that fails.
+        """Make an empty segment.  A failure leaves no files.
 
-        The index comes first: whoever finds the log also finds its index.
+        The index is made first: a log file always has an index.
         """
         paths = index_path(directory, base), log_path(directory, base)
         try:
@@ -84,7 +83,7 @@ class Segment:
             raise
 
     def append(self, batches: Batches, interval_bytes: int) -> None:
-        """Write whole batches that have been placed from ``end`` on; an OSError leaves everything as it was."""
+        """Write whole batches, which are placed from ``end`` on.  An OSError leaves the segment unchanged."""
         end, timestamp, records, index_bytes, last_entry, born_ms = self.state
         start = end
         due = last_entry + interval_bytes
@@ -120,7 +119,7 @@ class Segment:
             views[0] = views[0][step:]
 
     def seal(self) -> None:
-        """Close the index: the entry at the end tells the segment's largest timestamp and the records up to there."""
+        """Add the closing entry to the index, with the largest timestamp and the records up to the segment's end."""
         end, timestamp, records, index_bytes, last_entry, born_ms = self.state
         if last_entry == end:
             return
@@ -135,29 +134,29 @@ class Segment:
         """Truncate log and index to an earlier state.
 
         Raises:
-            StorageFault: not even that is possible, so nobody knows what is in the files.
+            StorageFault: truncating fails, so the content of the files is not known.
         """
         try:
             self._system.ftruncate(self.log.fd, state.end - self.base)
             self._system.ftruncate(self.index.fd, state.index_bytes)
         except OSError as error:
-            raise StorageFault(f"{self.log.path}: cannot cut back a failed write: {error.strerror}") from error
+            raise StorageFault(f"{self.log.path}: cannot truncate a failed write: {error.strerror}") from error
         self.state = state
         self.end = state.end
 
 
 def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo, memoryview]]:
-    """Every batch in [position, stop) with its position and bytes, which are valid until the next one is asked for.
+    """Yields every batch in [position, stop) with its position and bytes.  The next step may overwrite the bytes.
 
     Raises:
-        CorruptLog: at this position stands no whole, valid batch of this place.
+        CorruptLog: there is no whole, valid batch with the base offset of this position.
     """
     buffer = memoryview(bytearray(min(SCAN_BYTES, max(stop - position, HEADER_BYTES))))
     at, filled = position, 0
     while position < stop:
         start = position - at
         size = stored = 0
-        for _ in range(3):  # as it is; after reading its header; after reading a batch larger than the buffer
+        for _ in range(3):  # at once; after reading the header; after reading a batch larger than the buffer
             if filled - start >= HEADER_BYTES:
                 stored, length = _BASE_AND_LENGTH.unpack_from(buffer, start)
                 size = min(length + LENGTH_END, stop - position)
@@ -179,10 +178,10 @@ def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int,
 
 
 def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
-    """Fill ``buffer`` from the file's [position, stop); returns how many bytes there were.
+    """Fill ``buffer`` from [position, stop) of the file.  Returns the number of bytes read.
 
     Raises:
-        StorageFault: the disk does not give them.
+        StorageFault: the file cannot be read.
     """
     filled, size = 0, min(len(buffer), stop - position)
     while filled < size:
@@ -197,7 +196,7 @@ def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
 
 
 def stands(file: File, base: int, position: int, stop: int) -> bool:
-    """Whether the header of a batch of this very place stands at ``position``, the batch ending by ``stop``."""
+    """Whether ``position`` has the header of a batch with the base offset of this position, ending by ``stop``."""
     if not 0 <= position <= stop - HEADER_BYTES:
         return False
     try:
@@ -220,10 +219,12 @@ _new_info = tuple.__new__
 
 
 def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo]]:
-    """Position and header of every batch in [position, stop), which must be where batches start; checks no checksum.
+    """Yields position and header of every batch in [position, stop), without checking checksums.
+
+    ``position`` must be the start of a batch.
 
     Raises:
-        CorruptLog: there is no header of a batch of this place.
+        CorruptLog: there is no header of a batch with the base offset of its position.
     """
     window = HOP_BYTES_MIN
     data = b""
@@ -259,9 +260,9 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
 
 
 def find_valid(file: File, base: int, position: int, stop: int) -> int | None:
-    """The first position in (position, stop) at which a valid batch of that very place stands, None if nowhere.
+    """The first position in (position, stop) with a valid batch that has the base offset of its position; else None.
 
-    A batch carries its own place in the log, so bytes of another batch do not pass for one.
+    So a batch inside the payload of another is not found.
     """
     window = memoryview(bytearray(SCAN_BYTES))
     position += 1

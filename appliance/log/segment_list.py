@@ -1,4 +1,4 @@
-"""The segments of a log as its writer sees them: which there are, the active one, and when it is rolled."""
+"""Keeps the segments of a log for its writer, and rolls the active one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .segment import Batches, Segment
 
 
 class SegmentList:
-    """``bases`` of the segments, ascending; the last one is ``active``.
+    """The segments of a log: their ``bases``, ascending, and the ``active`` one, which is the last.
 
-    ``clock_ms`` is the time of day, ``steady_ms`` a clock that cannot be set.  With ``segments_max`` segments the
-    active one grows on instead of being rolled.
+    ``clock_ms`` is the time of day, ``steady_ms`` a clock that cannot be set.  With ``segments_max`` segments, the
+    active one is not rolled any more and grows.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SegmentList:
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
         self._segments_max = segments_max
         self._born_steady_ms = steady_ms() - max(0, clock_ms() - active.state.born_ms)
-        """When the active segment was created, by the clock that cannot be set."""
+        """Creation time of the active segment, by the clock that cannot be set."""
 
     def append(self, batches: Batches, size: int, settings: TopicSettings) -> None:
         """Append batches of ``size`` bytes in all: all of them or none.
@@ -57,7 +57,7 @@ class SegmentList:
             self._append_rolling(batches, settings)
 
     def _has_room(self, size: int, settings: TopicSettings) -> bool:
-        """Whether the active segment takes ``size`` more bytes, and is not too old to take any."""
+        """Whether the active segment has room for ``size`` bytes and is younger than ``segment.ms``."""
         active = self.active
         return (
             active.end + size - active.base <= settings.segment_bytes
@@ -65,7 +65,7 @@ class SegmentList:
         )
 
     def _append_rolling(self, batches: Batches, settings: TopicSettings) -> None:
-        """Append piece by piece, each to a segment that has room for it; undo everything when one fails."""
+        """Append in pieces, each to a segment with room for it.  Undo all pieces when one fails."""
         active, state, count, unsynced = self.active, self.active.state, len(self.bases), self._unsynced.files()
         born_steady_ms = self._born_steady_ms
         interval_bytes = settings.index_interval_bytes
@@ -74,7 +74,7 @@ class SegmentList:
             while first < len(batches):
                 full = len(self.bases) >= self._segments_max
                 if not full and not self._has_room(batches[first][1].size, settings):
-                    self.roll()  # an empty one stays: a batch larger than a segment gets one for itself
+                    self.roll()  # an empty one stays: a batch larger than a segment gets its own segment
                 room = settings.segment_bytes - (self.active.end - self.active.base)
                 stop = first
                 while stop < len(batches) and (full or stop == first or batches[stop][1].size <= room):
@@ -96,7 +96,7 @@ class SegmentList:
             raise
 
     def roll(self) -> None:
-        """Seal the active segment and start the next one; an empty one stays, its age counted from now.
+        """Seal the active segment and start the next one.  An empty segment stays; its age restarts at 0.
 
         Raises:
             OSError: nothing has changed.
@@ -113,10 +113,10 @@ class SegmentList:
             self.active = Segment.create(self._path, sealed.end, state.records, born_ms, self._system)
         except OSError:
             sealed.restore(state)
-            # The active one grows on: a next one that came back after a power loss would contradict it.
+            # The active segment grows on.  A next segment that came back after a power loss would contradict it.
             self._system.fsync(self._directory.fd)
             raise
-        # The new index too: once these are retired, only its first entry has the number of records before.
+        # The new index too: when the older ones are retired, only its first entry has the number of records before.
         self._unsynced.on_rolled((sealed.log, sealed.index, self.active.index))
         self.bases.append(sealed.end)
         self._born_steady_ms = self._steady_ms()

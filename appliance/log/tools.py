@@ -1,12 +1,13 @@
-"""Look at a log, verify all of it, repair it: for people, on the files alone.  Values come back; nothing is printed.
+"""Dumps, verifies and repairs a log for an operator, from its files alone.  Returns values and prints nothing.
 
-:func:`dump` and :func:`verify` only read and work while the log is being written: what lies above the trusted point
-may then be in the middle of a write and is called *torn*, which is no fault.  :func:`repair` needs the log for itself.
+:func:`dump` and :func:`verify` only read, and work while the log is being written.  A bad batch above the trusted point
+may be a write in progress: it is called *torn* and is no fault.  :func:`repair` needs the log for itself.
 
-Repair mends what can be mended without guessing.  A batch tells a lot twice: where it stands gives its base offset,
-where the next one starts its length, its checksum the rest.  So a single flipped bit anywhere in it is found and put
-back (CRC32C tells all errors of one and of two bits apart).  What cannot be mended is truncated, and everything after
-it, since offsets are positions.  Each file is first kept as it was under ``<name>.broken``.
+Repair mends a batch only where no guess is needed.  A batch is redundant: its position gives its base offset, the start
+of the next batch gives its length, and its checksum covers the rest.  So a single flipped bit anywhere in it is found
+and corrected (CRC32C distinguishes all errors of one and of two bits).  The log is truncated at a batch that cannot be
+mended, since offsets are positions.  A segment file is kept as ``<name>.broken``
+before it is changed.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ CORRUPT: Final = "corrupt"
 TORN: Final = "torn"
 INDEX: Final = "index"
 MEND_BYTES_MAX: Final = 4 << 20
-"""A flipped bit is looked for in batches up to this size: a second per MiB."""
+"""Largest batch in which a flipped bit is searched: the search takes a second per MiB."""
 POLYNOMIAL: Final = 0x82F63B78
-"""Of CRC32C, reflected."""
+"""The reflected polynomial of CRC32C."""
 INTERVAL_BYTES: Final = 4096
 
 
 class Batch(NamedTuple):
-    """A valid batch: its place, and its bytes, which are good until the next one is asked for."""
+    """A valid batch: its place and its bytes.  The next step of the iteration may overwrite the bytes."""
 
     path: Path
     position: int
@@ -73,7 +74,7 @@ class Batch(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes in [position, stop) that are no batches."""
+    """Bytes in [position, stop) that are not valid batches."""
 
     path: Path
     position: int
@@ -82,7 +83,10 @@ class Damage(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """``kind``: CORRUPT: the log cannot be served; TORN: truncated at the next start; INDEX: rebuilt by repair."""
+    """A problem of a log.
+
+    ``kind``: CORRUPT: the log cannot be served; TORN: truncated at the next start; INDEX: rebuilt by repair.
+    """
 
     kind: str
     path: Path
@@ -94,14 +98,14 @@ class Report(NamedTuple):
     path: Path
     segments: int
     start: int
-    end: int  # of what is valid without a gap
+    end: int  # offset up to which the log is valid without a gap
     batches: int
-    records: int  # that are there
+    records: int  # found
     problems: list[Problem]
 
     @property
     def sound(self) -> bool:
-        """Nothing for :func:`repair`: a torn tail is dealt with at the next start."""
+        """Whether :func:`repair` has nothing to do: the next start truncates a torn tail."""
         return all(problem.kind == TORN for problem in self.problems)
 
 
@@ -112,7 +116,7 @@ class Repaired(NamedTuple):
 
 
 def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Batch | Damage]:
-    """Every batch in [position, stop) of the segment at ``path``, going on behind damage where a valid one follows."""
+    """Yields every batch in [position, stop) of the segment at ``path``, and the damage between them."""
     file = File(path)
     while position < stop:
         try:
@@ -126,7 +130,7 @@ def go_through(path: Path, base: int, position: int, stop: int) -> Iterator[Batc
 
 
 def dump(directory: Path, offset: int = 0) -> Iterator[Batch | Damage]:
-    """Every batch from the one that contains ``offset`` on."""
+    """Yields every batch, from the one that contains ``offset`` on, and the damage between them."""
     logs, _ = files.sizes(directory)
     for base, size in logs.items():
         if base + size > offset:
@@ -135,7 +139,7 @@ def dump(directory: Path, offset: int = 0) -> Iterator[Batch | Damage]:
 
 
 def _batch_at(directory: Path, base: int, end: int, offset: int) -> int:
-    """Position of the batch that contains ``offset``; that of the segment when only a full walk can tell."""
+    """Position of the batch that contains ``offset``; 0 when damage hides it."""
     try:
         found = LogReader(directory, FileCache(2)).locate([base], end, offset, 1)
     except CorruptLog:
@@ -144,7 +148,7 @@ def _batch_at(directory: Path, base: int, end: int, offset: int) -> int:
 
 
 def is_partition(directory: Path) -> bool:
-    """Whether a log is kept there, or was."""
+    """Whether the directory holds a log, or files of one."""
     names = {path.name for path in directory.iterdir()}
     return bool(names & {POINT_NAME, MARKER_NAME}) or any(Path(name).suffix == files.LOG_SUFFIX for name in names)
 
@@ -157,7 +161,7 @@ def verify(directory: Path) -> Report:
 
     Raises:
         FileNotFoundError: there is no such directory.
-        StorageFault: the disk does not give the bytes.
+        StorageFault: a file cannot be read.
     """
     bases = list(files.sizes(directory)[0])
     trusted = _trusted(directory)
@@ -180,28 +184,28 @@ def verify(directory: Path) -> Report:
             end = seen.end
         whole = whole and seen.end == following
     if bases and trusted is not None and end < trusted and all(problem.kind != CORRUPT for problem in problems):
-        reason = f"the log ends at offset {end}, but {trusted} had been reached"
+        reason = f"the log ends at offset {end}, but was valid up to {trusted}"
         problems.append(Problem(CORRUPT, log_path(directory, bases[-1]), end - bases[-1], reason))
     return Report(directory, len(bases), min(max([start, *bases[:1]]), end), end, batches, records, problems)
 
 
 def _trusted(directory: Path) -> int | None:
-    """Up to where the log must be good; None when that is not known."""
+    """Offset up to which the log must be valid; None when it is not known."""
     marker = Marker.load(directory)
     return marker.state.end if marker is not None else Point.read(directory).trusted(boot_id())
 
 
 class _Seen(NamedTuple):
     problems: list[Problem]
-    end: int  # offset up to where it is valid
+    end: int  # offset up to which the segment is valid
     batches: int
     records: int
 
 
 def _verify_segment(directory: Path, base: int, following: int | None, before: int, trusted: int | None) -> _Seen:
-    """Check the segment at ``base``, of which ``before`` says how many records came before it."""
+    """Check the segment at ``base``; ``before`` records come before it."""
     path = log_path(directory, base)
-    # The index first: what it says has been in the log before.  Only entries that are there are looked at.
+    # The index is read before the log, so all its entries are in the log.  Only existing entries are checked.
     builder = Builder(read_index(directory, base), base, before, 1 << 62)
     size = path.stat().st_size
     stop = size if following is None else min(size, following - base)
@@ -219,7 +223,7 @@ def _verify_segment(directory: Path, base: int, following: int | None, before: i
     if not problems and (following is None or size >= stop):
         builder.finish(sealed=following is not None)
         if builder.wrong_at is not None:
-            reason = "missing, short, or not what the log says"
+            reason = "missing, short, or in contradiction to the log"
             problems.append(Problem(INDEX, index_path(directory, base), builder.wrong_at, reason))
     if following is not None and size != following - base:
         reason = f"the file has {size} bytes, but the next segment starts at {following - base}"
@@ -229,7 +233,7 @@ def _verify_segment(directory: Path, base: int, following: int | None, before: i
 
 
 def _is_torn(damage: Damage, base: int, stop: int, following: int | None, trusted: int | None) -> bool:
-    """Whether recovery takes it for a torn write and truncates it."""
+    """Whether recovery would truncate the damage as a torn write."""
     if trusted is not None:
         return base + damage.position >= trusted
     return following is None and damage.stop == stop
@@ -239,9 +243,9 @@ def _is_torn(damage: Damage, base: int, stop: int, following: int | None, truste
 
 
 def repair(directory: Path, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
-    """Mend what can be mended, truncate what cannot, so that the log opens again.
+    """Mend damaged batches, or truncate the log where that is not possible, so that it opens again.
 
-    ``interval_bytes`` is that of the index entries to be made.
+    ``interval_bytes`` is the distance between new index entries.
 
     Raises:
         InvalidRequest: there is nothing to repair.
@@ -258,10 +262,10 @@ def repair(directory: Path, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
     if not bases:
         bases = [max(report.start, trusted or 0)]
         Segment.create(directory, bases[0], 0, born_ms, System())
-        actions.append(f"{log_path(directory, bases[0])}: made, empty: nothing was left")
+        actions.append(f"{log_path(directory, bases[0])}: made, empty: no segment was left")
     start = max(point.start or 0, bases[0])
     if bases[0] > (point.start or 0):
-        actions.append(f"{directory}: starts at offset {bases[0]} now")
+        actions.append(f"{directory}: now starts at offset {bases[0]}")
     for problem in report.problems:
         if problem.kind == INDEX:
             _shorten_index(problem.path)
@@ -279,7 +283,7 @@ def repair(directory: Path, interval_bytes: int = INTERVAL_BYTES) -> Repaired:
 
 
 def _reopen(directory: Path, start: int, end: int, born_ms: int, interval_bytes: int) -> Recovered:
-    """Make the next one that opens the log trust it up to ``end``, and let recovery do the rest right now."""
+    """Set the trusted point to ``end`` and run recovery."""
     nowhere = (0, 0)
     point = RecoveryPoint(directory)
     point.begin(nowhere, end, start, born_ms)
@@ -294,7 +298,7 @@ def _reopen(directory: Path, start: int, end: int, born_ms: int, interval_bytes:
 
 
 def _repair_segment(directory: Path, base: int, following: int | None, trusted: int | None, actions: list[str]) -> int:
-    """Mend or truncate the segment at ``base``; returns the offset up to which it is valid."""
+    """Mend or truncate the segment at ``base``.  Returns the offset up to which it is valid."""
     path = log_path(directory, base)
     size = path.stat().st_size
     stop = size if following is None else min(size, following - base)
@@ -307,7 +311,7 @@ def _repair_segment(directory: Path, base: int, following: int | None, trusted: 
             actions.append(f"{path}: kept as {_keep(path).name}")
             kept = True
         if not _mend(path, base, damage, stop):
-            actions.append(f"{path}: cut at {position}, {size - position} bytes less: {damage.reason}")
+            actions.append(f"{path}: truncated at {position}, {size - position} bytes removed: {damage.reason}")
             _shorten_index(index_path(directory, base))
             os.truncate(path, position)
             return base + position
@@ -315,7 +319,7 @@ def _repair_segment(directory: Path, base: int, following: int | None, trusted: 
     if size > stop:
         if not kept:
             actions.append(f"{path}: kept as {_keep(path).name}")
-        actions.append(f"{path}: cut at {stop}, where the next segment starts")
+        actions.append(f"{path}: truncated at {stop}, where the next segment starts")
         os.truncate(path, stop)
     return base + stop
 
@@ -325,7 +329,7 @@ def _first_damage(path: Path, base: int, position: int, stop: int) -> Damage | N
 
 
 def _mend(path: Path, base: int, damage: Damage, stop: int) -> bool:
-    """Put the damaged batch right if what else is known of it tells how."""
+    """Correct a damaged batch in the file.  Returns whether that was possible."""
     file = File(path, os.O_RDWR)
     position = damage.position
     header = os.pread(file.fd, HEADER_BYTES, position)
@@ -342,9 +346,12 @@ def _mend(path: Path, base: int, damage: Damage, stop: int) -> bool:
 
 
 def mended(batch: memoryview, offset: int) -> bool:
-    """Make ``batch`` the valid one of its length at ``offset`` of its log, if it is at most one flipped bit away.
+    """Correct ``batch``, of this length and at ``offset`` of its log, if at most one bit is flipped.
 
-    The base offset, the length and magic do not count: they are told from the place.
+    Errors in base offset, length and magic are corrected in any case: these follow from the place of the batch.
+
+    Returns:
+        Whether ``batch`` is valid now.
     """
     size = len(batch)
     batch[LENGTH_AT:LENGTH_END] = (size - LENGTH_END).to_bytes(4, "big")
@@ -370,10 +377,13 @@ def mended(batch: memoryview, offset: int) -> bool:
 
 
 def flipped_bit(difference: int, size: int) -> tuple[int, int] | None:
-    """Byte and bit which, flipped in ``size`` bytes, changes their CRC32C by ``difference``.
+    """Find the bit whose flip changes the CRC32C of ``size`` bytes by ``difference``.
 
-    The checksum is linear: a flipped bit changes it by what a register that starts as 1 has become after one step for
-    each bit that follows.
+    The checksum is linear.  So the flip of a bit changes it by the value of a register that starts at 1 and takes one
+    step for each bit that follows.
+
+    Returns:
+        The index of the byte and of the bit in it; None when there is no such bit.
     """
     register = 1
     for steps in range(1, 8 * size + 1):
@@ -385,7 +395,7 @@ def flipped_bit(difference: int, size: int) -> tuple[int, int] | None:
 
 
 def _keep(path: Path) -> Path:
-    """Copy a file as it is to a name that is free."""
+    """Copy a file to an unused name."""
     kept = _free_name(path)
     shutil.copyfile(path, kept)
     return kept
@@ -396,7 +406,7 @@ def _set_aside(directory: Path, base: int) -> str:
     kept = _free_name(path)
     path.rename(kept)
     index_path(directory, base).unlink(missing_ok=True)
-    return f"{path}: taken out, since what comes before it is gone; kept as {kept.name}"
+    return f"{path}: removed from the log, since bytes before it are gone; kept as {kept.name}"
 
 
 def _free_name(path: Path) -> Path:
@@ -407,6 +417,6 @@ def _free_name(path: Path) -> Path:
 
 
 def _shorten_index(path: Path) -> None:
-    """Leave of an index what only it knows, the number of records before the segment: recovery builds the rest."""
+    """Truncate an index to its first entry.  Recovery can rebuild all but that: the number of records before."""
     if path.exists() and path.stat().st_size > ENTRY_BYTES:
         os.truncate(path, ENTRY_BYTES)

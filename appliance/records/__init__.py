@@ -1,5 +1,5 @@
-"""Kafka's RecordBatch v2, the one format of the appliance: check, place, encode, decode.
+"""Checks, places, encodes and decodes record batches: Kafka's RecordBatch v2, the only format of the appliance.
 
-Reading order: ``batch`` (the header, all that a broker looks at), ``encode``, ``decode``, ``compression``,
+Reading order: ``batch`` (the header; a broker reads little else), ``encode``, ``decode``, ``compression``,
 ``partitioner``.  Bytes in, values out: no sockets, no files, no clocks.
 """

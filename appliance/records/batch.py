@@ -1,4 +1,4 @@
-"""The header of Kafka's RecordBatch v2: the one module that knows its layout; admits and places batches.
+"""Checks and places record batches by their header.  Owns the layout of Kafka's RecordBatch v2.
 
     at  size  field                     at  size  field
      0   8    base offset               27   8    base timestamp (of the first record, ms)
@@ -10,15 +10,15 @@
     23   4    last offset delta         61        records, compressed as one if attributes say so
 
 All integers are big-endian.  Attributes: bits 0-2 codec, bit 3 LogAppendTime, bit 4 transactional, bit 5
-control batch, bit 6 delete horizon.  The base offset and the partition leader epoch lie outside the CRC, so
-that :func:`place` may store them without touching anything else: a batch of S bytes and N records at byte P of
-its log gets P + S - N, its last record P + S - 1, and the next batch starts where the next offset is.  That
-needs N <= S: :func:`check` demands it.
+control batch, bit 6 delete horizon.  The CRC does not cover the base offset and the partition leader epoch, so
+:func:`place` can store them alone.  A batch of S bytes and N records at byte P of its log gets the base offset
+P + S - N.  Its last record has the offset P + S - 1, and the next batch starts at P + S.  That needs N <= S, which
+:func:`check` requires.
 
-``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one
-into the log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`): a batch that is cut
-off or fails its checksum is a :class:`~appliance.errors.CorruptBatch`, which clients send again; one whose
-checksum holds but that breaks a rule would break it again, and is refused for good.
+``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one into the
+log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`).  An incomplete batch, or one with a wrong
+checksum, is a :class:`~appliance.errors.CorruptBatch`: clients send it again.  A batch with a right checksum that
+breaks a rule is refused with an error that clients do not retry.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ BASE_SEQUENCE_AT = 53
 COUNT_AT = 57
 
 LENGTH_END = 12
-"""A batch is this many bytes longer than its length field says."""
+"""Bytes up to the end of the length field, which does not count them."""
 
 MAGIC = 2
 CODEC_MASK = 0x07
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-"""By the number in the attributes."""
+"""Names of the codecs, by their number in the attributes."""
 SEQUENCE_MASK: Final = 0x7FFF_FFFF
 """A producer's sequence numbers wrap from 2**31 - 1 to 0."""
 CODEC_MAX = 4
@@ -68,10 +68,10 @@ _REFUSED = TRANSACTIONAL | CONTROL | DELETE_HORIZON
 
 
 class BatchInfo(NamedTuple):
-    """What the broker needs to know of a batch: ``size`` in bytes, ``count`` of records, timestamps in ms."""
+    """The fields of a batch that the broker uses: ``size`` in bytes, ``count`` of records, timestamps in ms."""
 
     size: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
     max_timestamp: int
     first_timestamp: int
     producer_id: int
@@ -85,12 +85,12 @@ _info = tuple.__new__
 
 
 def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInfo:
-    """Admit the first batch in ``buffer[start:stop]``; the next one starts ``size`` bytes further.
+    """Check the first batch in ``buffer[start:stop]``.  The next batch starts ``size`` bytes later.
 
     Raises:
         CorruptBatch: not a whole batch, or its checksum does not match.
         MessageTooLarge: more than ``bytes_max`` bytes.
-        UnsupportedVersion: not magic 2, or a codec that nobody knows.
+        UnsupportedVersion: not magic 2, or an unknown codec.
         InvalidRequest: its fields contradict each other, or it is a control or transactional batch.
     """
     if stop - start < HEADER_BYTES:
@@ -112,7 +112,7 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
         or crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc
     ):
         raise _refuse(buffer, start, stop, bytes_max)
-    return _info(  # the generated constructor of a named tuple takes twice as long
+    return _info(  # twice as fast as the constructor of a NamedTuple
         BatchInfo,
         (
             size, count, max_timestamp, first_timestamp,
@@ -124,7 +124,7 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
 def _refuse(
     buffer: memoryview, start: int, stop: int, bytes_max: int
 ) -> CorruptBatch | MessageTooLarge | UnsupportedVersion | InvalidRequest:
-    """The error for a batch that :func:`check` did not admit."""
+    """The error for a batch that :func:`check` refuses."""
     _, length, _, magic, crc, attributes, last_delta, *_, count = _unpack_header(buffer, start)
     size = length + LENGTH_END
     if magic != MAGIC:
@@ -159,7 +159,7 @@ assert struct.calcsize(">qii") == MAGIC_AT
 def place(
     buffer: memoryview, start: int, position: int, size: int, count: int, leader_epoch: int = LEADER_EPOCH
 ) -> None:
-    """Store the base offset of the batch at ``start``, which will be at ``position`` of its log, and its epoch."""
+    """Store base offset and leader epoch of the batch at ``start``, which will be at ``position`` of its log."""
     buffer[start : start + MAGIC_AT] = _pack_place(position + size - count, size - LENGTH_END, leader_epoch)
 
 
@@ -169,7 +169,7 @@ _CRC = struct.Struct(">I")
 
 
 def stamp(buffer: memoryview, start: int, size: int, timestamp_ms: int) -> None:
-    """Give a checked batch the time of its appending (``message.timestamp.type=LogAppendTime``)."""
+    """Set the timestamp of a checked batch to its append time (``message.timestamp.type=LogAppendTime``)."""
     attributes = _ATTRIBUTES.unpack_from(buffer, start + ATTRIBUTES_AT)[0] | LOG_APPEND_TIME
     _ATTRIBUTES.pack_into(buffer, start + ATTRIBUTES_AT, attributes)
     _TIMESTAMP.pack_into(buffer, start + MAX_TIMESTAMP_AT, timestamp_ms)
@@ -182,12 +182,12 @@ assert MAX_TIMESTAMP_AT + _TIMESTAMP_AND_COUNT.size == HEADER_BYTES
 
 
 def walk(buffer: memoryview, start: int, stop: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Go from header to header: (start, size, base offset, count, largest timestamp) of every whole batch.
+    """Yields (start, size, base offset, count, largest timestamp) of every whole batch.
 
-    Stops in front of a partial batch at the end.  Checks no checksum.
+    Stops before a partial batch at the end.  Reads only headers; checks no checksum.
 
     Raises:
-        CorruptBatch: a header says that its batch is shorter than itself, so there is no way on.
+        CorruptBatch: the size of a batch is less than that of its header.
         UnsupportedVersion: not magic 2.
     """
     while stop - start >= HEADER_BYTES:

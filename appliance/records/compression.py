@@ -1,13 +1,11 @@
-"""The codecs of a record batch: gzip, snappy, lz4 and zstd, never writing more than the caller allows.
+"""Compresses and decompresses record batches with gzip, snappy, lz4 and zstd, up to a size that the caller sets.
 
-A few kilobytes can announce gigabytes, so a declared size is never trusted for an allocation: output buffers
-start small, grow while the codec fills them, and stop at ``bytes_max`` with
-:class:`~appliance.errors.MessageTooLarge`. Whatever a codec cannot read is a
-:class:`~appliance.errors.CorruptBatch`.
+A few kilobytes can declare gigabytes, so a declared size is never used for an allocation.  Output buffers start small
+and grow while the codec fills them.  Output above ``bytes_max`` is a :class:`~appliance.errors.MessageTooLarge`.
+Input that a codec cannot read is a :class:`~appliance.errors.CorruptBatch`.
 
-Snappy comes in two forms.  Kafka's Java client frames it as xerial's snappy-java does (magic, two version
-words, then blocks of u32 size and raw snappy); librdkafka writes one raw block.  Both are read, the framed
-form is written.
+Snappy has two forms.  Kafka's Java client frames it as xerial's snappy-java does: magic, two version words, then blocks
+of u32 size and raw snappy.  librdkafka writes one raw block.  Both forms are read, the framed one is written.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def _lz4_frame(data: bytes) -> bytes:
-    """A frame of independent blocks: Java's client reads no other, and cramjam's own frames chain theirs."""
+    """Make a frame of independent blocks: the Java client reads no others, and cramjam's frames chain their blocks."""
     pieces = [_LZ4_FRONT]
     for start in range(0, len(data), _LZ4_BLOCK_BYTES):
         plain = data[start : start + _LZ4_BLOCK_BYTES]
@@ -74,11 +72,11 @@ def _lz4_frame(data: bytes) -> bytes:
 
 
 def decompress(codec: int, data: bytes, bytes_max: int) -> bytes:
-    """What ``data`` unpacks to.
+    """Decompress ``data``.
 
     Raises:
-        MessageTooLarge: that would be more than ``bytes_max`` bytes.
-        CorruptBatch: the codec cannot read it.
+        MessageTooLarge: the output has more than ``bytes_max`` bytes.
+        CorruptBatch: the codec cannot read ``data``.
         UnsupportedVersion: there is no such codec.
     """
     if codec == NONE:
@@ -104,7 +102,7 @@ def _gunzip(data: bytes, bytes_max: int) -> bytes:
     pieces: list[bytes] = []
     room, rest = bytes_max, data
     try:
-        while rest:  # members may follow one another, each copies what follows it
+        while rest:  # several members may follow one another; each step copies the rest
             if len(pieces) == _GZIP_MEMBERS_MAX:
                 raise CorruptBatch(f"more than {_GZIP_MEMBERS_MAX} members of gzip in one batch")
             worker = zlib.decompressobj(_GZIP_WINDOW)
@@ -147,7 +145,7 @@ def _unsnap_block(block: bytes, room: int, size_bytes: int, bytes_max: int) -> b
 
 
 def _grow(codec: str, unpack: Callable[[bytes, bytearray], int], data: bytes, bytes_max: int) -> bytes:
-    """Unpack into ever larger buffers: cramjam stops at the end of the one it is given."""
+    """Unpack into larger and larger buffers: cramjam does not write beyond the end of its buffer."""
     if not data:
         raise CorruptBatch(f"{codec}: no data")
     room = min(bytes_max, max(_GUESS_BYTES_MIN, _GROWTH * len(data)))
@@ -156,7 +154,7 @@ def _grow(codec: str, unpack: Callable[[bytes, bytearray], int], data: bytes, by
         try:
             size = unpack(data, buffer)
         except cramjam.DecompressionError as error:
-            if "whole buffer" not in str(error):  # its words for "no room left"
+            if "whole buffer" not in str(error):  # in the message for a full buffer
                 raise CorruptBatch(f"{codec}: {error}") from error
         else:
             return bytes(memoryview(buffer)[:size])

@@ -1,12 +1,11 @@
-"""RecordBatch v2 bytes to records: the reader's side of ``encode.py``, for bytes that may be anything.
+"""Decodes RecordBatch v2 bytes to records.  The bytes may be forged.
 
-A batch of plain values of one length is cut by arithmetic and then proved by encoding it again, which costs
-less than reading its numbers one by one.  Everything else is read field by field.  Whatever does not add up
-(lengths that leave the record, offsets out of step, bytes left over) is a
-:class:`~appliance.errors.CorruptBatch`; what unpacks to more than ``bytes_max`` is a
-:class:`~appliance.errors.MessageTooLarge`.
+A batch of plain values of one length is split by arithmetic and then encoded again for comparison.  That is faster than
+reading its numbers one by one.  Other batches are read field by field.  Contradictions (lengths that leave the record,
+wrong offset deltas, bytes left over) are a :class:`~appliance.errors.CorruptBatch`.  A batch that unpacks to more than
+``bytes_max`` is a :class:`~appliance.errors.MessageTooLarge`.
 
-Offsets are those that the broker has placed; timestamps are milliseconds since 1970.
+The offsets follow from the base offset that the broker stored; timestamps are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from .encode import DELTA_STEPS, LARGE_BYTES, join_plain, keep_heap, plain_spans
 BYTES_MAX = 256 * 1024 * 1024
 _VARINT_BYTES_MAX = 10
 _NOWHERE = -1
-"""Where a record of a negative length ends."""
+"""The end of a record of a negative length."""
 _PLAIN_MIN = 4
-"""Fewer records are read field by field sooner than it is proved that they are plain."""
+"""Fewest records for the fast decoding of plain values: fewer are read faster field by field."""
 
 
 class Record(NamedTuple):
@@ -52,7 +51,7 @@ def _open(buffer: memoryview, start: int, check_crc: bool, bytes_max: int) -> tu
 
 
 def _trust(buffer: memoryview, start: int, stop: int) -> tuple[int, BatchInfo]:
-    """The header of a batch that has been checked before, but for what keeps us inside the buffer."""
+    """Read the header of a batch that was checked before.  Checks only the fields that could lead out of the buffer."""
     if stop - start < HEADER_BYTES:
         raise CorruptBatch(f"{stop - start} bytes are no record batch")
     fields = HEADER.unpack_from(buffer, start)
@@ -100,7 +99,7 @@ def decode_values(
 
 
 def _long_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The zigzag varint at ``position``, and where it ends."""
+    """The zigzag varint at ``position``, and the position after it."""
     number = shift = 0
     while True:
         byte = data[position]
@@ -114,8 +113,8 @@ def _long_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _equal_values(data: bytes, count: int) -> list[bytes | None] | None:
-    """The values, if these are plain records of one length: cut by arithmetic."""
-    # The first record tells the length, if it is a plain one: length, 0, 0, 0, null key, value length.
+    """The values of plain records of one length, split by arithmetic; None if the records are others."""
+    # The first record gives the length, if it is plain: length, 0, 0, 0, null key, value length.
     _, position = _long_varint(data, 0)
     length, position = _long_varint(data, position + 4)
     if not 0 < length <= len(data):
@@ -124,7 +123,7 @@ def _equal_values(data: bytes, count: int) -> list[bytes | None] | None:
     if sum((width + length) * number for width, number in spans) != len(data):
         return None
     values: list[bytes | None] = []
-    position = -1  # what precedes a value begins with the last byte of the record before
+    position = -1  # the bytes before a value begin with the last byte of the previous record
     for width, number in spans:
         end = position + number * (width + length)
         values += [data[at : at + length] for at in range(position + width, end, width + length)]
@@ -132,8 +131,8 @@ def _equal_values(data: bytes, count: int) -> list[bytes | None] | None:
     return values if join_plain(values) == data else None  # type: ignore[arg-type]  # no None among them
 
 
-class _Cuts(dict[bytes, tuple[int, int]]):
-    """By the first two bytes of a plain record: where its value starts in it, and how long that is."""
+class _ValueSpans(dict[bytes, tuple[int, int]]):
+    """Start and length of the value in a plain record, by the first two bytes of the record."""
 
     def __init__(self, delta_bytes: int) -> None:
         super().__init__()
@@ -148,21 +147,21 @@ class _Cuts(dict[bytes, tuple[int, int]]):
 
 
 _BODY_BYTES_END = 1 << 13
-"""Bodies from here on have a length of three bytes; the few records that large are read field by field."""
-_cuts: list[_Cuts] = []
+"""The length of a body takes three bytes from this size on.  The few records that large are read field by field."""
+_value_spans: list[_ValueSpans] = []
 
 
 def _plain_values(data: bytes, count: int) -> list[bytes | None] | None:
-    """The values, if these are plain records of any lengths: cut by their first two bytes."""
-    if not _cuts:
-        _cuts.extend(_Cuts(delta_bytes) for delta_bytes in range(1, 4))
+    """The values of plain records of any lengths, split by their first two bytes; None if the records are others."""
+    if not _value_spans:
+        _value_spans.extend(_ValueSpans(delta_bytes) for delta_bytes in range(1, 4))
     values: list[bytes | None] = []
     append = values.append
     position = done = 0
-    for cuts, stop in zip(_cuts, DELTA_STEPS[1:], strict=False):
+    for spans, stop in zip(_value_spans, DELTA_STEPS[1:], strict=False):
         try:
             for _ in range(done, min(stop, count)):
-                skip, length = cuts[data[position : position + 2]]
+                skip, length = spans[data[position : position + 2]]
                 position += skip
                 append(data[position : position + length])
                 position += length + 1
@@ -173,12 +172,12 @@ def _plain_values(data: bytes, count: int) -> list[bytes | None] | None:
 
 
 def _values(data: bytes, count: int) -> list[bytes | None]:
-    """The values alone, field by field.  Raises IndexError where a record leaves ``data``."""
+    """Read only the values, field by field.  Raises IndexError where a record leaves ``data``."""
     values: list[bytes | None] = []
     append = values.append
     position = 0
     for index in range(count):
-        # Almost every number fits one byte, so each is tried as that before the general way.
+        # Almost every number has one byte, so that case is tried first.
         length = data[position]
         if length < 0x80:
             end = position + 1 + (length >> 1) if not length & 1 else _NOWHERE
@@ -235,7 +234,7 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
 
 
 def _records(data: bytes, base: int, count: int, first_timestamp: int, append_time: int | None) -> list[Record]:
-    """The records with everything in them, field by field.  Raises IndexError where one leaves ``data``."""
+    """Read whole records, field by field.  Raises IndexError where one leaves ``data``."""
     records: list[Record] = []
     new = tuple.__new__
     position = 0
@@ -289,7 +288,7 @@ def _records(data: bytes, base: int, count: int, first_timestamp: int, append_ti
 
 
 def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    """Nullable bytes behind their length, and where they end."""
+    """The nullable bytes at ``position``, and the position after them."""
     length = data[position]
     if length < 0x80:
         position += 1
@@ -309,12 +308,12 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
 
 
 def headers_at(data: bytes, position: int) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    """The headers of a record, and where they end.  Raises IndexError where they leave ``data``."""
+    """The headers of a record, and the position after them.  Raises IndexError where they leave ``data``."""
     count, position = _long_varint(data, position)
     if count < 0:
         raise CorruptBatch(f"a record with {count} headers")
     headers: list[tuple[str, bytes | None]] = []
-    for _ in range(count):  # a forged count runs out of data, and into IndexError
+    for _ in range(count):  # a forged count ends in IndexError at the end of the data
         name, position = _bytes(data, position)
         if name is None:
             raise CorruptBatch("a header without a name")

@@ -1,13 +1,13 @@
-"""Records to RecordBatch v2 bytes, fast enough that one Python core feeds a gigabit of log lines.
+"""Encodes records to RecordBatch v2 bytes: one core of Python encodes a gigabit of log lines a second.
 
 A record is a varint of its length, then: attributes (0), timestamp delta, offset delta, key length, key,
-value length, value, number of headers, headers; all numbers are zigzag varints, -1 stands for "null".  For a
-plain log line (no key, no header, the time of its batch) everything in front of the value depends on two
-numbers only, its length and its index in the batch, so it comes out of a cache and the batch is one
-``join``.  The record's last byte (no headers) is kept at the front of the next prefix.
+value length, value, number of headers, headers; all numbers are zigzag varints, -1 stands for "null".  In a
+plain record (no key, no header, the time of its batch) the bytes before the value depend only on the value's length and
+its index in the batch.  So they come from a cache, and the batch is one ``join``.  The last byte of a record (no
+headers) is kept at the front of the next prefix.
 
-The caches are bounded: full, they start again.  Threads may share them: an entry appears whole or not at
-all.  Timestamps are milliseconds since 1970.
+The caches are bounded: a full one is emptied.  Threads may share them: an entry appears whole or not at all.
+Timestamps are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIXES_MAX = 100_000
 _LENGTHS_MAX = 10_000
 
 LARGE_BYTES = 48 * 1024
-"""From this size on, glibc treats memory in the way that :func:`keep_heap` is about."""
+"""From this size on, batches need :func:`keep_heap`."""
 _HEAP_BLOCK_BYTES = 16 * 1024 * 1024
 
 _FRONT = struct.Struct(">qiibI")
@@ -55,7 +55,7 @@ DELTA_STEPS = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 31)
 
 
 class _Heads(dict[int, bytes]):
-    """By the length of the value: what precedes an offset delta of ``delta_bytes`` in a plain record."""
+    """The bytes before an offset delta of ``delta_bytes`` in a plain record, by the length of the value."""
 
     def __init__(self, delta_bytes: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class _Heads(dict[int, bytes]):
 
 
 class _Tails(dict[int, bytes]):
-    """By the length of the value: what follows the offset delta in a plain record."""
+    """The bytes between offset delta and value in a plain record, by the length of the value."""
 
     def __missing__(self, length: int) -> bytes:
         if len(self) >= _LENGTHS_MAX:
@@ -80,7 +80,7 @@ class _Tails(dict[int, bytes]):
 
 
 class _Lone(dict[int, bytes]):
-    """By the length of the value: what precedes it in a plain record that is alone in its batch."""
+    """The bytes before the value of a plain record that is alone in its batch, by the length of the value."""
 
     def __missing__(self, length: int) -> bytes:
         if len(self) >= _LENGTHS_MAX:
@@ -98,9 +98,9 @@ _deltas: list[bytes] = []
 
 
 def plain_spans(length: int, count: int) -> list[tuple[int, int]]:
-    """How ``count`` plain values of ``length`` bytes lie.
+    """The layout of ``count`` plain values of ``length`` bytes.
 
-    For each size of offset delta in turn: the width of what precedes a value, and the number of values.
+    For each size of offset delta in turn: the number of bytes before a value, and the number of values.
     """
     tail_bytes = len(_tails[length])
     return [
@@ -111,9 +111,9 @@ def plain_spans(length: int, count: int) -> list[tuple[int, int]]:
 
 
 def equal_prefixes(length: int, count: int) -> list[bytes] | None:
-    """What precedes each of ``count`` plain values of ``length`` bytes; None if that is too much to keep.
+    """The bytes before each of ``count`` plain values of ``length`` bytes; None if that is too much to cache.
 
-    The list may be longer than asked for.
+    The list may be longer than ``count``.
     """
     known = _prefixes.get(length)
     if known is None or len(known) < count:
@@ -131,7 +131,7 @@ def equal_prefixes(length: int, count: int) -> list[bytes] | None:
 
 
 def join_plain(values: Sequence[bytes]) -> bytes:
-    """The records, without keys and headers and with the timestamp of their batch."""
+    """Encode plain records: without keys and headers, and with the timestamp of their batch."""
     count = len(values)
     if count == 1:
         return b"".join((_lone[len(values[0])], values[0], b"\0"))
@@ -174,7 +174,7 @@ def encode_values(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """One batch of records without keys and headers, all of one time, not placed yet."""
+    """Encode one batch of records without keys and headers, all of one time.  The broker places it."""
     if not values:
         raise InvalidRequest("a record batch holds at least one record")
     producer = (producer_id, producer_epoch, base_sequence)
@@ -189,7 +189,7 @@ def encode_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """One batch of ``records``: (key, value, headers, timestamp in ms), not placed yet."""
+    """Encode one batch of ``records``: (key, value, headers, timestamp in ms).  The broker places it."""
     if not records:
         raise InvalidRequest("a record batch holds at least one record")
     first_timestamp = records[0][3]
@@ -220,12 +220,12 @@ def _encode_headers(headers: Headers) -> bytes:
 
 @cache
 def keep_heap() -> None:
-    """Make glibc keep freed memory for the next batch instead of giving every page back to the kernel.
+    """Make glibc keep freed memory for the next batch instead of returning its pages to the kernel.
 
-    Its limits follow the largest block that was ever freed.  Without this, the page faults of a 200 KB batch
+    The limits of glibc follow the largest block that was ever freed.  Without this, the page faults of a 200 KB batch
     take five times as long as encoding it.
     """
-    bytes(_HEAP_BLOCK_BYTES)  # zeroed by the kernel on first touch, and nobody touches it
+    bytes(_HEAP_BLOCK_BYTES)  # never touched, so the kernel allocates no pages
 
 
 def _seal(
@@ -241,7 +241,7 @@ def _seal(
     number = codec_number(codec)
     if number != NONE:
         packed = compress(number, payload)
-        # Offsets are bytes, so a batch needs one for each record; and what does not shrink stays as it is.
+        # Offsets are bytes, so a batch needs a byte for each record.  Data that does not shrink stays uncompressed.
         if len(packed) >= len(payload) or HEADER_BYTES + len(packed) < count:
             number = NONE
         else:

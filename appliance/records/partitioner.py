@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: murmur2 exactly as in Kafka's Java client, so that all clients agree."""
+"""Chooses the partition of a key with murmur2, as Kafka's Java client does, so that all clients agree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The times of the records within a batch: all that the broker ever looks for in one.
+"""Reads the times of the records in a batch, for offsets by time.  The broker reads no other field of records.
 
-A client writes what is in a batch, so it is read as bytes that may be anything, within bounds: what unpacks to more
-than ``bytes_max``, or has more than ``records_max`` records, is not looked into.
+The bytes come from clients and may be forged.  So there are bounds: a batch that unpacks to more than ``bytes_max``, or
+has more than ``records_max`` records, is refused.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
 
 
 def largest_times(batch: bytes, *, bytes_max: int, records_max: int) -> tuple[array[int], int]:
-    """For each record of a batch the largest timestamp (ms) up to it, and how many bytes were unpacked.
+    """For each record of a batch, the largest timestamp (ms) up to it.  And the number of bytes unpacked.
 
-    They never fall, so bisecting them finds the first record that is as young as one asks for.  A batch that was
-    stamped by the broker has the same for all its records, and one entry.
+    The times never fall, so bisection finds the first record with at least a given time.  A batch that the broker
+    stamped has one time for all its records, and one entry.
 
     Raises:
-        ClientFault: it cannot be read, or is larger than allowed.
+        ClientFault: the batch cannot be read, or is larger than allowed.
     """
     data = memoryview(batch)
     info = check(data, 0, len(data), bytes_max)

@@ -1,4 +1,4 @@
-"""Unsigned varints: seven bits a byte, the lowest first, and the high bit set in all bytes but the last."""
+"""Reads and writes unsigned varints: seven bits a byte, lowest first; the high bit is set in all bytes but the last."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..errors import ApplianceError
 def read_unsigned(
     data: bytes | memoryview, position: int, bytes_max: int, fault: type[ApplianceError]
 ) -> tuple[int, int]:
-    """The number at ``position``, and the position after it.  Reading beyond ``data`` is an IndexError.
+    """The number at ``position``, and the position after it.  Raises IndexError beyond ``data``.
 
     Raises:
-        ApplianceError: ``fault``, for more than ``bytes_max`` bytes.
+        ApplianceError: ``fault``: the number has more than ``bytes_max`` bytes.
     """
     number = 0
     for shift in range(0, 7 * bytes_max, 7):
