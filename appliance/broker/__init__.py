@@ -1,1 +1,1 @@
-"""What the broker decides: plans for requests, sequence checks of idempotent producers.  Values only, no I/O."""
+"""Plans replies, answers metadata and checks the sequences of idempotent producers.  No sockets, no writes."""

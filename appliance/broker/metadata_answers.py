@@ -1,7 +1,7 @@
-"""Answers metadata requests of both listeners: which brokers and topics there are.
+"""Answers metadata requests of both listeners.
 
-The coordinator has a :class:`Directory` in its catalog and the registry, a network worker in the snapshot that the
-coordinator has sent it.  The answers are made here for both, so that they are the same wherever a client asks.
+The coordinator's :class:`Directory` is its catalog and the registry.  A network worker's is the snapshot that the
+coordinator has sent it.  Both make their answers here, so that all clients get the same ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..wire.kafka.metadata_reply import Broker, MetadataEncoder, Row, topic_id
 
 
 class Directory(Protocol):
-    """Which brokers and topics there are: what metadata is answered from."""
+    """The brokers and topics of the cluster."""
 
     @property
     def broker_id(self) -> int: ...
@@ -29,35 +29,35 @@ class Directory(Protocol):
 
     @property
     def zookeeper(self) -> str:
-        """Where members of native groups meet; "" without an ensemble."""
+        """The ensemble that members of native groups use; "" without one."""
 
     @property
     def revision(self) -> int:
-        """Another number after every change of ``topics()`` and of a leader: what is encoded may be kept by it."""
+        """Changes with every change of ``topics()`` and of a leader, so that encoded topics can be cached by it."""
 
     def brokers(self, listener: str, protocol: str = "kafka") -> Sequence[Broker]:
-        """Live brokers with a listener of this protocol ("native" or "kafka"), by id; this one always among them.
+        """Live brokers with a listener of this protocol ("native" or "kafka"), by id; always includes this one.
 
-        ``listener`` is our address that the client connected to: a client that came through one network is
-        not sent to an address of another, unless the configuration says which address to answer.
+        ``listener`` is the address that the client connected to.  A client of one network does not get an address of
+        another, unless an advertised address is configured.
         """
 
     def topics(self) -> Mapping[str, Topic]: ...
 
     def leader(self, topic: Topic, partition: int) -> int:
-        """The live broker that serves a partition, NO_LEADER while none can."""
+        """The live broker that serves a partition; NO_LEADER without one."""
 
     def settings(self, topic: Topic) -> TopicSettings:
-        """What holds for a topic: its own settings over the defaults."""
+        """The settings of a topic: its own ones over the defaults."""
 
 
 def why_missing(name: str) -> Code:
-    """Why there is no topic of this name."""
+    """The error for a name that no topic has."""
     return Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION
 
 
 class MetadataAnswers:
-    """Makes the replies from what ``directory`` knows at the moment."""
+    """Makes replies from the current state of ``directory``."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -74,7 +74,7 @@ class MetadataAnswers:
         topic_operations: bool,
         cluster_operations: bool,
     ) -> bytes:
-        """The reply frame to Metadata; ``errors``: what to say about topics that do not exist, if not just that."""
+        """The reply frame to Metadata.  ``errors``: errors of missing topics, by name, instead of the usual one."""
         directory = self._directory
         if wanted is None:
             topics = self._encoder.all_topics(version, directory.revision, self._sorted_topics, topic_operations)
@@ -91,7 +91,7 @@ class MetadataAnswers:
         )
 
     def _rows(self, wanted: Sequence[str | UUID], errors: Mapping[str, int]) -> list[Row]:
-        """Each topic that is asked for once, or an error in its place; those by name come first."""
+        """Each requested topic once, or its error; topics by name come first."""
         known = self._directory.topics()
         names = [name for name in dict.fromkeys(wanted) if isinstance(name, str)]
         ids = [one for one in dict.fromkeys(wanted) if not isinstance(one, str)]

@@ -1,4 +1,4 @@
-"""From a request to what the reply holds, for one partition or many.  Reads tables and indexes, sends nothing."""
+"""Plans the replies to fetches and to requests about offsets.  Reads tables and indexes, sends nothing."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from ..wire.requests import (
 )
 
 PARTS_GIVEN_MAX: Final = 500
-"""Parts of a fetch that get something, in some 20 ms."""
+"""Largest number of parts of a fetch that get data: finding it takes some 20 ms."""
 PART_BYTES: Final = 1024
-"""What a part of a request about offsets counts as, besides what is looked at for it."""
+"""Added for each part of a request about offsets to the bytes looked at."""
 EMPTY_BATCH = CorruptBatch("a produce request without record batches")
 
 
 class Reader(Protocol):
-    """``appliance.log.LogReader``: the read side of one partition's files."""
+    """Reads one partition's files: ``appliance.log.LogReader``."""
 
     looked_bytes: int
 
@@ -54,7 +54,7 @@ class Reader(Protocol):
 
 
 class Readable(Protocol):
-    """A partition as a network worker holds it."""
+    """A partition that a network worker knows."""
 
     @property
     def table(self) -> SegmentTable: ...
@@ -64,10 +64,11 @@ class Readable(Protocol):
 
 
 def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
-    """What can be read of the partition now.
+    """Take a snapshot of a partition.
 
     Raises:
-        ApplianceError: nothing can; the message says why."""
+        ApplianceError: it cannot be read; the message says why.
+    """
     if partition is None:
         raise UnknownPartition(f"{name} is not on this appliance: ask for metadata")
     state = partition.table.state
@@ -79,11 +80,14 @@ def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
 
 
 def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[FetchResult], int]:
-    """What every part of a fetch gets now, and how many bytes that is in all; -1 when a part has an error.
+    """Plan the reply to a fetch.
 
-    As Kafka does: the first batch of the first part that has one is given whole whatever the limits say, so that a
-    consumer always gets on; after that nothing goes beyond ``request.bytes_max``.  Nor are more than PARTS_GIVEN_MAX
-    parts given anything: each takes a look into an index.  The others are answered as when there is no more room.
+    As in Kafka, the first batch found is returned whole, whatever the limits, so that a consumer always makes progress.
+    All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, since each needs a look
+    into an index.  The others are answered as if there was no room.
+
+    Returns:
+        The result of every part, and the number of bytes in all: -1 when a part has an error.
     """
     results: list[FetchResult] = []
     left, total, failed = request.bytes_max, 0, False
@@ -109,7 +113,7 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     assert partition is not None
     bases, start, end = snapshot
     offset = part.offset
-    # What acks=1 has acknowledged may be written but not readable yet, as behind Kafka's high watermark.
+    # Records acknowledged with acks=1 may be above the high watermark, as in Kafka.
     if offset < start or (offset > end and offset > partition.table.log_end_offset):
         return FetchResult(OffsetOutOfRange.code, start, end, 0, ())
     bytes_max = min(part.bytes_max, left)
@@ -125,9 +129,9 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
 
 
 class Lookup:
-    """Answers a request about offsets, in slices: each looks at a bounded amount of data, whatever is asked.
+    """Answers a request about offsets in steps, each of which reads a bounded amount of data.
 
-    ``results`` has an answer for each part that has had its turn.
+    ``results`` has the answers found so far, in the order of the parts.
     """
 
     def __init__(self, request: Offsets, partitions: Sequence[Readable | None]) -> None:
@@ -136,14 +140,14 @@ class Lookup:
         self._partitions = list(partitions)
 
     def forget(self, partition: Readable) -> None:
-        """The partition is deleted: it is unknown from now on, whatever its files hold."""
+        """Answer later parts of a deleted partition as unknown."""
         self._partitions = [None if one is partition else one for one in self._partitions]
 
     def look(self, bytes_max: int) -> int:
-        """Answer parts until all are answered (:attr:`done`) or ``bytes_max`` have been looked at.
+        """Answer parts until all are answered (:attr:`done`) or ``bytes_max`` bytes have been read.
 
         Returns:
-            How many bytes that were; the last part may have gone beyond what was allowed, by a batch.
+            The number of bytes read; the last part may exceed ``bytes_max``.
         """
         looked = 0
         for index in range(len(self.results), len(self.request.parts)):
@@ -161,17 +165,17 @@ class Lookup:
 
 
 def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True) -> OffsetsResult:
-    """Answer one question about offsets: by place, by time, or about a known offset."""
+    """Answer one part of a request about offsets: earliest, latest, by time, or about a given offset."""
     try:
-        view = snapshot_of(partition, f"{part.topic}-{part.partition}")
+        snapshot = snapshot_of(partition, f"{part.topic}-{part.partition}")
         assert partition is not None
-        return _offsets(part, view, partition, counted)
+        return _offsets(part, snapshot, partition, counted)
     except ApplianceError as error:
         return OffsetsResult(error.code, -1, -1, -1)
 
 
-def _offsets(part: OffsetsPart, view: TableSnapshot, partition: Readable, counted: bool) -> OffsetsResult:
-    bases, start, end = view
+def _offsets(part: OffsetsPart, snapshot: TableSnapshot, partition: Readable, counted: bool) -> OffsetsResult:
+    bases, start, end = snapshot
     reader = partition.reader
     if part.offset >= 0:
         offset = min(max(part.offset, start), end)
@@ -187,7 +191,7 @@ def _offsets(part: OffsetsPart, view: TableSnapshot, partition: Readable, counte
         found = reader.by_time(bases, end, part.timestamp)
     else:
         raise InvalidTimestamp(f"timestamp {part.timestamp}: must be ms >= 0, or -1 latest, -2 earliest, -3 largest")
-    if found is None:  # nothing that young: Kafka answers with no offset
+    if found is None:  # no record is that recent: Kafka answers without an offset
         return OffsetsResult(0, -1, -1, -1)
     wanted = part.timestamp if part.timestamp >= 0 else found.timestamp
     offset, timestamp, records = reader.first_record(bases, end, found, wanted)

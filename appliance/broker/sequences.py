@@ -1,23 +1,23 @@
-"""Idempotent producers: which batches of a partition have been written before (KIP-98, without transactions).
+"""Finds repeated batches of idempotent producers in a partition (KIP-98, without transactions).
 
-A producer numbers its records per partition.  For each producer id the partition's writer remembers its epoch, the
-sequence that must come next, where its last ``RECENT_MAX`` batches went, and how many consecutive records before the
-next one it has seen admitted (``known``).  A batch is
+A producer numbers its records per partition.  For each producer id the partition's writer keeps its epoch, the next
+sequence, the offsets of its last ``RECENT_MAX`` batches, and the number of consecutive records before the next one that
+it has admitted (``known``).  A batch may be
 
-    next                                 appended
+    the next one                         appended
     one of the recent ones               a repeat, answered with its first offsets: a Kafka producer keeps at most
                                          five requests in flight
-    wholly among the ``known`` ones      a repeat, answered as written at an unknown offset: the native producer
+    wholly among the ``known`` records   a repeat, answered as written at an unknown offset: the native producer
                                          keeps many more in flight
-    anything else                        refused as out of order, above all what may never have been written
+    any other                            refused as out of order: it may never have been written
 
-A producer that is not known must start at sequence 0: otherwise its second batch could enter before its first, when
-the first died with a writer.  Once ``forgotten`` is set it may start anywhere, as with Kafka's brokers: then batches
-of producers that are not known any more may have been written.  That is so when there were more than ``ids_max``
-producers (the one that was silent longest is forgotten first), and when state and part of the log are gone.  What
-such a producer had sent before is not ``known``, so it is never taken for a repeat.
+An unknown producer must start at sequence 0.  Otherwise its second batch could be appended before its first, when the
+first was lost with a writer.  Once ``forgotten`` is set, an unknown producer may start anywhere, as with Kafka's
+brokers: its earlier batches may have been written.  It is set when there were more than ``ids_max`` producers (the one
+silent longest is forgotten first), and when the stored state and part of the log are gone.  Earlier batches of such a
+producer are not ``known``, so they are never taken for repeats.
 
-Each entry is an immutable tuple, so a group of batches is undone by putting the old entries back.
+Each entry is an immutable tuple, so putting the old entries back undoes a group of batches.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ Entry = tuple[int, int, int, tuple[Recent, ...]]  # epoch, next sequence, known,
 
 
 class Snapshot(NamedTuple):
-    """The producers after every batch below offset ``end``; never changes."""
+    """The state of the producers after every batch below offset ``end``; immutable."""
 
     end: int
     forgotten: bool
     entries: tuple[tuple[int, Entry], ...]
 
     def encode(self) -> bytes:
-        """A checksum, and a msgpack array: version, end, forgotten, entries from the one silent longest."""
+        """Encode to a checksum and a msgpack array: version, end, forgotten, entries (the one silent longest first)."""
         body: bytes = msgpack.packb([VERSION, *self])
         return crc32c(body).to_bytes(4, "big") + body
 
     @classmethod
     def decode(cls, data: bytes) -> Snapshot | None:
-        """None: it is damaged, or of another version."""
+        """Decode a snapshot; None when it is damaged, or of another version."""
         if len(data) < 5 or crc32c(data[4:]) != int.from_bytes(data[:4], "big"):
             return None
         version, *fields = msgpack.unpackb(data[4:], use_list=False, strict_map_key=False)
@@ -62,7 +62,7 @@ class Snapshot(NamedTuple):
 
 
 class Sequences:
-    """The producers of one partition."""
+    """Checks and records the sequences of the producers of one partition."""
 
     def __init__(self, ids_max: int) -> None:
         self._ids_max = ids_max
@@ -74,11 +74,11 @@ class Sequences:
         return len(self._entries)
 
     def check(self, producer_id: int, epoch: int, sequence: int, count: int) -> tuple[int, int] | None:
-        """Whether a batch of ``count`` records may be appended.
+        """Check whether a batch of ``count`` records may be appended.
 
         Returns:
-            None: append it, then :meth:`record` it.  Otherwise it is a repeat, and these are its (base, end),
-            UNKNOWN where they are no longer remembered.
+            None: append it, then :meth:`record` it.  Otherwise the (base, end) of a repeat, UNKNOWN when they are no
+            longer kept.
 
         Raises:
             OutOfOrderSequence: batches before this one are missing: send them first.
@@ -106,7 +106,7 @@ class Sequences:
         return None
 
     def record(self, producer_id: int, epoch: int, sequence: int, count: int, base: int, end: int) -> None:
-        """Remember an admitted batch of ``count`` records at offsets ``base`` to ``end`` - 1."""
+        """Record an admitted batch of ``count`` records at offsets ``base`` to ``end`` - 1."""
         entry = self._entries.get(producer_id)
         if producer_id not in self._undo:
             self._undo[producer_id] = entry
@@ -126,11 +126,11 @@ class Sequences:
             self.forgotten = True
 
     def commit(self) -> None:
-        """What was recorded since the last commit is in the log."""
+        """Keep the records since the last commit: their batches are in the log."""
         self._undo.clear()
 
     def rollback(self) -> None:
-        """What was recorded since the last commit is not in the log."""
+        """Undo the records since the last commit: their batches are not in the log."""
         for producer_id, entry in self._undo.items():
             if entry is None:
                 self._entries.pop(producer_id, None)
@@ -139,12 +139,12 @@ class Sequences:
         self._undo.clear()
 
     def snapshot(self, end: int) -> Snapshot:
-        """The state after every batch below offset ``end``.  Call it with all committed."""
+        """Take a snapshot after every batch below offset ``end``.  Everything must be committed."""
         assert not self._undo
         return Snapshot(end, self.forgotten, tuple(self._entries.items()))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take the state from a snapshot."""
+        """Replace the state by that of a snapshot."""
         entries = snapshot.entries[-self._ids_max :]
         self._entries = OrderedDict(entries)
         self.forgotten = snapshot.forgotten or len(entries) < len(snapshot.entries)

@@ -16,9 +16,9 @@ P + S - N.  Its last record has the offset P + S - 1, and the next batch starts 
 :func:`check` requires.
 
 ``buffer[start:stop]`` holds one batch after another; ``start`` is an index into the buffer, ``position`` one into the
-log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`).  An incomplete batch, or one with a wrong
-checksum, is a :class:`~appliance.errors.CorruptBatch`: clients send it again.  A batch with a right checksum that
-breaks a rule is refused with an error that clients do not retry.
+log.  Errors are faults of the sender (:class:`~appliance.errors.ClientFault`).  An incomplete batch or a wrong checksum
+is a :class:`~appliance.errors.CorruptBatch`: clients send the batch again.  A batch with a right checksum that breaks a
+rule is refused with an error that clients do not retry.
 """
 
 from __future__ import annotations

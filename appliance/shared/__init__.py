@@ -1,1 +1,1 @@
-"""Owns all layouts of shared memory: segment tables, arenas, doorbells, heartbeats."""
+"""Owns the layouts of shared memory: segment tables, arenas, doorbells, heartbeats."""

@@ -1,14 +1,14 @@
-"""The arena: where a network worker receives, and from where writers write, with no copy in between.
+"""Allocates the arena: shared memory that a network worker receives into and writers write from, without a copy.
 
-One arena per incarnation of a network worker.  The worker hands out *extents* of whole blocks to its connections and
-``recv``s into them; a writer gets positions and reads the record batches where they lie.  An extent goes back to the
-pool when the connection has moved on and every writer has answered for the positions in it.
+Each incarnation of a network worker has one arena.  The worker allocates *extents* of whole blocks for its connections
+and ``recv``s into them.  A writer gets positions and reads the record batches in place.  An extent is free again when
+its connection uses another one and writers have answered all append requests in it.
 
-Who stores what.  A byte of an extent is stored by the worker until it is described to a writer, then by that writer
-alone (``baseOffset``), until the answer comes back.  A writer may be slow while the worker dies; the next incarnation
-therefore gets a new arena, and the old one lives until its last writer has let go of it.
+Each byte of an extent has one storing process: the worker until it sends the position to a writer, then that writer
+(which stores base offsets) until its answer.  A writer may still use the arena of a worker that died.  So the next
+incarnation of the worker gets a new arena, and the old one exists until its last writer has unmapped it.
 
-The pool is bounded: ``allocate`` answers None when there is no room, and the worker stops reading that connection.
+The pool is bounded: ``allocate`` returns None without room, and the worker stops reading that connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCK_BYTES: Final = 64 * 1024
 
 
 class Extent:
-    """A run of blocks, ``start`` to ``stop`` in the arena, shared by its connection and the requests within."""
+    """Blocks ``start`` to ``stop`` of the arena, held by a connection and by the requests in them."""
 
     __slots__ = ("_arena", "_holders", "start", "stop")
 
@@ -30,7 +30,7 @@ class Extent:
 
     @property
     def shared(self) -> bool:
-        """Whether anybody besides one holder still needs the bytes."""
+        """Whether more than one holder needs the bytes."""
         return self._holders > 1
 
     def hold(self) -> None:
@@ -44,7 +44,7 @@ class Extent:
 
 
 class Arena:
-    """First fit over a byte per block; the C speed of ``bytes.find`` is the allocator."""
+    """Allocates extents by first fit, with one byte per block and the speed of ``bytes.find``."""
 
     def __init__(self, size_bytes: int) -> None:
         self._blocks = bytearray(size_bytes // BLOCK_BYTES)

@@ -1,17 +1,17 @@
-"""Doorbells: how a writer wakes the network workers that wait for data.
+"""Wakes network workers that wait for data, through an eventfd per worker.
 
-One eventfd per worker, made before forking.  A worker that has nothing to answer a fetch with stores the high watermark
-that it needs into its wait cell of the partition's table, executes :func:`fence`, and loads the high watermark again;
-only then does it sleep in epoll, where the eventfd is registered.  A writer stores the high watermark, executes
-:func:`fence`, and loads the wait cells.
+The eventfds are made before forking.  A worker that delays a fetch stores the high watermark that it needs into its
+wait cell of the partition's table, executes :func:`fence`, and loads the high watermark again.  Then it sleeps in
+epoll, where the eventfd is registered.  A writer stores the high watermark, executes :func:`fence`, and loads the wait
+cells.
 
-Why a fence.  x86-64 lets a load overtake an earlier store to another cell.  Without fences both sides could load
-before either store is visible: the worker would sleep although the high watermark has come, and the writer would ring
-nobody.  With a full barrier on both sides at least one sees the other's store.  A ring too many is harmless: the worker
-looks, finds nothing and sleeps again.
+Why a fence.  x86-64 may execute a load before an earlier store to another cell is visible.  Without fences both sides
+could load before either store is visible.  Then the worker would sleep although the high watermark has been reached,
+and the writer would ring no doorbell.  With a full barrier on both sides at least one sees the store of the other.  An
+unnecessary ring is harmless: the worker finds nothing to do and sleeps again.
 
-CPython has no barrier of its own; taking and releasing a lock executes locked instructions, which on x86-64 are
-full barriers, and costs 40 ns.
+CPython has no barrier.  Taking and releasing a lock executes locked instructions, which are full barriers on x86-64,
+and takes 40 ns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fence() -> None:
 
 
 class Doorbell:
-    """An eventfd; ``ring`` may be called by any process, ``silence`` by the one that waits on ``fd``."""
+    """An eventfd.  Any process may call ``ring``; the one that waits on ``fd`` calls ``silence``."""
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if fd is None else fd
@@ -38,10 +38,10 @@ class Doorbell:
         try:
             os.eventfd_write(self.fd, 1)
         except BlockingIOError:
-            pass  # the counter is full: it rings already
+            pass  # the counter is full, so ``fd`` is readable already
 
     def silence(self) -> None:
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
-            pass  # somebody has been here before
+            pass  # silent already

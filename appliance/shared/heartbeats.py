@@ -1,17 +1,16 @@
-"""Heartbeats: how the supervisor sees that a child's loop turns.
+"""Shows the supervisor that the loops of its children run: a child adds 1 to its cell in each turn.
 
-One 8-byte cell per process, in memory that is shared by being inherited: the supervisor maps it before it forks, so it
-needs no name and no room in /dev/shm, and is gone with the last process.  A child raises its cell whenever its loop
-turns, and turns at least every :func:`beat_ms`; the supervisor only looks whether a cell has moved.
+The cells have 8 bytes each.  The supervisor maps them before it forks, so they need no name and no room in /dev/shm,
+and are freed with the last process.  The loop of a child turns at least every :func:`beat_ms`.  The supervisor checks
+that the cell changes.
 
-Each cell has one storing process: the child that the supervisor gave it to.  A cell is given to another child only
-after the one before has been reaped.  What a cell holds means nothing, only that it changes does; so a stale load
-makes the supervisor see a movement later, never one that has not been, and a half-finished store cannot be seen, since
-whole aligned cells are stored.
+Each cell has one storing process: its child.  Another child gets the cell only after that one has been reaped.  The
+value of a cell has no meaning; only its change has.  So with a stale load the supervisor sees a change later, and never
+one that did not happen.  Whole aligned cells are stored, so no half-finished store is visible.
 
-A process that does long work in one piece (recovery of a log above all) turns no loop meanwhile.  It does it inside
-:meth:`Heart.working`, where a thread beats instead.  That still shows a process that is stopped, or stuck with the
-interpreter's lock held, but not one that works for ever: such work is bounded by what there is to do.
+Long work in one piece, such as the recovery of a log, stops the loop.  It runs inside :meth:`Heart.working`, where a
+thread beats instead.  The supervisor still notices a process that is stopped, or stuck with the interpreter's lock.  It
+does not notice endless work; such work is bounded by its input.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ CELL_BYTES: Final = 8
 
 
 def beat_ms(timeout_ms: int) -> int:
-    """How often a loop turns at least, so that it is not taken for one that hangs after ``timeout_ms``."""
+    """Longest time between two beats, so that a loop does not seem to hang for ``timeout_ms``."""
     return timeout_ms // BEATS_PER_TIMEOUT
 
 
 class Heart:
-    """One cell, on the side of the process that it belongs to."""
+    """The cell of a process, on the side of that process."""
 
     def __init__(self, cells: Any, index: int, timeout_ms: int) -> None:
         self._cells = cells
@@ -46,7 +45,7 @@ class Heart:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Long work in one piece, in the block: a thread beats as long as it lasts."""
+        """Beat in a thread while the block runs."""
         done = threading.Event()
 
         def run() -> None:
@@ -63,37 +62,37 @@ class Heart:
 
 
 def alone() -> Heart:
-    """A heart that nobody watches: of a process without a supervisor."""
+    """Make a heart that is not watched, for a process without a supervisor."""
     return Heart([0], 0, 60_000)
 
 
 class Heartbeats:
-    """All cells, on the supervisor's side."""
+    """All cells, on the side of the supervisor."""
 
     def __init__(self, count: int, timeout_ms: int) -> None:
         """Raises OSError: no memory."""
         self._timeout_ms = timeout_ms
         self._cells: Any = memoryview(mmap.mmap(-1, count * CELL_BYTES)).cast("Q")
-        self._taken = 0  # cells that ever were
+        self._taken = 0  # cells used so far
         self._free: list[int] = []  # of these
 
     def take(self) -> Heart:
-        """A cell for a new process.
+        """Take a cell for a new process.
 
         Raises:
-            OutOfResources: all belong to others.
+            OutOfResources: all cells are in use.
         """
         if self._free:
             return Heart(self._cells, self._free.pop(), self._timeout_ms)
         if self._taken == len(self._cells):
-            raise OutOfResources(f"{self._taken} processes run already: that is the most there can be")
+            raise OutOfResources(f"{self._taken} processes run already, which is the maximum")
         self._taken += 1
         return Heart(self._cells, self._taken - 1, self._timeout_ms)
 
     def give_back(self, heart: Heart) -> None:
-        """Its process has been reaped, or was never forked."""
+        """Free the cell of a process that has been reaped, or was never forked."""
         self._free.append(heart.index)
 
     def seen(self, heart: Heart) -> int:
-        """What the cell holds."""
+        """The value of the cell."""
         return int(self._cells[heart.index])

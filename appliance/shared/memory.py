@@ -1,12 +1,12 @@
-"""POSIX shared memory objects: made by the supervisor, mapped by its children, gone when it stops.
+"""Makes, maps and removes POSIX shared memory objects.  The supervisor makes them, and removes them when it stops.
 
 Names are ``/appliance.<instance>.<what>.<random>``.  ``instance`` identifies the data directory, so that a restart
-finds and removes what a killed instance of the same directory left behind, and never touches another's.  The random
-part is new for each object: everybody may make names in /dev/shm, so nobody may know ours before we have them.  A name
-of ours that belongs to somebody else is left where it is.
+removes the objects of a killed instance of the same directory, and no others.  The random part is new for each object.
+Every user may make names in /dev/shm, so no other user may know a name before the object exists.  An object with such a
+name that belongs to another user is not removed.
 
-An object is created exclusively, readable by its owner only, and with its pages reserved: a full /dev/shm is an error
-here instead of a SIGBUS at the first store.
+An object is created exclusively, readable only by its owner, and with its pages reserved.  So a full /dev/shm is an
+error here instead of a SIGBUS at the first store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def instance_of(data_dir: Path) -> str:
-    """A name for this data directory that survives its being renamed or mounted elsewhere in the tree."""
+    """Identify a data directory, also after it is renamed or mounted elsewhere in the tree."""
     status = data_dir.stat()
     return hashlib.blake2s(f"{status.st_dev}:{status.st_ino}".encode(), digest_size=6).hexdigest()
 
@@ -44,17 +44,17 @@ def name_of(instance: str, what: str) -> str:
 
 
 def create(instance: str, what: str, size_bytes: int) -> tuple[str, mmap.mmap]:
-    """Make and map a zeroed object; returns its name too.
+    """Make and map an object filled with zeros.  Returns its name and the map.
 
     Raises:
-        OutOfResources: no room in /dev/shm, or no descriptor; nothing is left of the attempt.
+        OutOfResources: no room in /dev/shm, or no descriptor.  No object is left.
     """
     try:
         memory = _create_exclusively(name_of(instance, what))
     except (OSError, posix_ipc.Error) as error:
-        message = f"{SHM_DIR}: nothing can be created there: {error}"
+        message = f"{SHM_DIR}: cannot create an object: {error}"
         if isinstance(error, OSError):
-            error.filename = str(SHM_DIR)  # tells this lack of room from that of a disk
+            error.filename = str(SHM_DIR)  # distinguishes this lack of room from a full disk
         raise OutOfResources(message) from error
     try:
         os.fchmod(memory.fd, MODE)  # whatever the umask
@@ -71,9 +71,9 @@ def create(instance: str, what: str, size_bytes: int) -> tuple[str, mmap.mmap]:
 
 def _create_exclusively(stem: str) -> posix_ipc.SharedMemory:
     for _ in range(NAMES_TRIED_MAX):
-        with contextlib.suppress(posix_ipc.ExistentialError):  # somebody else's: take another name
+        with contextlib.suppress(posix_ipc.ExistentialError):  # the name is taken: try another
             return posix_ipc.SharedMemory(f"{stem}.{secrets.token_hex(RANDOM_BYTES)}", posix_ipc.O_CREX, mode=MODE)
-    raise posix_ipc.ExistentialError(f"{NAMES_TRIED_MAX} names of random numbers are all taken")
+    raise posix_ipc.ExistentialError(f"{NAMES_TRIED_MAX} random names are all taken")
 
 
 def attach(name: str, *, writable: bool = True) -> mmap.mmap:
@@ -81,7 +81,7 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
 
     Raises:
         FileNotFoundError: it has been unlinked.
-        OSError: it is not ours, or the machine has no descriptor or memory left.
+        OSError: it belongs to another user, or the machine has no descriptor or memory left.
     """
     try:
         memory = posix_ipc.SharedMemory(name)
@@ -97,7 +97,7 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
 
 
 def unlink(name: str) -> bool:
-    """Remove the name; processes that have it mapped keep their pages.  False when it is somebody else's."""
+    """Remove the name; processes with the object mapped keep its pages.  Returns False when that is not permitted."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -109,7 +109,7 @@ def unlink(name: str) -> bool:
 
 
 def unlink_all(instance: str) -> list[str]:
-    """Remove every name of this instance and say which: what a killed supervisor left behind."""
+    """Remove the objects that a killed supervisor of this instance left.  Returns their names."""
     prefix = name_of(instance, "")[1:]
     stale = [f"/{path.name}" for path in SHM_DIR.iterdir() if path.name.startswith(prefix)]
     return [name for name in stale if unlink(name)]

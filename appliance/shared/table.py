@@ -1,11 +1,11 @@
-"""The shared-memory segment table: what a partition's writer shows to every reader.
+"""Publishes a partition's segments and offsets to all readers, in a table in shared memory.
 
-One table per partition, one storing process per cell, any number of readers, no lock.  This module is the only one
-that knows the layout; the rest of the appliance sees :class:`SegmentTable` and :class:`TableSnapshot`.
+Each partition has one table.  Each cell has one storing process and any number of readers.  There is no lock.  Only
+this module knows the layout; other modules use :class:`SegmentTable` and :class:`TableSnapshot`.
 
 Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
 
-    0  MAGIC           layout name and version, written last when the table is created
+    0  MAGIC           layout name and version, stored last when the table is created
     1  EPOCH           incarnation of the table; odd while the writer is rebuilding it
     2  HEAD            index of the oldest readable segment       only grows within an epoch
     3  TAIL            one past the index of the newest segment   only grows within an epoch
@@ -13,26 +13,25 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     5  START           first readable offset, >= base of HEAD     only grows within an epoch
     6  LOG_END         offset up to which the file is written     may fall back when a write fails
     7  STATE           OPENING, ONLINE, OFFLINE or DISK_FULL
-    8  RECORDS         records the log has had up to the high watermark, since it began
+    8  RECORDS         number of records up to the high watermark since the log began
     9  COUNTERS        7 cells for metrics: see COUNTER_NAMES
-    16 WAITS           64 cells, one per network worker: the high watermark it waits for, 0 when it does not wait
+    16 WAITS           64 cells, one per network worker: the high watermark that it waits for, else 0
     80 ROWS...         base offset of segment i at cell 80 + i % ROW_COUNT
 
-Cells 0 to 15 and ROWS are stored by the partition's writer; before its first writer runs, by the opener that the
-supervisor waits for.  Wait cell w is stored by network worker w.
+The partition's writer stores cells 0 to 15 and ROWS.  Before its first writer runs, the opener does, and the supervisor
+waits for that.  Network worker w stores wait cell w.
 
-Publishing order.  The writer stores the row, then TAIL, then HIGH_WATERMARK; it raises START, then HEAD, before it lets
-a row be reused.  Readers load in the opposite order: HIGH_WATERMARK, TAIL, HEAD, the rows, then HEAD again.  So every
-byte below the high watermark that a reader has loaded lies in a row that it has loaded, and a row that is reused
-meanwhile is noticed.  Retention may pass a high watermark that a reader has loaded and not used yet; such a snapshot is
-thrown away too.
+Publishing order.  The writer stores the row, then TAIL, then HIGH_WATERMARK.  It raises START, then HEAD, before a row
+is reused.  Readers load in the opposite order: HIGH_WATERMARK, TAIL, HEAD, the rows, then HEAD again.  So every byte
+below the high watermark of a reader is in one of the rows that it has loaded, and it notices a row that was reused
+meanwhile.  Retention may pass a high watermark between its load and its use; the reader discards such a snapshot, too.
 
-Why no lock.  A process killed while it holds a POSIX semaphore leaves it taken.  With one storing process per cell
-there is nothing to hold, so a SIGKILL at any instruction leaves readers with the last published state.
+Why no lock.  A process killed while it holds a POSIX semaphore never releases it.  With one storing process per cell no
+lock is needed: after a SIGKILL at any instruction, readers see the last published state.
 
 Why item assignment on a ``memoryview`` cast to "Q" and never ``struct.pack_into``: the latter clears the bytes before
-it fills them, and a reader in another process sees the zero.  Cells are 8-byte aligned, so one store is one value.
-Load and store order is that of x86-64, except where a store must be seen before a later load: see ``doorbell``.
+it fills them, and a reader in another process may see the zero.  Cells are 8-byte aligned, so one store is one value.
+The order of loads and stores is that of x86-64.  Where a store must be visible before a later load: see ``doorbell``.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ CELL_COUNT: Final = 2048
 ROW_COUNT: Final = CELL_COUNT - ROWS
 TABLE_BYTES: Final = CELL_COUNT * 8
 SEGMENTS_MAX: Final = ROW_COUNT - 1
-VIEW_ATTEMPTS_MAX: Final = 1_000
+SNAPSHOT_ATTEMPTS_MAX: Final = 1_000
 
 COUNTER_NAMES: Final = ("batches", "bytes", "groups", "flushes", "duplicates", "refused", "retired")
 COUNT_BATCHES, COUNT_BYTES, COUNT_GROUPS, COUNT_FLUSHES, COUNT_DUPLICATES, COUNT_REFUSED, COUNT_RETIRED = range(7)
@@ -73,7 +72,7 @@ Cells = Any
 
 
 class TableSnapshot(NamedTuple):
-    """A consistent, immutable snapshot of one partition; safe to search while the writer runs on."""
+    """A consistent, immutable snapshot of one partition: valid while the writer continues."""
 
     bases: tuple[int, ...]
     start: int
@@ -81,10 +80,10 @@ class TableSnapshot(NamedTuple):
 
 
 class SegmentTable:
-    """Reader and writer handle on one table.
+    """Reads and writes one table.
 
-    ``cells`` is the mapped memory cast to "Q"; a plain list of ints behaves the same, which is how the tests step a
-    writer and a reader through every interleaving of their loads and stores.
+    ``cells`` is the mapped memory cast to "Q".  A plain list of ints works, too: with lists, tests step a writer and a
+    reader through every interleaving of their loads and stores.
     """
 
     def __init__(self, cells: Cells) -> None:
@@ -97,9 +96,10 @@ class SegmentTable:
     # ---- the writer's side
 
     def publish(self, bases: Sequence[int], start: int, end: int, records: int) -> None:
-        """Show the whole log as it stands after opening it; ``bases`` are at most SEGMENTS_MAX.
+        """Publish the whole log after opening it; ``bases`` are at most SEGMENTS_MAX.
 
-        A table that a killed writer left, and that is merely behind, is carried on, so that readers notice nothing.
+        When a killed writer left a table that is only behind, just the high watermark is raised: readers notice
+        nothing.
         """
         cells = self._cells
         assert 0 < len(bases) < self._row_count and bases[0] <= start <= end
@@ -135,7 +135,7 @@ class SegmentTable:
         self._cells[HIGH_WATERMARK] = end
 
     def retire_before(self, start: int) -> None:
-        """Raise START and drop the segments that lie wholly below it; the active one is never dropped."""
+        """Raise START and remove the segments that lie wholly below it, but never the active one."""
         cells, rows = self._cells, self._row_count
         assert start <= cells[HIGH_WATERMARK], "publish first"
         if start > cells[START]:
@@ -156,14 +156,14 @@ class SegmentTable:
         self._cells[COUNTERS + counter] += amount
 
     def count_group(self, batches: int, size: int) -> None:
-        """Count one group that has been appended, of so many batches and bytes."""
+        """Count one appended group of ``batches`` and ``size`` bytes."""
         cells = self._cells
         cells[COUNTERS + COUNT_BATCHES] += batches
         cells[COUNTERS + COUNT_BYTES] += size
         cells[COUNTERS + COUNT_GROUPS] += 1
 
     def waiting(self, workers: int, end: int) -> list[int]:
-        """The workers that wait for a high watermark that has come.  Call after ``doorbell.fence``."""
+        """The workers that wait for a high watermark of at most ``end``.  Call after ``doorbell.fence``."""
         waits = self._cells[WAITS : WAITS + workers]
         return [worker for worker in range(workers) if 0 < waits[worker] <= end]
 
@@ -174,7 +174,7 @@ class SegmentTable:
     # ---- a network worker's side
 
     def set_wait(self, worker: int, end: int) -> None:
-        """Ask to be rung once the high watermark reaches ``end``; 0 takes the request back."""
+        """Request a ring of the doorbell when the high watermark reaches ``end``; 0 cancels it."""
         self._cells[WAITS + worker] = end
 
     # ---- every reader's side
@@ -206,16 +206,16 @@ class SegmentTable:
         """Take a consistent snapshot without stopping the writer.
 
         Raises:
-            WriterGone: the table is being rebuilt, or kept changing for VIEW_ATTEMPTS_MAX attempts.
+            WriterGone: the table is being rebuilt, or changed during SNAPSHOT_ATTEMPTS_MAX attempts.
         """
         cells, rows = self._cells, self._row_count
-        for _ in range(VIEW_ATTEMPTS_MAX):
+        for _ in range(SNAPSHOT_ATTEMPTS_MAX):
             epoch = cells[EPOCH]
             end, tail, head = cells[HIGH_WATERMARK], cells[TAIL], cells[HEAD]
             if epoch == 0 or epoch % 2 or not 0 < tail - head < rows:
                 continue
             key = (epoch, head, tail)
-            if key == self._rows_key:  # rows of a live range never change, so neither does their tuple
+            if key == self._rows_key:  # rows in use never change, so neither does their tuple
                 bases = self._rows
             else:
                 bases = tuple(cells[ROWS + index % rows] for index in range(head, tail))

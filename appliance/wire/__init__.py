@@ -1,1 +1,1 @@
-"""Sans-IO codecs of the two listeners: bytes in, values out, and replies as lists of bytes and file ranges."""
+"""Decodes requests and encodes replies of the two listeners, without I/O.  Replies are bytes and file ranges."""

@@ -1,7 +1,7 @@
-"""What a request may ask for, in numbers: the bounds that the codecs of both listeners share.
+"""Bounds the numbers in requests, for the codecs of both listeners.
 
-Names have theirs in :mod:`appliance.names`.  A codec applies both while it decodes, so that nothing behind it sees a
-number that does not fit its use, and no frame makes it build more than its bytes hold.
+The bounds of names are in :mod:`appliance.names`.  A codec checks both while it decodes.  So later code gets only valid
+numbers, and the values decoded from a frame are not larger than the frame allows.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import Final, NamedTuple
 from ..config import Config
 
 PARTS_MAX_MIN: Final = 10_000
-"""So many partitions one request may always name."""
+"""One request may always name this many partitions."""
 PARTS_MAX_MAX: Final = 100_000
-"""As many as one appliance may be configured to hold."""
+"""Largest value of ``topics.partitions_max``."""
 FETCH_BYTES_MAX: Final = 64 << 20
-"""Of record batches in one reply; who asks for more gets so much, as with Kafka's ``fetch.max.bytes``."""
+"""Largest size of the record batches in one reply.  A larger request is reduced to it, as with Kafka's
+``fetch.max.bytes``."""
 
 
 class Limits(NamedTuple):
     """The configured bounds of requests.
 
-    ``frame_bytes_max`` of any frame; ``forwarded_bytes_max`` of one that the coordinator answers; ``parts_max``
-    partitions in one request, each time that one is named.
+    ``frame_bytes_max``: of any frame; ``forwarded_bytes_max``: of a forwarded request; ``parts_max``: partitions in one
+    request, counting repeats.
     """
 
     frame_bytes_max: int

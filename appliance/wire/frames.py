@@ -1,7 +1,7 @@
-"""Splits a buffer, which somebody else fills, into length-prefixed frames.
+"""Splits a buffer of received bytes into length-prefixed frames.
 
-Both protocols frame alike: a big-endian u32 size, then that many bytes.  An oversized frame is refused as soon as
-its four size bytes are in, so a peer can never make us hold more than one frame and one ``recv``.
+Both protocols have the same frames: a big-endian u32 size, then that many bytes.  A frame that is too large is refused
+as soon as its four size bytes are there.  So a connection holds at most one frame and one ``recv``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def split(
     """Find the whole frames in ``buffer[start:stop]``.
 
     Returns:
-        The frames as (start, stop) without their size prefixes, and where the first unfinished frame starts.
+        The frames as (start, stop) without their size prefixes, and the start of the first incomplete frame.
 
     Raises:
-        FrameTooLarge: a peer announced more than ``frame_bytes_max`` bytes, or for the first of these frames more than
-            ``first_bytes_max``; drop the connection.
+        FrameTooLarge: a frame has more than ``frame_bytes_max`` bytes, or the first of these frames more than
+            ``first_bytes_max``.  Close the connection.
     """
     frames: list[tuple[int, int]] = []
     bytes_max = frame_bytes_max if first_bytes_max is None else first_bytes_max

@@ -1,4 +1,4 @@
-"""The codec of each listener, by its protocol."""
+"""Makes the codec of a connection, by the protocol of its listener."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .requests import Codec
 
 
 def codec_of(protocol: str, config: Config, greeted: bool = False) -> Codec:
-    """A codec for one connection; ``protocol``: "native" or "kafka"; ``greeted``: its hello has been answered."""
+    """Make a codec for one connection.  ``protocol``: "native" or "kafka"; ``greeted``: its hello has been answered."""
     limits = Limits.of(config)
     if protocol == "native":
         return NativeCodec(config.broker.id, limits, greeted)

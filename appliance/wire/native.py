@@ -1,10 +1,9 @@
-"""The native protocol, both directions: this page is its specification.
+"""Encodes and decodes the native protocol, and specifies it.
 
-A frame is ``u32 size | u32 header size | msgpack array header | payload``, big-endian; ``size`` counts what follows
-it.  Record batches travel in the payload exactly as they lie in the log.  The first request of a connection is
-``hello``; requests may be pipelined; replies leave in the order of the requests.  A header that is not an array of
-the shape below with numbers in their bounds, or an unknown api number, ends the connection: nothing behind it can be
-trusted.
+A frame is ``u32 size | u32 header size | msgpack array header | payload``, big-endian; ``size`` counts the bytes
+after it.  The payload holds record batches as they are in the log.  The first request of a connection is ``hello``.
+Requests may be pipelined; replies have the order of the requests.  A header with another shape than below, with a
+number out of bounds or with an unknown api number closes the connection: the bytes after it cannot be trusted.
 
     request header [api, correlation id, ...]                     reply header [correlation id, error, ...]
 
@@ -19,16 +18,16 @@ trusted.
     9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
 
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
-after the last.  ``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; a non-negative ``offset`` asks about that offset
+after the last.  ``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; a non-negative ``offset`` selects that offset
 instead.  ``records`` counts the records before ``offset`` since the log began: differences are lag in messages.
-Errors are the numbers of :mod:`appliance.errors`; 0 is none.  Metadata and admin are answered by the coordinator, or
-by a worker from what the coordinator has sent it.
+Errors are the numbers of :mod:`appliance.errors`; 0 is none.  The coordinator answers metadata and admin, or a worker
+does from its snapshot of metadata.
 
-Bounds, checked while a header is decoded, so that nothing larger is ever built.  Correlation ids are u32.
+The bounds are checked while a header is decoded.  Correlation ids are u32.
 Partitions, times in ms and counts of bytes are 0 to 2^31 - 1, offsets and timestamps i64, a topic has at most
 :data:`~appliance.names.TOPIC_CHARACTERS_MAX` characters, a request at most ``parts_max`` partitions.  ``hello`` has at
-most :data:`HELLO_BYTES_MAX` bytes, metadata and admin ``forwarded_bytes_max``.  The arguments of a verb are decoded by
-the coordinator alone, as what the verb takes.
+most :data:`HELLO_BYTES_MAX` bytes, metadata and admin ``forwarded_bytes_max``.  Only the coordinator decodes the
+arguments of a verb (``wire/native_admin.py``).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _pack = msgpack.Packer().pack
 
 
 def encode_frame(header: Sequence[Any], payload_bytes: int = 0) -> bytes:
-    """Size prefix and header of a frame; ``payload_bytes`` of payload are to follow."""
+    """Encode size prefix and header of a frame; ``payload_bytes`` of payload follow."""
     packed: bytes = _pack(header)
     return _PREFIX.pack(SIZE_BYTES + len(packed) + payload_bytes, len(packed)) + packed
 
@@ -82,11 +81,11 @@ _ARRAY_OF_6, _UINT32 = 0x96, 0xCE
 _CORRELATION = struct.Struct(">I")
 _CORRELATION_AT: Final = _PRODUCE_FRONT.size - SIZE_BYTES - _CORRELATION.size
 _HEAD_AT: Final = _PRODUCE_FRONT.size - SIZE_BYTES
-"""In a frame without its size, as :class:`ProduceHead` packs it."""
+"""Positions in a frame without its size, as :class:`ProduceHead` packs it."""
 
 
 class ProduceHead:
-    """What goes in front of the record batches of one partition's produce requests, packed but for two numbers."""
+    """Encodes the headers of produce requests to one partition: all but two numbers are packed once."""
 
     __slots__ = ("_header_bytes", "_rest", "bytes")
 
@@ -105,7 +104,7 @@ class ProduceHead:
 
 
 def decode_header(frame: memoryview) -> tuple[list[Any], int]:
-    """The header of a reply (without its size prefix) and where its payload starts: the client's side.
+    """Decode the header of a reply, which is given without its size prefix, and find the start of its payload.
 
     Raises:
         ProtocolFault: not a frame of this protocol.
@@ -120,7 +119,7 @@ def decode_header(frame: memoryview) -> tuple[list[Any], int]:
     return header, stop
 
 
-# What the header of a request is decoded as, by its first number.
+# The types that headers of requests are decoded to, by their first number.
 
 _Correlation = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _Topic = Annotated[str, Meta(max_length=TOPIC_CHARACTERS_MAX)]
@@ -161,11 +160,11 @@ class AdminRequest(Struct, array_like=True, forbid_unknown_fields=True, tag=ADMI
     correlation: _Correlation
     verb: Annotated[str, Meta(max_length=249)]
     arguments: Raw
-    """Of the frame's own memory: to be decoded before that is used again."""
+    """Refers to the memory of the frame: decode it before that is reused."""
 
 
 class _Hello(Struct, array_like=True, tag=HELLO):
-    """What other versions add is skipped, so that they get an answer with the version that is spoken here."""
+    """Fields of other versions are skipped, so that clients of these get an answer with our version."""
 
     correlation: _Correlation
     magic: Literal["appliance"]
@@ -181,10 +180,10 @@ _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
 
 def decode_forwarded(frame: memoryview) -> MetadataRequest | AdminRequest:
-    """What the coordinator answers.
+    """Decode a forwarded request.
 
     Raises:
-        ProtocolFault: not such a frame.
+        ProtocolFault: the frame is not one.
     """
     try:
         return _forwarded.decode(frame[SIZE_BYTES : _header_end(frame)])
@@ -203,7 +202,7 @@ def _header_end(frame: memoryview) -> int:
 
 
 class NativeCodec:
-    """The server's side of one connection; remembers only whether the client has said hello."""
+    """The server's side of one connection.  Its only state is whether the client has sent hello."""
 
     def __init__(self, broker_id: int, limits: Limits, greeted: bool = False) -> None:
         self._broker_id = broker_id

@@ -1,10 +1,10 @@
-"""The verbs of the native protocol's admin requests: this page is their specification.
+"""Decodes the arguments of the native protocol's admin requests, and specifies their verbs.
 
 ``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like):
 
     create_topic    {name, partitions?, settings?}        {name, partitions}
-    ensure_topic    {name}                                {name, partitions}; made where auto_create is on
-    alter_topic     {name, settings?, partitions?}        {name, partitions}; a setting of nil is taken back
+    ensure_topic    {name}                                {name, partitions}; created if auto_create is on
+    alter_topic     {name, settings?, partitions?}        {name, partitions}; nil resets a setting
     delete_topic    {name}                                nil
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     init_producer   {}                                    {producer_id, epoch}
@@ -13,20 +13,20 @@
     group           {group}                               {group, protocol, state, members: [MEMBER],
                                                            partitions: [POSITION]}
     offsets         {group}                               [[topic, partition, offset]]
-    commit          {group, offsets: [[t, p, offset]]}    nil; what is not refused is stored
-    delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions the whole group goes
+    commit          {group, offsets: [[t, p, offset]]}    nil; stores all that is not refused
+    delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions: the whole group
 
     PARTITION       {partition, leader, start, end, bytes, messages, state}
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
     POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
 
-Whoever is asked, a group's coordinator carries ``commit`` and ``delete_offsets`` out; ``forwarded`` marks what one
-broker has passed on to another.
+Any broker may be asked: it passes ``commit`` and ``delete_offsets`` on to the group's coordinator.  ``forwarded`` marks
+a request that another broker has passed on.
 
-A topic's ``settings`` are those in force, ``own`` those that were set for it.  A group's ``protocol`` is that
-of its members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  What cannot
-be learned now (a partition is not readable, its broker does not answer) is nil.  A partition that is owned,
-but has no offset yet, has the lag of its whole log.
+A topic's ``settings`` are those in force; ``own`` are those set for this topic.  A group's ``protocol`` is that of its
+members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  Values that are not known now
+(a partition is not readable, its broker does not answer) are nil.  An owned partition without a committed offset has
+the lag of its whole log.
 
 Errors: any :class:`~appliance.errors.ApplianceError` is answered with its code and message; wrong arguments are an
 ``InvalidRequest``; a frame of the wrong shape closes the connection.
@@ -44,7 +44,7 @@ from ..names import GROUP_CHARACTERS_MAX, PARTITION_MAX, TOPIC_PATTERN
 from .bounds import PARTS_MAX_MAX
 
 Name = Annotated[str, Meta(max_length=32_767)]
-"""As Kafka's protocol has them: whether it is a legal name, and says why not, is for those to answer who use it."""
+"""Any string of Kafka's protocol.  The code that uses the name checks whether it is legal."""
 Names = Annotated[list[Name], Meta(max_length=PARTS_MAX_MAX)]
 Offset = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
@@ -110,11 +110,11 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "commit": CommitOffsets,
     "delete_offsets": DeleteOffsets,
 }
-"""What the arguments of each verb are decoded as."""
+"""The type of the arguments of each verb."""
 
 
 def decode_arguments(verb: str, given: msgspec.Raw) -> msgspec.Struct:
-    """The arguments of a verb.
+    """Decode the arguments of a verb.
 
     Raises:
         InvalidRequest: there is no such verb, or it takes other arguments.

@@ -1,9 +1,9 @@
-"""The values that both protocols decode requests to, and encode replies from.
+"""Defines the values that both protocols decode requests to and encode replies from.
 
 A protocol's codec turns one frame into one of the requests below and a list of results into the pieces of a reply.
-It neither reads sockets nor opens files: a reply is a list of ``bytes`` and :class:`FileRange` that the network
-worker writes and sendfiles in order (h11's ``send_with_data_passthrough``).  ``context`` is whatever the codec
-needs to encode the reply (correlation id, API version); nobody else looks into it.
+It neither reads sockets nor opens files.  A reply is a list of ``bytes`` and :class:`FileRange`, which the network
+worker sends with ``send`` and ``sendfile`` (like h11's ``send_with_data_passthrough``).  ``context`` holds what the
+codec needs to encode the reply, such as correlation id and API version.  Only the codec reads it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ MAX_TIMESTAMP = -3
 
 
 class OpenFile(Protocol):
-    """An open segment file.  Its descriptor is closed when the last reference goes.
+    """An open segment file.  The last reference closes its descriptor.
 
-    So a range that is still queued for a slow reader keeps its file although retention has unlinked it.
+    So a range that waits for a slow reader keeps its file, even when retention has unlinked it.
     """
 
     fd: int
 
 
 class FileRange(NamedTuple):
-    """``count`` bytes at ``position`` of an open file: what ``sendfile`` takes."""
+    """``count`` bytes at ``position`` of an open file, to be sent with ``sendfile``."""
 
     file: OpenFile
     position: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
 
 
 class ProducePart(NamedTuple):
-    """Record batches for one partition: ``frame[start:stop]``, nothing copied."""
+    """Record batches for one partition: ``frame[start:stop]``, not copied."""
 
     topic: str
     partition: int
@@ -52,7 +52,7 @@ class FetchPart(NamedTuple):
 
 
 class OffsetsPart(NamedTuple):
-    """``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; ``offset`` >= 0 asks about that offset instead."""
+    """``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; ``offset`` >= 0 selects that offset instead."""
 
     topic: str
     partition: int
@@ -62,9 +62,9 @@ class OffsetsPart(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
-    """One request, or ``count`` of one part each that :meth:`Codec.join` has made one.
+    """One produce request, or ``count`` requests of one part each that :meth:`Codec.join` has joined.
 
-    ``overlap``, here and below: requests of one connection that have the same may be in progress together; any other
+    ``overlap``, here and below: requests of one connection with the same value may be in progress together.  Any other
     request starts when all before it have taken effect.  "" overlaps with nothing.
     """
 
@@ -87,13 +87,13 @@ class Fetch:
 
     @property
     def bytes_enough(self) -> int:
-        """What a reply must hold to be sent at once: without time to wait, anything will do."""
+        """Bytes of batches with which a reply is sent at once.  Without time to wait, 1 is enough."""
         return self.bytes_min if self.wait_ms_max > 0 else min(self.bytes_min, 1)
 
 
 @dataclass(slots=True)
 class Offsets:
-    """``counted``: the answers are to say how many records come before each offset."""
+    """``counted``: the answers include the number of records before each offset."""
 
     overlap: ClassVar[str] = ""
     context: Any
@@ -103,7 +103,7 @@ class Offsets:
 
 @dataclass(slots=True)
 class Forwarded:
-    """Anything else: the frame goes to the coordinator as it is and its reply frame comes back as bytes."""
+    """Any other request: its frame is forwarded to the coordinator, and the reply frame comes back as bytes."""
 
     context: Any
     overlap: str = ""
@@ -111,7 +111,7 @@ class Forwarded:
 
 @dataclass(slots=True)
 class Local:
-    """The codec knows the answer itself (hello, ApiVersions, a request it refuses); then maybe hang up."""
+    """A request that the codec answers (hello, ApiVersions, a refusal).  ``close``: then close the connection."""
 
     overlap: ClassVar[str] = ""
     reply: bytes
@@ -124,7 +124,7 @@ Request = Produce | Fetch | Offsets | Forwarded | Local
 class ProduceResult(NamedTuple):
     """``base``: offset of the first record; ``end``: offset after the last; both -1 on error.
 
-    ``append_ms``: the time that the records were given, -1 when they keep their own.  It means nothing on error.
+    ``append_ms``: append time of the records, -1 when they keep their own timestamps.  Undefined on error.
     """
 
     error: int
@@ -146,7 +146,7 @@ class FetchResult(NamedTuple):
 
 
 class OffsetsResult(NamedTuple):
-    """``records``: how many records the log has had before ``offset`` (differences give lag in messages)."""
+    """``records``: number of records before ``offset`` since the log began (differences give lag in messages)."""
 
     error: int
     offset: int
@@ -155,19 +155,22 @@ class OffsetsResult(NamedTuple):
 
 
 class Codec(Protocol):
-    """One listener.  Nothing here reads or writes a socket; ``frame`` is the frame without its u32 size prefix."""
+    """The codec of a listener.  Does no I/O.  ``frame`` is a frame without its u32 size prefix."""
 
     first_bytes_max: int
-    """Of the next frame: less than of all others until the client has introduced itself."""
+    """Largest size of the next frame.  It is smaller before hello."""
 
     def decode(self, frame: memoryview) -> Request:
         """Raises ProtocolFault when the frame cannot be answered: close the connection."""
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
-        """Whether ``frame`` asks what ``request`` asks but for its correlation and its record batches.
+        """Join the request in ``frame`` to ``request``, if they differ only in correlation id and record batches.
 
-        Then it is part of it from now on and answered with it, in a fraction of the time.  ``first`` is the frame of
-        ``request``; ``frame`` begins ``shift`` bytes after it, and so are its parts counted.
+        Joined requests are answered together, in a fraction of the time.  ``first`` is the frame of ``request``;
+        ``frame`` begins ``shift`` bytes after it.  Positions of all parts are in ``first``.
+
+        Returns:
+            Whether it was joined.
         """
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes: ...
@@ -180,13 +183,13 @@ class Codec(Protocol):
 def decode_frames(
     codec: Codec, memory: memoryview, frames: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[Request, int, memoryview]]:
-    """The requests in ``frames`` of ``memory``, in order; produce requests alike that follow each other become one.
+    """Decode the requests in ``frames`` of ``memory``, in order, and join similar produce requests in sequence.
 
     Yields:
-        Each request, where its (first) frame begins, and that frame.
+        Each request, the start of its (first) frame, and that frame.
 
     Raises:
-        ProtocolFault: the next frame cannot be answered.  What comes before it has been yielded.
+        ProtocolFault: the next frame cannot be answered.  All requests before it have been yielded.
     """
     joined: Produce | None = None
     first, first_start = memory, 0

@@ -1,4 +1,4 @@
-"""The options of sockets, at either end of a listener's connections.  The only I/O in this package."""
+"""Sets the options of sockets, at either end of a listener's connections.  The only I/O in this package."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 from typing import Final
 
 UNPACED: Final = b"reno"
-"""The congestion control that every Linux has and every process may choose."""
+"""A congestion control that every Linux has and every process may choose."""
 
 
 def set_options(sock: socket.socket, peer_host: str) -> None:
-    """Once it is known who the peer is: a socket that is connected, or connecting."""
+    """Set the options of a socket that is connected or connecting to ``peer_host``."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sock.getsockname()[0] == peer_host:
-        # On one host there is no wire to share, but BBR, the default of many hosts, paces all the same: with a timer
-        # per socket, which takes half of the CPU of large fetches and a third of the rate of large batches.
-        with contextlib.suppress(OSError):  # a kernel without it: then as it comes
+        # On one host pacing is useless.  BBR, the default of many hosts, paces with a timer per socket: that takes half
+        # of the CPU time of large fetches, and a third of the rate of large batches.
+        with contextlib.suppress(OSError):  # a kernel without it: keep the default
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)

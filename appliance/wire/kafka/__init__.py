@@ -1,6 +1,6 @@
-"""The Kafka listener's codecs, sans-IO.
+"""Decodes and encodes the Kafka protocol, without I/O.
 
-``apis.py`` is the table of what is served.  ``codec.py`` answers or decodes by hand what a network worker serves
-itself (with ``produce.py``, ``fetch.py`` and ``list_offsets.py``, one layout each, over ``primitives.py``).
-``forwarded.py`` decodes the rest with kafka-python, in the coordinator.
+``apis.py`` is the table of the APIs served.  ``codec.py`` decodes the requests that a network worker answers itself
+(with ``produce.py``, ``fetch.py`` and ``list_offsets.py``, one layout each, over ``primitives.py``).
+``forwarded.py`` decodes the others with kafka-python, in the coordinator.
 """

@@ -1,12 +1,12 @@
-"""Which Kafka APIs are served, and in which versions: the one table that ApiVersions and the codecs read.
+"""Lists the Kafka APIs served, and their versions.  ApiVersions and the codecs use this table.
 
 ``tests/clients/README.md`` shows it.
 
-Floors are low enough for librdkafka 2.0.2 (Debian 12), which wants exact old versions inside the range.  Ceilings are
-below the versions that replace topic names by topic ids (Produce 13, Fetch 13).  Metadata, which has both from 10 on,
-goes to 12, because librdkafka cannot take version 9 of many small topics.  Produce 0 to 2 are listed because librdkafka
-before 2.11.1 silently drops gzip, snappy and lz4 when they are not; what is sent with them is refused partition by
-partition with UNSUPPORTED_VERSION.  A key that is missing here is not served at all.
+The lowest versions suit librdkafka 2.0.2 (Debian 12), which needs certain old versions.  The highest ones are below the
+versions that replace topic names by topic ids (Produce 13, Fetch 13).  Metadata has both from 10 on.  It goes up to 12,
+because librdkafka fails on version 9 of many small topics.  Produce 0 to 2 are listed because librdkafka before 2.11.1
+otherwise silently drops gzip, snappy and lz4.  Produce requests of these versions are refused for each partition with
+UNSUPPORTED_VERSION.  An API that is missing here is not served.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Api(NamedTuple):
     version_min: int
     version_max: int
     flexible_from: int
-    """First version with compact lengths and tagged fields; 99 = none that we know."""
+    """First version with compact lengths and tagged fields; 99 = none so far."""
 
 
 APIS: Final[dict[int, Api]] = {
@@ -110,7 +110,7 @@ APIS: Final[dict[int, Api]] = {
 }
 
 ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.version_max) for key, api in APIS.items()}
-"""API key → (lowest, highest version), as ApiVersions answers it."""
+"""API key → (lowest, highest version), for the reply to ApiVersions."""
 
 SERVED_BY_WORKERS: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, API_VERSIONS})
 """Answered by the network worker; all others are forwarded to the coordinator (``forwarded.py``)."""

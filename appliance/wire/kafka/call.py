@@ -1,4 +1,4 @@
-"""One forwarded Kafka request as its handler sees it, and the answer's form."""
+"""Defines the arguments and answers of the handlers of forwarded Kafka requests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .codes import Code
 
 
 class Call(NamedTuple):
-    """``request`` has kafka-python's field names; a field that the version lacks reads as its default.
+    """A forwarded request.  ``request`` has kafka-python's field names; a field that the version lacks has its default.
 
-    ``listener`` is the "host:port" of ours that the client came to, ``peer`` its own.
+    ``listener`` is our "host:port" that the client connected to, ``peer`` the client's.
     """
 
     request: Any
@@ -29,11 +29,11 @@ class Call(NamedTuple):
 
 
 Answer = Mapping[str, Any] | bytes
-"""The response's fields by Kafka's names in snake case, or the whole reply frame where speed matters."""
+"""The fields of the response by Kafka's names in snake case; or, where speed matters, the whole reply frame."""
 
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
 def retriable(error: ApplianceError, while_unavailable: Code) -> int:
-    """The code for an error; what passes by itself gets ``while_unavailable``, on which this API's clients retry."""
+    """The code for an error.  Temporary errors get ``while_unavailable``, on which clients of this API retry."""
     return while_unavailable if isinstance(error, Unavailable) else error.code

@@ -1,15 +1,14 @@
-"""What a network worker does with a Kafka frame: decode what it serves, answer ApiVersions, pass on the rest.
+"""Decodes Kafka frames in network workers, answers ApiVersions, and marks other requests as forwarded.
 
-ApiVersions: the reply header is version 0 in all versions (a client does not know yet what we speak), and a
-version that we do not know is answered in the layout of version 0, with error 35 and our table, so that the
-client can choose::
+ApiVersions: the reply header is version 0 in all versions, since the client does not know our versions yet.  An unknown
+version is answered in the layout of version 0, with error 35 and our table, so that the client can choose::
 
     i16 error  [api { i16 key  i16 version min  i16 version max }]  i32 throttle ms = 0 (1+)
 
 (from 3 on with a compact count, and tagged fields at the ``}`` and at the end).
 
-SaslHandshake is not served; clients that are configured for SASL send it all the same and get
-ILLEGAL_SASL_STATE, as from a Kafka listener without SASL, instead of a closed connection.
+SaslHandshake is not served.  Clients that are configured for SASL send it anyway.  They get ILLEGAL_SASL_STATE, as from
+a Kafka listener without SASL, instead of a closed connection.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ assert _HEADER.size == 10
 
 
 class KafkaCodec:
-    """Stateless: one serves all connections.  Implements :class:`appliance.wire.requests.Codec`."""
+    """Implements :class:`appliance.wire.requests.Codec`.  Has no state: one codec serves all connections."""
 
     __slots__ = ("_forwarded_bytes_max", "_parts_max", "first_bytes_max")
 
@@ -91,7 +90,7 @@ class KafkaCodec:
         try:
             return produce.join(request, first, frame, shift)
         except (struct.error, IndexError, ProtocolFault):
-            return False  # whoever decodes it by itself says what is wrong
+            return False  # decode() will report the error
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
         return produce.encode(request, results)
@@ -104,7 +103,7 @@ class KafkaCodec:
 
 
 def _body(frame: memoryview, client_id_size: int, flexible: bool) -> int:
-    """Where the request's own fields begin; a negative version or size is caught by what is read there."""
+    """The start of the request's own fields.  The reader of these fields finds a negative version or size."""
     position = _HEADER.size + client_id_size if client_id_size > 0 else _HEADER.size
     return skip_tags(frame, position) if flexible else position
 

@@ -1,7 +1,7 @@
-"""The Kafka protocol's error numbers that the forwarded APIs answer with, under Kafka's names.
+"""Names the error numbers of the Kafka protocol that the forwarded APIs use.
 
-``appliance.errors`` has the errors of the appliance itself; their ``code`` is a number of the same list.
-What is only here belongs to group membership or to one API, is part of a reply and is never raised.
+``appliance.errors`` has the exceptions of the appliance; their ``code`` is a number of the same list.  Numbers that are
+only here are for group membership or for one API.  They are never raised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fetch (API 1), versions 4 to 12.
+"""Decodes and encodes Fetch (API 1), versions 4 to 12.
 
 Request (``[…]`` arrays; in 12 compact lengths, and tagged fields at each ``}`` and at the end)::
 
@@ -15,11 +15,10 @@ Reply::
                                 i64 log start (5+)  [aborted transactions] = none
                                 i32 preferred replica = -1 (11+)  i32 size, record batches }] }]
 
-Fetch sessions are refused by answering session id 0: every fetch then names all its partitions.  A fetch that
-continues a session nobody opened gets FETCH_SESSION_ID_NOT_FOUND, upon which clients start anew; one
-without partitions (the Java client's farewell, epoch -1) is answered at once, as there is nothing to wait
-for.  A request with another leader epoch than a partition has (-1: any) gets FENCED_LEADER_EPOCH or
-UNKNOWN_LEADER_EPOCH for it.
+A reply with session id 0 refuses a fetch session, so each fetch names all its partitions.  A fetch that continues an
+unknown session gets FETCH_SESSION_ID_NOT_FOUND, and the client starts again without it.  A fetch without partitions is
+answered at once: the Java client sends it at its end, with epoch -1.  A partition with another leader epoch than the
+request names (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from .primitives import NO_EPOCH, SIZE, Group, epoch_refusal, read_count, read_r
 _, VERSION_MIN, VERSION_MAX, FLEXIBLE_FROM = APIS[FETCH]
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 NO_OFFSET: Final = -1
-"""Where no log has anything: a part that asks for it is answered at once, with OFFSET_OUT_OF_RANGE."""
+"""An offset that no log has: a part with it is answered at once, with OFFSET_OUT_OF_RANGE."""
 ANY_EPOCH: Final = (NO_EPOCH, LEADER_EPOCH)
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
@@ -50,9 +49,9 @@ _ROW_V5 = struct.Struct(">iq8xi")
 _ROW_V9 = struct.Struct(">iiq8xi")
 _ROW_V12 = struct.Struct(">iiq4x8xix")
 _ROWS: Final = [_ROW_V4] * 5 + [_ROW_V5] * 4 + [_ROW_V9] * 3 + [_ROW_V12]
-"""By version: index, leader epoch (9+), offset and bytes max of a partition.
+"""The row of a partition, by version: index, leader epoch (9+), offset and bytes max.
 
-The last byte of version 12 counts its tagged fields.
+The last byte of version 12 counts the tagged fields.
 """
 
 _REPLY_HEAD_V4 = struct.Struct(">i4x")
@@ -66,9 +65,12 @@ _NO_REPLICA: Final = -1
 
 
 Context = tuple[int, int, int, bytes, list[Group], dict[int, int]]
-"""Correlation id, version, the count of aborted transactions to answer (null unless the client reads committed only, as
-Kafka does), the count of topics as it came (the reply has the same ones), the topics, and by part the errors of those
-that are refused if only the partition is there (such a part is asked for NO_OFFSET)."""
+"""The values needed for the reply:
+
+- correlation id and version,
+- the count of aborted transactions: null unless the client reads only committed records, as in Kafka,
+- the count of topics as received, and the topics: the reply has the same ones,
+- the errors of refused parts, by number.  Such a part has NO_OFFSET; its error applies if the partition exists."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Fetch | Local:

@@ -1,17 +1,16 @@
-"""The APIs that need no speed, through kafka-python's protocol package: the only module that imports it.
+"""Decodes and encodes forwarded requests with kafka-python's protocol package.  No other module imports it.
 
-Imported in the coordinator only (it costs 138 ms and 25 MB).  Usage::
+Only the coordinator imports this module: that takes 138 ms and 25 MB.  Usage::
 
     header, request = decode(frame)            # request.topics[0].name …: kafka-python's field names
     reply = encode({"error_code": 0, "groups": [...]}, *header.reply_to)
 
 A response is a plain mapping, nested, with the field names of Kafka's message definitions in snake
-case.  Fields that the version does not have are left out, missing ones get the default of the definition,
-unknown names are a KeyError (our bug).  Requests are objects; a field that the version does not have reads as
-its default.
+case.  Fields that the version lacks are left out, and missing fields get the
+default of the definition.  An unknown name is a KeyError: a bug of ours.  Requests are objects; a field that the
+version lacks has its default.
 
-kafka-python trusts its input, so each frame is first walked over with the same definitions (:mod:`.walk`); only
-what passes is decoded.
+kafka-python trusts its input.  So :mod:`.walk` checks each frame with the same definitions before it is decoded.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from .reply import MESSAGE_CHARACTERS_MAX
 from .walk import Plan, Walk, plan_of
 
 ELEMENTS_PER_PARTITION: Final = 4
-"""What one partition may take of a request: its topic, itself, and the numbers of its brokers."""
+"""Array elements for one partition in a request: its topic, itself, and the numbers of its brokers."""
 ELEMENTS_MAX: Final = ELEMENTS_PER_PARTITION * PARTS_MAX_MIN
 
 _PACKAGES: Final = (admin, consumer, metadata, producer)
@@ -64,14 +63,14 @@ _RESPONSES: Final = {key: _message(f"{api.name}Response") for key, api in APIS.i
 
 
 def decode(frame: bytes | memoryview, elements_max: int = ELEMENTS_MAX) -> tuple[Header, Any]:
-    """One request frame without its size prefix → its header and kafka-python's request object.
+    """Decode a request frame, without its size prefix, to its header and kafka-python's request object.
 
-    ``elements_max`` array elements in one frame, of all its arrays together, take about 10 us and 400 bytes each.
+    ``elements_max`` bounds the elements of all arrays of the frame: each takes about 10 us and 400 bytes.
 
     Raises:
-        ClientFault: a version that is not advertised (UnsupportedVersion) or a field that is larger than allowed:
-            answer :func:`encode_refusal` with its code.
-        ProtocolFault: not a request that can be answered: close the connection.
+        ClientFault: the version is not advertised (UnsupportedVersion), or a field is too large: answer with
+            :func:`encode_refusal` and its code.
+        ProtocolFault: the request cannot be answered: close the connection.
     """
     data = memoryview(frame)
     try:
@@ -104,7 +103,7 @@ def _decode_header(data: memoryview) -> tuple[Header, int]:
 
 
 def encode(response: Mapping[str, Any], correlation_id: int, api_key: int, api_version: int) -> bytes:
-    """A reply frame, size prefix included."""
+    """Encode a reply frame, with its size prefix."""
     assert 0 <= api_version <= APIS[api_key].version_max
     response_class = _RESPONSES[api_key]
     fields = _values(response_class._struct, api_version, response)
@@ -114,11 +113,10 @@ def encode(response: Mapping[str, Any], correlation_id: int, api_key: int, api_v
 
 
 def encode_refusal(frame: bytes | memoryview, code: int) -> bytes:
-    """The reply to a request whose version is not advertised: ``code`` in the response's top-level error
-    field.
+    """Encode the reply to a refused request: ``code`` in the top-level error field of the response.
 
-    A version above ours is answered in our highest one.  Raises ProtocolFault where the response has no such
-    field: a Kafka broker closes the connection, too.
+    A version above ours is answered in our highest one.  Raises ProtocolFault where the response has no such field: a
+    Kafka broker closes the connection, too.
     """
     if len(frame) < _HEADER.size:
         raise ProtocolFault(f"frame of {len(frame)} bytes, shorter than a request header")
@@ -133,11 +131,10 @@ def encode_refusal(frame: bytes | memoryview, code: int) -> bytes:
 
 
 def _values(definition: Any, version: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one struct that ``version`` has, arrays of structs turned into tuples in the wire's
-    order.
+    """The fields of one struct that ``version`` has.  Arrays of structs become tuples, in the order of the wire.
 
-    Tuples are kafka-python's fast path for arrays; they cannot carry tagged fields, of which the served
-    versions have one (CreateTopics' TopicConfigErrorCode, 0 by default).
+    kafka-python encodes tuples faster.  They cannot hold tagged fields; the served versions have one, CreateTopics'
+    TopicConfigErrorCode, which stays 0.
     """
     names, fields = _layout(definition, version)
     if not values.keys() <= names:
@@ -158,12 +155,14 @@ def _values(definition: Any, version: int, values: Mapping[str, Any]) -> dict[st
 
 _Layout = tuple[frozenset[str], list[tuple[str, Any, Any]]]
 _LAYOUTS: Final[dict[tuple[int, int], _Layout]] = {}
-"""By identity and version of a definition; as many as there are definitions, which live for ever."""
+"""By identity and version of a definition.  The definitions live for ever, so this is bounded by their number."""
 
 
 def _layout(definition: Any, version: int) -> _Layout:
-    """All names of the struct's fields; of the untagged ones in ``version`` name, default and, of structs and arrays of
-    structs, the definition.  An error message that is not given is null: there is no error."""
+    """All names of the struct's fields, and (name, default, definition) of its untagged fields in ``version``.
+
+    The definition is None except for structs and arrays of structs.  The default of an error message is null.
+    """
     layout = _LAYOUTS.get((id(definition), version))
     if layout is None:
         fields = [
@@ -180,5 +179,5 @@ def _layout(definition: Any, version: int) -> _Layout:
 
 @lru_cache(maxsize=256)
 def _plan(api_key: int, version: int) -> Plan:
-    """One per API and version: those are advertised, so they are few."""
+    """How to walk over a request; there is one plan for each API and advertised version."""
     return plan_of(_REQUESTS[api_key]._struct, api_key, version, version >= APIS[api_key].flexible_from)

@@ -1,4 +1,4 @@
-"""ListOffsets (API 2), versions 1 to 9.
+"""Decodes and encodes ListOffsets (API 2), versions 1 to 9.
 
 Request (``[…]`` arrays; from 6 on compact lengths, and tagged fields at each ``}`` and at the end)::
 
@@ -11,11 +11,17 @@ Reply::
     [topic { name  [partition { i32 index  i16 error  i64 timestamp  i64 offset
                                 i32 leader epoch (4+) }] }]
 
-Timestamps are ms, -1 the latest offset, -2 the earliest, -3 (from 7 on) the offset of the largest timestamp, -4 (from 8
-on) the earliest that is stored locally, which is the earliest, and -5 (from 9 on) the latest that is stored elsewhere,
-of which there is none.  Others below 0, which newer versions know, are UNSUPPORTED_VERSION.  So are the versions 10 and
-11, partition by partition.  The leader epoch of an answer is -1 where there is no offset.  A request with another epoch
-than a partition has (-1: any) gets FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH for it.
+Timestamps are ms or one of
+
+    -1          the latest offset
+    -2          the earliest offset
+    -3 (7+)     the offset of the largest timestamp
+    -4 (8+)     the earliest offset stored locally: the earliest
+    -5 (9+)     the latest offset in remote storage: none
+
+Other values below 0 get UNSUPPORTED_VERSION.  So does each partition of a request of version 10 or 11.  An answer
+without an offset has the leader epoch -1.  A partition with another leader epoch than the request names (-1: any) gets
+FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH.
 """
 
 from __future__ import annotations
@@ -52,8 +58,11 @@ _NONE: Final = OffsetsResult(0, -1, -1, 0)
 
 
 Context = tuple[int, int, dict[int, OffsetsResult], bytes, list[Group]]
-"""Correlation id, version, the answers that are known if only the partition can be read (such a part is asked as
-EARLIEST), the count of topics as it came (the reply has the same ones), the topics."""
+"""The values needed for the reply:
+
+- correlation id and version,
+- the answers known already, by part.  Such a part has EARLIEST; its answer applies if the partition can be read,
+- the count of topics as received, and the topics: the reply has the same ones."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Offsets | Local:
@@ -97,7 +106,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
 
 
 def _special(timestamp: int, version: int) -> tuple[int, OffsetsResult | None]:
-    """What to ask for a timestamp below EARLIEST, and the answer if that is known.  All of a log is local."""
+    """The timestamp to look up for one below EARLIEST, and the answer if it is known.  All of a log is local."""
     if version < _KNOWN_FROM.get(timestamp, VERSION_READABLE_MAX + 1):
         return EARLIEST, _REFUSED
     if timestamp == MAX_TIMESTAMP:
@@ -106,7 +115,7 @@ def _special(timestamp: int, version: int) -> tuple[int, OffsetsResult | None]:
 
 
 def encode(request: Offsets, results: list[OffsetsResult]) -> bytes:
-    """The reply frame, size prefix included."""
+    """Encode the reply frame, with its size prefix."""
     assert len(results) == len(request.parts)
     context: Context = request.context
     correlation_id, version, answers, topics, groups = context
@@ -119,7 +128,7 @@ def encode(request: Offsets, results: list[OffsetsResult]) -> bytes:
         body.append(prefix)
         for (_, index, asked, _), (error, offset, timestamp, _) in islice(rows, count):
             if asked in (LATEST, EARLIEST):
-                timestamp = -1  # what Kafka answers: such an offset belongs to no record
+                timestamp = -1  # as in Kafka: such an offset belongs to no record
             epoch = LEADER_EPOCH if offset >= 0 else NO_EPOCH
             if flexible:
                 body.append(_PART_V6.pack(index, error, timestamp, offset, epoch))

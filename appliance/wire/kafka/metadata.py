@@ -1,4 +1,4 @@
-"""Decodes the requests that a network worker answers itself: Metadata, FindCoordinator and InitProducerId.
+"""Decodes Metadata, FindCoordinator and InitProducerId, which network workers answer themselves.
 
 Metadata (API 3), versions 0 to 12 (``n+`` from version n on; from 9 on compact lengths, and tagged fields T)::
 
@@ -17,7 +17,7 @@ InitProducerId (API 22), versions 0 to 4 (from 2 on compact, and T)::
     request    nullable string transactional id   i32 timeout ms   [i64 producer id   i16 epoch] (3+)   T
     reply      i32 throttle ms = 0   i16 error   i64 producer id   i16 epoch   T
 
-Only what can be answered here is decoded: whatever is unusual is None and goes to the coordinator, which answers it.
+Requests that a worker cannot answer are decoded to None.  They are forwarded to the coordinator.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _ID_BYTES: Final = 16
 _TIMEOUT_BYTES: Final = 4
 _PRODUCER_BYTES: Final = 10
 _PRODUCER = struct.Struct(">ihqh")
-"""Of a reply to InitProducerId: throttle, error, id, epoch."""
+"""The reply to InitProducerId: throttle, error, id, epoch."""
 
 
 class MetadataQuestion(NamedTuple):
-    """``topics``: by name or by id, None for all."""
+    """A Metadata request.  ``topics``: by name or by id, None for all."""
 
     version: int
     correlation_id: int
@@ -61,7 +61,7 @@ class CoordinatorQuestion(NamedTuple):
 
 
 class ProducerQuestion(NamedTuple):
-    """A producer without transactional id asks for a producer id."""
+    """A request for a producer id, without a transactional id."""
 
     version: int
     correlation_id: int
@@ -71,7 +71,7 @@ Question = MetadataQuestion | CoordinatorQuestion | ProducerQuestion
 
 
 def decode(frame: memoryview, topics_max: int) -> Question | None:
-    """One of these questions, None when it is another, or one that is not answered here."""
+    """Decode one of these requests; None for any other, or for one that a worker cannot answer."""
     try:
         key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
         if key not in (METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID):
@@ -160,7 +160,7 @@ def _init_producer(
 
 
 def encode_producer(question: ProducerQuestion, producer_id: int) -> bytes:
-    """The reply frame, size included: an id that no producer has had."""
+    """Encode the reply frame, with its size: a new producer id."""
     flexible = question.version >= APIS[INIT_PRODUCER_ID].flexible_from
     tags = b"\0" if flexible else b""
     reply = I32.pack(question.correlation_id) + tags + _PRODUCER.pack(0, 0, producer_id, 0) + tags
@@ -168,7 +168,7 @@ def encode_producer(question: ProducerQuestion, producer_id: int) -> bytes:
 
 
 def encode_coordinator(question: CoordinatorQuestion, broker: int, host: str, port: int) -> bytes:
-    """The reply frame, size included: this broker coordinates all groups that are asked for."""
+    """Encode the reply frame, with its size: this broker coordinates all groups of the request."""
     version = question.version
     flexible = version >= APIS[FIND_COORDINATOR].flexible_from
     tags = b"\0" if flexible else b""

@@ -1,12 +1,12 @@
-"""What Kafka's request and response layouts share: varints, compact lengths, tagged fields, bounds.
+"""Reads the common parts of Kafka's requests: varints, compact lengths, tagged fields.  Checks their bounds.
 
 Request header v1: ``i16 api key, i16 version, i32 correlation id, i16 client id size (-1 = null), client id``; v2
 (flexible versions) adds tagged fields.  Response header v0: ``i32 correlation id``; v1 adds tagged fields.  Compact
 lengths and counts are a varint of length + 1, 0 is null.  Tagged fields: varint count, then each varint tag, varint
 size, bytes.  Everything is big-endian.
 
-Reading beyond the frame ends in ``struct.error`` or ``IndexError``, which ``codec.py`` turns into a ProtocolFault: no
-reader has to check twice what unpacking checks anyway.  Slices are not checked by Python, so lengths are checked here.
+Reading beyond the frame raises ``struct.error`` or ``IndexError``, which ``codec.py`` turns into a ProtocolFault.
+Python does not check the bounds of slices, so lengths are checked here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..bounds import PARTS_MAX_MAX
 from .codes import Code
 
 TAGS_MAX: Final = 8
-"""Tagged fields in one place.  Clients send none in these APIs, newer ones one or two."""
+"""Largest number of tagged fields in one struct.  Clients send none in these APIs, newer ones one or two."""
 VARINT_BYTES_MAX: Final = 5
 STRING_BYTES_MAX: Final = 32_767
-"""Of any string, as in Kafka, also where a compact length could say more."""
+"""Largest size of a string, as in Kafka, also where a compact length allows more."""
 
 I16: Final = struct.Struct(">h")
 I32: Final = struct.Struct(">i")
@@ -42,18 +42,18 @@ def read_varint(frame: memoryview, position: int) -> tuple[int, int]:
 
 
 NO_EPOCH: Final = -1
-"""In place of a leader epoch: not known."""
+"""The value of an unknown leader epoch."""
 
 
 def epoch_refusal(epoch: int) -> int:
-    """The error for a client that asks for the leader of another epoch; 0: of this one, or of any."""
+    """The error for a request that names leader epoch ``epoch``; 0 for the current one, or any."""
     if epoch in (NO_EPOCH, LEADER_EPOCH):
         return 0
     return Code.FENCED_LEADER_EPOCH if epoch < LEADER_EPOCH else Code.UNKNOWN_LEADER_EPOCH
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
-    """The position after the tagged fields at ``position``; they are ignored, as the protocol asks."""
+    """The position after the tagged fields at ``position``.  They are ignored, as the protocol requires."""
     count = frame[position]
     if count == 0:
         return position + 1
@@ -70,24 +70,26 @@ def skip_tags(frame: memoryview, position: int) -> int:
 
 
 Group = tuple[bytes, int]
-"""A topic of a request: its prefix and how many partitions follow.  Requests and replies begin a topic alike:
-the prefix (size, name and partition count, as they came) is also what the reply begins it with."""
+"""A topic of a request: its prefix (size, name and partition count, as received) and the number of its partitions.
+
+The topic in the reply begins with the same prefix."""
 
 NO_TOPIC: Final = ""
-"""In place of a name that no topic may have: whoever looks it up finds nothing."""
+"""Replaces an illegal name.  No topic has this name."""
 TOPICS_KNOWN_MAX: Final = 4096
 topics_known: dict[tuple[bytes, bool], tuple[str, Group]] = {}
-"""By prefix and whether it is flexible.  The same few topics come again and again: looking one up takes a
-third of the time of reading it.  Only names that a topic may have get in, so an entry takes less than 1 KiB; internal
-topics do not, so that whoever finds a topic here need not ask whether it is one."""
+"""Topics of earlier requests, by prefix and by whether it is flexible.  A look-up takes a third of the time of reading.
+
+Only legal names are kept, so an entry takes less than 1 KiB.  Internal topics are not kept, so a topic found here is
+not internal."""
 
 
 def read_count(
     frame: memoryview, position: int, flexible: bool, element_bytes_min: int, count_max: int = PARTS_MAX_MAX
 ) -> tuple[int, int]:
-    """An array's length and the position after it; no array that we read may be null.
+    """An array's length and the position after it.  Null is refused.
 
-    Refused, before anything is built, when it cannot be in the rest of the frame or is longer than we take.
+    Raises ProtocolFault when the array is longer than ``count_max``, or than fits in the rest of the frame.
     """
     if flexible:
         count, position = read_varint(frame, position)
@@ -138,8 +140,10 @@ def read_topic(frame: memoryview, position: int, flexible: bool, partition_bytes
 def read_rows(
     frame: memoryview, position: int, count: int, row: struct.Struct, flexible: bool
 ) -> tuple[Iterable[tuple[int, ...]], int]:
-    """``count`` partitions of fixed size.  In flexible versions the last byte of ``row`` (a pad byte there)
-    is the count of tagged fields, nearly always 0."""
+    """Read ``count`` rows of fixed size.  In flexible versions the last byte of ``row`` counts the tagged fields.
+
+    That count is nearly always 0, and a pad byte in ``row``.
+    """
     stop = position + count * row.size
     if not flexible or not any(frame[position + row.size - 1 : stop : row.size]):
         return row.iter_unpack(frame[position:stop]), stop

@@ -1,4 +1,4 @@
-"""Produce (API 0), versions 0 to 9.
+"""Decodes and encodes Produce (API 0), versions 0 to 9.
 
 Request (``[…]`` arrays; in 9 compact lengths, and tagged fields at each ``}`` and at the end)::
 
@@ -11,14 +11,14 @@ Reply::
                                 i64 log start (5+)  [record errors] = none (8+)  error message (8+) }] }]
     i32 throttle ms = 0 (1+)
 
-A part's record batches stay where they are: ``frame[start:stop]``.  Versions 0 to 2 carry the old message
-sets, which we do not store: each partition is answered with UNSUPPORTED_VERSION.  So are 10 to 12, which no
-client sends that has read ApiVersions.  With acks=0 there is no reply at all; a request that is refused then
-closes the connection, so that the client notices, as Kafka does.
+The record batches of a part are not copied: ``frame[start:stop]``.  Versions 0 to 2 hold the old message sets, which
+are not stored: each partition gets UNSUPPORTED_VERSION.  So do versions 10 to 12, which a client does not send after
+ApiVersions.  With acks=0 there is no reply.  A refused request with acks=0 closes the connection, so that the client
+notices, as in Kafka.
 
-Internal topics take record batches of Kafka's own tools only, which have the client id ADMIN_CLIENT_ID: others get
-INVALID_TOPIC_EXCEPTION.  Such a part is passed on without its batches, so that of a partition that does not exist that
-is said.
+Only Kafka's own tools, with the client id ADMIN_CLIENT_ID, may produce to internal topics.  Other clients get
+INVALID_TOPIC_EXCEPTION.  Such a part is decoded without its batches, so that a missing partition is still reported as
+missing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ INVALID_REQUIRED_ACKS: Final = 21
 PARTITION_BYTES_MIN: Final = 6
 CORRELATION_AT: Final = 4
 HEAD_AT: Final = 8
-"""Where a frame goes on after its correlation id, the only part of its head in which requests alike differ."""
+"""The position after the correlation id.  The heads of similar requests differ only in that."""
 
 CLIENT_ID_AT: Final = 8
 ADMIN_CLIENT_ID: Final = b"__admin_client"
@@ -71,9 +71,12 @@ _REPLY_HEAD_FLEXIBLE = struct.Struct(">Iix")
 
 
 Context = tuple[list[int], int, bytes, list[Group], int, frozenset[int]]
-"""Correlation ids (one, unless requests have been joined), version, the count of topics as it came (the reply has the
-same ones), the topics, where the head ends that requests alike have in common (0: not known), and which parts are of
-internal topics and refused."""
+"""The values needed for the reply, and for :func:`join`:
+
+- correlation ids (one, unless requests have been joined) and version,
+- the count of topics as received, and the topics: the reply has the same ones,
+- the end of the head that similar requests share (0: not known),
+- the numbers of refused parts, which are of internal topics."""
 
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
@@ -110,7 +113,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
 
 
 def decode_one(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
-    """:func:`decode` for versions 3 to 8, faster when all is as usual: one topic with one partition."""
+    """As :func:`decode` for versions 3 to 8, but faster for the usual request: one topic with one partition."""
     if len(frame) < position + _HEAD_ONE.size:
         return decode(frame, position, correlation_id, version, parts_max)
     transactional_id_size, acks, timeout_ms, count, size = _HEAD_ONE.unpack_from(frame, position)
@@ -155,7 +158,7 @@ def decode_one_flexible(
 
 
 def join(request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
-    """See :meth:`appliance.wire.requests.Codec.join`; what the two fast decoders have read can be joined."""
+    """See :meth:`appliance.wire.requests.Codec.join`.  Joins requests that the two fast decoders can decode."""
     context: Context = request.context
     correlations, version, _, _, head, _ = context
     if not head or len(frame) < head + I32.size:
@@ -173,7 +176,7 @@ def join(request: Produce, first: memoryview, frame: memoryview, shift: int) -> 
 
 
 def _records(frame: memoryview, head: int) -> tuple[int, int]:
-    """Where the record batches lie whose size is at ``head``; stop -1: not all as usual."""
+    """Start and stop of the record batches whose size is at ``head``; stop -1: the request is unusual."""
     (size,) = I32.unpack_from(frame, head)
     start = head + I32.size
     stop = start + size
@@ -181,7 +184,7 @@ def _records(frame: memoryview, head: int) -> tuple[int, int]:
 
 
 def _records_flexible(frame: memoryview, head: int) -> tuple[int, int]:
-    """As above, with no tagged fields behind."""
+    """As :func:`_records`, for flexible versions; tagged fields are unusual."""
     size, start = read_varint(frame, head)
     stop = start + size - 1
     usual = size > 0 and stop + 2 <= len(frame) and not frame[stop] and not frame[stop + 1]
@@ -200,7 +203,7 @@ def _read_parts(frame: memoryview, position: int, topic: str, count: int, parts:
 
 
 def _read_parts_flexible(frame: memoryview, position: int, topic: str, count: int, parts: list[ProducePart]) -> int:
-    """As above, and the tagged fields that end each partition and the topic."""
+    """As :func:`_read_parts`, for flexible versions: tagged fields follow each partition and the topic."""
     for _ in range(count):
         (index,) = I32.unpack_from(frame, position)
         size, start = read_varint(frame, position + 4)
@@ -245,14 +248,14 @@ def _is_admin(frame: memoryview) -> bool:
 
 
 def _refuse_internal(result: ProduceResult) -> ProduceResult:
-    """What is said of a partition that exists is that its topic is internal, and not that nothing was sent."""
+    """Replace the error for missing batches by the one for internal topics: the batches were removed."""
     if result.error != CorruptBatch.code:
         return result
     return ProduceResult(InvalidTopic.code, -1, -1, -1, "internal topics take no messages of clients")
 
 
 def encode(request: Produce, results: list[ProduceResult]) -> bytes:
-    """The reply frames, one for each request, size prefix included; empty for acks=0, which has none."""
+    """Encode the reply frames, one for each request, with their size prefixes; nothing for acks=0."""
     if request.acks == 0:
         return b""
     assert len(results) == len(request.parts)
@@ -329,4 +332,4 @@ _ENCODERS: Final[list[Callable[[int, ProduceResult], bytes]]] = [
     _encode_v8,
     _encode_v9,
 ]
-"""By version."""
+"""The encoder of a partition, by version."""

@@ -1,4 +1,4 @@
-"""Counts, strings and tags of replies that are encoded by hand, in either generation of the protocol."""
+"""Encodes counts, strings and tags for replies that are encoded by hand, in both generations of the protocol."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...records.varints import unsigned
 from .primitives import I16, I32
 
 MESSAGE_CHARACTERS_MAX: Final = 1_000
-"""Of an error message; it may quote what a client has sent."""
+"""Largest length of an error message, which may quote a client's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a version writes what all replies are made of: ``flexible`` ones have compact lengths and tags."""
+    """Encodes the parts of replies; ``flexible`` versions have compact lengths and tags."""
 
     flexible: bool
 
@@ -41,10 +41,10 @@ class Reply:
 
     @property
     def tags(self) -> bytes:
-        """No tagged fields."""
+        """An empty section of tagged fields."""
         return b"\0" if self.flexible else b""
 
     def frame(self, correlation_id: int, parts: Sequence[bytes]) -> bytes:
-        """The reply, size and header included."""
+        """The reply frame, with size and header."""
         body = b"".join((I32.pack(correlation_id), self.tags, *parts))
         return I32.pack(len(body)) + body

@@ -1,14 +1,14 @@
-"""Steps over a forwarded request before kafka-python decodes it: what passes decodes, in bounded memory and time.
+"""Checks a forwarded request before kafka-python decodes it, so that decoding takes bounded memory and time.
 
-kafka-python trusts its input: a negative length moves backwards, a varint never ends, a string beyond the frame is
-silently short, and every tagged field copies the rest of the frame.  The walk uses the same definitions and checks
+kafka-python trusts its input: a negative length moves backwards, a varint may not end, a string beyond the frame is
+silently short, and each tagged field copies the rest of the frame.  The walk uses the same definitions and checks
 
 * every length and count against the bytes that are there, and nulls against what the definition allows;
 * the elements of all arrays of one frame together, the tagged fields, and strings (32,767 bytes, as in Kafka);
-* the fields of :data:`BOUNDS`, which are kept, or stored in ZooKeeper, for as long as their group lives.
+* the fields of :data:`BOUNDS`, which are kept, or stored in ZooKeeper, while their group exists.
 
-All but the last are a ProtocolFault.  Those end in a ClientFault, raised when the walk is done, because such a request
-can be answered.
+A violation is a ProtocolFault.  Only one of :data:`BOUNDS` is a ClientFault, which is raised after the walk: such a
+request can be answered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .apis import JOIN_GROUP, SYNC_GROUP
 from .primitives import STRING_BYTES_MAX, read_varint
 
 TAGS_MAX: Final = 100
-"""Tagged fields in one frame.  No client sends any in these APIs; newer ones may."""
+"""Largest number of tagged fields in one frame.  No client sends any in these APIs; newer ones may."""
 
 BOUNDS: Final[dict[tuple[int, str], tuple[int, type[ClientFault]]]] = {
     (JOIN_GROUP, "group_instance_id"): (INSTANCE_BYTES_MAX, InvalidRequest),
@@ -33,7 +33,7 @@ BOUNDS: Final[dict[tuple[int, str], tuple[int, type[ClientFault]]]] = {
     (JOIN_GROUP, "metadata"): (SUBSCRIPTION_BYTES_MAX, GroupTooLarge),
     (SYNC_GROUP, "assignment"): (ASSIGNMENT_BYTES_MAX, GroupTooLarge),
 }
-"""By API and field: most bytes, and the error of more.  See :mod:`appliance.names`."""
+"""By API and field: largest size in bytes, and the error above it.  See :mod:`appliance.names`."""
 
 PRESENCE: Final = 1
 _I16 = struct.Struct(">h")
@@ -41,14 +41,16 @@ _I32 = struct.Struct(">i")
 
 
 class _Step(NamedTuple):
-    """One field: ``size`` > 0 bytes, or else a length (of ``element`` None: bytes) or count and what it
-    counts.  A struct that may be missing is one element or none."""
+    """One field: ``size`` > 0 bytes; or a length and bytes; or, with ``element``, a count and elements.
+
+    An optional struct has one element or none.
+    """
 
     name: str
     nullable: bool
     size: int = 0
     length_bytes: int = 0
-    """2 or 4; 0 = a varint that holds length + 1; PRESENCE = one byte, 0xff for none and else for one."""
+    """2 or 4; 0 = a varint of length + 1; PRESENCE = one byte: 0xff for none, else one."""
     length_max: int = 2**31 - 1
     element: Plan | None = None
     bound: tuple[int, type[ClientFault]] | None = None
@@ -60,7 +62,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(definition: Any, api_key: int, version: int, flexible: bool) -> Plan:
-    """How to walk over ``definition``, kafka-python's, in one version."""
+    """Make the plan of a walk over kafka-python's ``definition`` in one version."""
     steps = [_field_step(field, api_key, version, flexible) for field in definition.untagged_fields(version)]
     return Plan(tuple(steps), flexible)
 
@@ -86,7 +88,7 @@ def _field_step(field: Any, api_key: int, version: int, flexible: bool) -> _Step
 
 
 class Walk:
-    """Steps over one frame.  Raises ProtocolFault, IndexError or struct.error where it is malformed."""
+    """Walks over one frame.  Raises ProtocolFault, IndexError or struct.error where it is malformed."""
 
     def __init__(self, data: memoryview, elements_max: int) -> None:
         self._data = data
@@ -131,7 +133,7 @@ class Walk:
         return position
 
     def _length(self, step: _Step, position: int) -> tuple[int, int]:
-        """The length or count at ``position``, 0 for null; every element takes a byte at least."""
+        """The length or count at ``position``, 0 for null.  Every element has at least one byte."""
         if step.length_bytes == PRESENCE:
             return int(self._data[position] != 0xFF), position + 1
         if step.length_bytes == 0:
