@@ -1,24 +1,23 @@
-"""The broker's own record of the cluster's topics: ``<data>/catalog.json``.
+"""Stores the broker's own copy of the cluster's topics: ``<data>/catalog.json``.
 
-ZooKeeper's ``/brokers/topics`` is the cluster's truth whenever it can be reached; this file is what the
-broker serves from when it cannot, and at every start before ZooKeeper has answered.  Layout::
+ZooKeeper's ``/brokers/topics`` is authoritative while it can be reached.  Otherwise, and at each start until ZooKeeper
+answers, the broker uses this file.  Layout::
 
     {"version": 1,
-     "cluster": "Zp3…",                          which ensemble the topics belong to, "" before the first one
+     "cluster": "Zp3…",                          the ensemble of the topics, "" before the first one
      "topics": {"logs": {"partitions": {"0": [1], "1": [2, 1]},     partition → broker ids, the first leads
-                         "settings": {"retention.ms": "3600000"},   only what was set for this topic
+                         "settings": {"retention.ms": "3600000"},   only those set for this topic
                          "id": "5f0c…"}},
      "removals": [{"name": "old", "id": "77ab…", "partitions": [0], "whole": true}]}
 
-``id`` is the topic's identity, 32 hexadecimal digits made at its creation: it tells a topic from an earlier or
-later one of the same name, here, in ZooKeeper, in the directories of its partitions, in the positions of groups
-and in Metadata.  ``removals`` are decisions that outlive a crash: see :class:`Removal`.  ``cluster`` tells a
-topic that was deleted while this broker was away from an ensemble that lost its data or was never ours: only the
-former may delete logs.
+``id`` is the topic's identity: 32 hexadecimal digits made at its creation.  It distinguishes a topic from an earlier or
+later one of the same name: here, in ZooKeeper, in the directories of its partitions, in the committed offsets of groups
+and in Metadata.  ``removals`` are decisions that survive a crash: see :class:`Removal`.  ``cluster`` protects logs: a
+topic that is missing in ZooKeeper is deleted only if the ensemble is the same.  An ensemble that lost its data, or
+another one, deletes no logs.
 
-The coordinator alone stores the file; the supervisor reads it at start.  It is replaced as a whole (write,
-fsync, rename, fsync of the directory), so a crash leaves the old or the new one and a damaged one means a
-damaged disk.
+Only the coordinator stores the file; the supervisor reads it at start.  It is replaced as a whole (write, fsync,
+rename, fsync of the directory).  So a crash leaves the old or the new file, and a damaged file means a damaged disk.
 
 Errors: :class:`InvalidTopic` for a bad name, :class:`StorageFault` for a file that cannot be read.
 """
@@ -40,20 +39,20 @@ from .names import TopicPartition, check_topic
 
 FILE_NAME = "catalog.json"
 LEADER_EPOCH = 0
-"""Leader epoch of every partition, stamped on each batch that is stored: no partition changes its leader yet."""
+"""Leader epoch of every partition, stored in each batch: no partition changes its leader yet."""
 VERSION = 1
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """Partitions stored here, of the topic with this id, that are to be removed; decided, and not done yet.
+    """A decision to remove partitions stored here, of the topic with this id, that is not carried out yet.
 
-    ``whole``: the topic goes with its registration and the positions of groups, and its name is free only when
-    the removal has left the catalog.  Otherwise they are partitions that were to be added to a topic that stays.
+    ``whole``: the topic is removed with its registration and committed offsets.  Its name is free again when the
+    catalog no longer has the removal.  Otherwise the partitions belong to a topic that stays: adding them has failed.
 
-    A creation is a removal first: it is noted before anything is made, and taken back in the same store that
-    makes the topic known.  So whatever fails or dies in between is cleared away by its removal.
+    A creation begins with a removal, which is stored before anything is made.  The store that adds the topic drops the
+    removal.  So after a failure or a crash in between, the removal deletes the remains.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 class Change(NamedTuple):
-    """Put a topic, drop one by its name, note a removal, and forget one that is done."""
+    """A change of the catalog: put a topic, drop one by its name, note a removal, and delete one that is done."""
 
     put: Topic | None = None
     drop: str = ""
@@ -72,9 +71,9 @@ class Change(NamedTuple):
 
 
 class Topic(msgspec.Struct, omit_defaults=True):
-    """``partitions``: partition → ids of the brokers that store it, the first leads.
+    """A topic.  ``partitions``: partition → ids of the brokers that store it; the first one leads.
 
-    ``settings``: only what was set for this topic; the broker's defaults apply to the rest.
+    ``settings``: only those set for this topic; the broker's defaults apply to the others.
     """
 
     name: str
@@ -83,7 +82,7 @@ class Topic(msgspec.Struct, omit_defaults=True):
     id: str = ""
 
     def leader(self, partition: int) -> int:
-        """The broker that leads ``partition``; -1 when nobody does."""
+        """The id of the broker that leads ``partition``; -1 without one."""
         brokers = self.partitions.get(partition)
         return brokers[0] if brokers else -1
 
@@ -102,7 +101,7 @@ class _File(msgspec.Struct):
 
 
 class Catalog:
-    """Topics by name.  Change the attributes freely, then :meth:`store`."""
+    """Holds and stores the topics by name.  Change the attributes, then :meth:`store`."""
 
     def __init__(
         self,
@@ -116,14 +115,14 @@ class Catalog:
         self.cluster = cluster
         self.removals = list(removals)
         self.in_doubt = False
-        """The last store failed: the file may say what was refused, until the next one."""
+        """Whether the last store failed: until the next one, the file may hold the failed change."""
 
     @classmethod
     def load(cls, data_dir: Path) -> Catalog:
         """Read the catalog of a data directory; a directory without one has no topics.
 
         Raises:
-            StorageFault: the file is there and cannot be used.
+            StorageFault: the file exists and cannot be used.
         """
         path = data_dir / FILE_NAME
         try:
@@ -155,11 +154,11 @@ class Catalog:
         return cls(path, topics, file.cluster, file.removals)
 
     def store(self) -> None:
-        """Replace the file; it is on the disk when this returns.
+        """Replace the file durably.
 
         Raises:
-            DiskFull: no room, the old file stands.
-            StorageFault: any other failure; which one stands is in doubt, so store again when the disk has recovered.
+            DiskFull: no room; the old file remains.
+            StorageFault: any other failure.  Either file may remain: store again when the disk has recovered.
         """
         self.in_doubt = True
         topics = {}
@@ -171,10 +170,10 @@ class Catalog:
         self.in_doubt = False
 
     def change(self, *changes: Change) -> None:
-        """Carry out all changes in one store, or none of them.
+        """Make all changes in one store, or none of them.
 
         Raises:
-            DiskFull, StorageFault: nothing is changed.
+            DiskFull, StorageFault: no change is made.
         """
         before = self.topics, self.removals
         self.topics, self.removals = dict(self.topics), list(self.removals)
@@ -193,7 +192,7 @@ class Catalog:
             raise
 
     def hosted(self, broker_id: int) -> list[TopicPartition]:
-        """The partitions stored on a broker, sorted."""
+        """The partitions that a broker stores, sorted."""
         return sorted(
             TopicPartition(topic.name, partition)
             for topic in self.topics.values()
@@ -203,15 +202,15 @@ class Catalog:
 
 
 def new_id() -> str:
-    """The identity of a new topic."""
+    """Make the id of a new topic."""
     return uuid4().hex
 
 
 def check_id(topic_id: str) -> str:
-    """The same id; it becomes a part of file names and of paths in ZooKeeper.
+    """Check and return a topic id, which becomes part of file names and of paths in ZooKeeper.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if not _ID.fullmatch(topic_id):
         raise ValueError(f"topic id {topic_id!r:.50}: 32 hexadecimal digits are expected")

@@ -1,18 +1,18 @@
-"""The configuration: one frozen :class:`Config` from defaults, a TOML file and ``--set`` overrides.
+"""Loads the configuration: one frozen :class:`Config` from defaults, a TOML file and ``--set`` overrides.
 
-It holds what an operator may want to change.  Limits that only protect the code from what peers send are constants of
-the modules that check them.
+It holds the values that an operator may want to change.  Limits that only protect the code from its peers are constants
+of the modules that check them.
 
 A key has one dotted name everywhere: ``network.workers`` on the command line, ``workers`` in the table ``[network]`` of
 the file, ``config.network.workers`` in the code.  The settings of topics carry Kafka's names (``retention.ms``); in
 ``[topics]`` they are the defaults of topics that do not set their own.
 
-The structs below are the single source: name, default, bounds and the text that ``appliance config show`` prints stand
-together in one line.  How values are parsed is in ``config_keys.py``.
+The structs below are the only source of name, default, bounds, and the text that ``appliance config show`` prints.
+``config_keys.py`` parses the values.
 
-Errors: :class:`UnknownKey` offers the nearest key, :class:`BadValue` names key, value and what would be right.  All
-faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` serves requests of clients too, so it
-raises :class:`InvalidSetting`, which has a code on the wire.
+Errors: :class:`UnknownKey` offers the nearest key.  :class:`BadValue` names the key, its value and the valid values.
+All faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` also serves requests of clients,
+so it raises :class:`InvalidSetting`, which has a code on the wire.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ZooKeeper(Struct, frozen=True):
         ),
     ] = 0
     session_timeout_ms: Annotated[
-        int, Meta(ge=1000, le=600_000, description="a broker or consumer that is silent this long is gone")
+        int, Meta(ge=1000, le=600_000, description="a broker or consumer that is silent this long is taken for dead")
     ] = 6000
     classpath: Annotated[
         str, Meta(description='jars of ZooKeeper; "" = look at /usr/share/java, then inside pyspark')
@@ -105,11 +105,11 @@ class Network(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=1000, description="a connection that is silent this long is closed")] = 600_000
     send_bytes_max: Annotated[
         int,
-        Meta(ge=64 * KIB, description="replies waiting for one slow connection; then it is not read any more"),
+        Meta(ge=64 * KIB, description="replies waiting for one slow connection; above this it is not read"),
     ] = 64 * MIB
     requests_max: Annotated[
         int,
-        Meta(ge=1, le=1_000_000, description="unanswered requests per connection; then it is not read any more"),
+        Meta(ge=1, le=1_000_000, description="unanswered requests per connection; above this it is not read"),
     ] = 1000
     handoff_bytes_max: Annotated[
         int,
@@ -124,7 +124,7 @@ class Network(Struct, frozen=True):
         Meta(
             ge=64 * KIB,
             le=GIB,
-            description="log that a worker looks into for offsets by time before others have their turn: 20 ms",
+            description="log that a worker reads for offsets by time before it serves others: 20 ms",
         ),
     ] = MIB
     frame_ms_max: Annotated[
@@ -133,46 +133,52 @@ class Network(Struct, frozen=True):
 
 
 class Writer(Struct, frozen=True):
-    idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long retires")] = 60_000
+    idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long ends")] = 60_000
 
 
 class Disk(Struct, frozen=True):
-    bytes_max: Annotated[int, Meta(ge=0, description="cap for all logs together; 0 = none")] = 0
+    bytes_max: Annotated[int, Meta(ge=0, description="most bytes of all logs together; 0 = no limit")] = 0
     free_bytes_min: Annotated[
-        int, Meta(ge=0, description="kept free on the disk: retention makes room below it; 0 = not watched")
+        int, Meta(ge=0, description="bytes kept free on the disk by deleting old segments; 0 = not checked")
     ] = GIB
-    check_ms: Annotated[int, Meta(ge=100, description="how often retention looks")] = 30_000
+    check_ms: Annotated[int, Meta(ge=100, description="how often retention is enforced")] = 30_000
 
 
 class Producers(Struct, frozen=True):
     ids_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="producers per partition whose repeats are recognised")
+        int, Meta(ge=1, le=1_000_000, description="producers per partition whose repeated batches are recognised")
     ] = 10_000
 
 
 _OFFSET_NAMES = {"retention_ms": "retention.ms"}
 FULL_GROUPS = 10
-"""Groups that may have a position in every partition, where ``offsets.positions_max`` is not given."""
+"""Number of groups that may commit an offset in every partition, when ``offsets.positions_max`` is 0."""
 HEAP_MB_MIN = 32
-"""What a node of the ensemble needs for itself, the registrations and the members that are shown."""
+"""Heap in MiB that a node of the ensemble needs for itself, registrations and shown members."""
 POSITION_BYTES = KIB
-"""What a position takes of a node's heap, rounded up: about 400 bytes, and path and value of up to 512.  Heaps of 16
-and 28 MiB were full with 20,000 and 48,000 positions of 50 bytes: 450 bytes each, beside 7 MiB."""
+"""Heap of a node for one committed offset, rounded up: about 400 bytes, and path and value of up to 512.
+
+Heaps of 16 and 28 MiB were full with 20,000 and 48,000 committed offsets of 50 bytes: 450 bytes each, beside 7 MiB.
+"""
 
 
 class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
-    """Rules for the positions of groups."""
+    """Rules for the committed offsets of groups."""
 
     retention_ms: Annotated[
         int,
-        Meta(ge=1, le=OFFSET_MAX, description="positions of a group are deleted when it has been empty this long"),
+        Meta(
+            ge=1,
+            le=OFFSET_MAX,
+            description="committed offsets of a group are deleted when it has been empty this long",
+        ),
     ] = 7 * 86_400_000
     positions_max: Annotated[
         int,
         Meta(
             ge=0,
             le=10_000_000,
-            description="most positions of all groups; 0 = ten times topics.partitions_max",
+            description="most committed offsets of all groups; 0 = ten times topics.partitions_max",
         ),
     ] = 0
 
@@ -187,11 +193,11 @@ class Liveness(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    timeout_ms: Annotated[int, Meta(ge=100, description="an ordered stop takes at most this long")] = 20_000
+    timeout_ms: Annotated[int, Meta(ge=100, description="longest time of an ordered stop")] = 20_000
 
 
 class Log(Struct, frozen=True):
-    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level written")] = "info"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest level written")] = "info"
     format: Annotated[Literal["text", "json"], Meta(description="one line per event, as text or as JSON")] = "text"
 
 
@@ -205,9 +211,9 @@ _TOPIC_NAMES = {
 
 
 class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
-    """What a topic may set for itself; attribute names are Kafka's with ``_`` for ``.``.
+    """The settings of a topic; attribute names are Kafka's with ``_`` for ``.``.
 
-    Settings of Kafka that change nothing here (``kafka_settings``) are accepted beside them, and not part of it.
+    Kafka's settings without an effect here (``kafka_settings``) are accepted, too, but are not part of this struct.
     """
 
     retention_ms: Annotated[
@@ -249,9 +255,9 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
 
     @staticmethod
     def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
-        """``base`` with the ``given`` values (Kafka's names) in place of its own; what changes nothing is checked.
+        """Replace settings of ``base`` by the ``given`` ones (Kafka's names).  Settings without an effect are checked.
 
-        Kafka's defaults, never to flush by number nor by time, mean that the system flushes, as flush.messages=0 does.
+        Kafka's defaults never flush by number or by time.  They mean flush.messages=0: the system flushes.
 
         Raises:
             InvalidSetting: an unknown name (the nearest is offered) or a value out of bounds.
@@ -280,7 +286,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
 
     @staticmethod
     def texts(given: Mapping[str, str | int], base: TopicSettings) -> dict[str, str]:
-        """The ``given`` settings in their canonical text, sorted.
+        """The ``given`` settings as canonical text, sorted.
 
         Raises:
             InvalidSetting: as :meth:`parse`.
@@ -293,10 +299,10 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
 
 
 class Topics(TopicSettings, frozen=True, kw_only=True):
-    """Rules for topics, and the default of every setting that a topic does not set itself."""
+    """Rules for topics, and the defaults of their settings."""
 
-    auto_create: Annotated[bool, Meta(description="a topic that is produced to and missing is created")] = True
-    partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions of a topic that does not say")] = 1
+    auto_create: Annotated[bool, Meta(description="producing to a missing topic creates it")] = True
+    partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions of a new topic, if not given")] = 1
     partitions_max: Annotated[
         int, Meta(ge=1, le=100_000, description="most partitions on this appliance; more are refused")
     ] = 10_000
@@ -323,12 +329,12 @@ class Config(Struct, frozen=True):
 
     @property
     def positions_max(self) -> int:
-        """Positions that all groups together may have."""
+        """Largest number of committed offsets of all groups together."""
         return self.offsets.positions_max or FULL_GROUPS * self.topics.partitions_max
 
     @property
     def heap_mb(self) -> int:
-        """The Java heap of each local node in MiB: as configured, or so that ``positions_max`` positions fit."""
+        """The Java heap of each local node in MiB: as configured, or large enough for ``positions_max``."""
         return self.zookeeper.heap_mb or HEAP_MB_MIN + -(-self.positions_max * POSITION_BYTES // MIB)
 
     def value(self, name: str) -> Scalar:
@@ -373,11 +379,11 @@ def _split(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, over them the file at ``path``, over it the ``overrides`` ("key=value").
+    """Load the defaults, over them the file at ``path``, and over it the ``overrides`` ("key=value").
 
     Raises:
         UnknownKey: one or more keys do not exist; the nearest ones are offered.
-        BadValue: a file that is not TOML, values of the wrong kind, out of bounds, or in contradiction.
+        BadValue: the file is not TOML, or values are of the wrong kind, out of bounds, or in contradiction.
     """
     given = [(name, value, f"{path}: ") for name, value in _read(path).items()] if path else []
     given += [(name, value, "") for name, value in _split(overrides)]
@@ -401,7 +407,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
 
 
 def _check_together(config: Config) -> None:
-    """Bounds that one key puts on another."""
+    """Check the bounds that one key sets for another."""
     network, topics = config.network, config.topics
     frame, largest, count = network.frame_bytes_max, topics.max_message_bytes, topics.partitions
     if frame > network.arena_bytes // 2:
@@ -419,4 +425,4 @@ def _check_together(config: Config) -> None:
     if 0 < config.zookeeper.heap_mb < 16:
         raise BadValue(f"zookeeper.heap_mb = {config.zookeeper.heap_mb}: must be 0, or at least 16")
     if not config.native.listen:
-        raise BadValue('native.listen = "": must have an address, the command line uses this listener')
+        raise BadValue('native.listen = "": must have an address: the command line uses this listener')

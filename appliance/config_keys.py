@@ -1,4 +1,4 @@
-"""The keys of the configuration as users see them: their names, bounds, units, and how their values are parsed.
+"""Describes the keys of the configuration (names, bounds, units) and parses their values.
 
 A key's unit follows from its name: ``bytes`` also takes text such as ``"64MiB"`` or ``"10GB"``, ``ms`` also takes
 ``"30s"``, ``"7d"``; everything else is a plain number or text.
@@ -25,7 +25,7 @@ DURATIONS_MS |= {"w": 7 * 86_400_000}
 
 
 class Key(NamedTuple):
-    """One key as users see it; ``unit`` is "bytes", "ms" or ""."""
+    """One key of the configuration; ``unit`` is "bytes", "ms" or ""."""
 
     name: str
     table: str
@@ -39,10 +39,10 @@ class Key(NamedTuple):
     about: str
 
     def parse(self, value: object) -> Scalar:
-        """The value that a file or a command line gives.
+        """Parse and check a value from a file or a command line.
 
         Raises:
-            ValueError: says what would be right.
+            ValueError: the message says which values are valid.
         """
         parsed: Scalar
         if self.kind is bool:
@@ -86,7 +86,7 @@ def _parse_int(value: object, unit: str) -> int:
 
 
 def parse_units(text: str, units: Mapping[str, int]) -> int | None:
-    """A whole number with one of the ``units`` behind it; None when the text is something else."""
+    """Parse a whole number with an optional one of the ``units`` after it; None for any other text."""
     match = re.fullmatch(r"\s*(-?\d[\d_]*)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in units:
         return None
@@ -94,7 +94,7 @@ def parse_units(text: str, units: Mapping[str, int]) -> int | None:
 
 
 def keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
-    """The keys of one table, out of the annotations of its struct."""
+    """Yields the keys of one table, from the annotations of its struct."""
     hints = get_type_hints(struct, include_extras=True)
     own_first = sorted(msgspec.structs.fields(struct), key=lambda field: "." in field.encode_name)
     for field in own_first:
@@ -117,7 +117,7 @@ def keys_of(table: str, struct: type[Struct]) -> Iterator[Key]:
 
 
 def nearest(name: str, known: Mapping[str, Key]) -> str:
-    """The end of a message about an unknown key: the nearest one that there is, or where the list is."""
+    """The end of a message about an unknown key: the nearest known key, or how to list all keys."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     last_word = [key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
     found = close or last_word

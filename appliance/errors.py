@@ -1,4 +1,4 @@
-"""Every exception the appliance raises, grouped by what must happen next.
+"""Defines all exceptions of the appliance, grouped by what must happen next.
 
     ApplianceError
     ├── ClientFault            reply with the code, keep the connection
@@ -16,11 +16,12 @@
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
     │   ├── StaleProducerEpoch
+    │   ├── PositionsFull
     │   ├── UnknownGroup
     │   └── GroupTooLarge
-    ├── ProtocolFault          the peer broke framing: close its connection, say nothing more
+    ├── ProtocolFault          the peer broke the protocol: close its connection without a reply
     │   └── FrameTooLarge
-    ├── Unavailable            a restart, an election or a full disk is under way: the client may retry
+    ├── Unavailable            a restart, an election or a full disk: the client may retry
     │   ├── WriterGone
     │   ├── NotLeader
     │   ├── ZooKeeperAway
@@ -30,16 +31,16 @@
     │   ├── BufferFull
     │   ├── OutOfResources
     │   └── DiskFull
-    ├── StorageFault           what is on disk cannot be trusted: take the partition offline
+    ├── StorageFault           the data on the disk cannot be trusted: take the partition offline
     │   └── CorruptLog
-    ├── ConfigFault            a person must change a file or an argument: say which and how
+    ├── ConfigFault            a person must change a file or an argument: name it and the change
     │   ├── UnknownKey
     │   ├── BadValue
     │   ├── NoDirectory
     │   ├── AddressInUse
     │   └── AlreadyRunning
-    └── ClientBroken           a client ended in its middle, its ``__cause__`` says by what: make another one
-        └── CallbackFailed     a callback of the application's did: the client goes on
+    └── ClientBroken           a client failed, its ``__cause__`` is the reason: make another one
+        └── CallbackFailed     a callback of the application failed: the client continues
 
 A handler catches one of the branches, never ``Exception``.  Both wire protocols carry ``code`` (the numbers of
 the Kafka protocol, which have names that operators know); the command line exits with ``exit_status``
@@ -77,7 +78,7 @@ class CorruptBatch(ClientFault):
 
 
 class UnknownPartition(ClientFault):
-    """A topic or partition that this cluster does not have."""
+    """The cluster has no such topic or partition."""
 
     code = 3
     exit_status = 66  # EX_NOINPUT
@@ -129,7 +130,7 @@ class StaleProducerEpoch(ClientFault):
 
 
 class PositionsFull(ClientFault):
-    """No more positions of groups fit: see ``offsets.positions_max``.  Changing those that exist is still possible."""
+    """There are ``offsets.positions_max`` committed offsets: new ones are refused, existing ones can be changed."""
 
     code = 28
 
@@ -140,7 +141,7 @@ class UnknownGroup(ClientFault):
 
 
 class GroupTooLarge(ClientFault):
-    """A group, or what one of its members wants kept, is larger than allowed."""
+    """A group, or a value of one of its members, is larger than allowed."""
 
     code = 81
 
@@ -159,7 +160,7 @@ class Unavailable(ApplianceError):
 
 
 class WriterGone(Unavailable):
-    """The partition's writer is being restarted; what it had in hand may or may not be in the log."""
+    """The partition's writer is being restarted.  Its last batches may or may not be in the log."""
 
     code = 5
 
@@ -183,7 +184,7 @@ class ZooKeeperAway(Unavailable):
 
 
 class NotCoordinator(Unavailable):
-    """Another broker coordinates the group: ask which, and ask there."""
+    """Another broker coordinates the group: find it and send the request there."""
 
     code = 16
 
@@ -193,7 +194,7 @@ class BufferFull(Unavailable):
 
 
 class OutOfResources(Unavailable):
-    """The machine has no memory, process or descriptor left for this; says which, and what to do."""
+    """The machine has no memory, process or descriptor left.  The message says which, and what to do."""
 
     code = 56
 
@@ -206,7 +207,7 @@ class StorageFault(ApplianceError):
 
 
 class DiskFull(Unavailable):
-    """No room on the disk: retriable, the service resumes by itself when there is room."""
+    """No room on the disk.  Retriable: the service resumes when there is room."""
 
     code = 56
     exit_status = 75
@@ -216,13 +217,13 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def disk_fault(error: OSError, where: str | os.PathLike[str]) -> DiskFull | StorageFault:
-    """What an operating system's error about a file or a directory means: no room, or a disk that fails."""
+    """Turn an operating system's error about a file or directory into DiskFull or StorageFault."""
     text = f"{error.filename or where}: {error.strerror}"
     return DiskFull(text + _free(where)) if error.errno in NO_ROOM else StorageFault(text)
 
 
 def _free(where: str | os.PathLike[str]) -> str:
-    """How much is free on the disk that has a file or a directory, or will have it."""
+    """Text about the free bytes on the disk of a file or directory, which may not exist yet."""
     for path in (Path(where), Path(where).parent):
         try:
             disk = os.statvfs(path)
@@ -249,13 +250,13 @@ class BadValue(ConfigFault): ...
 
 
 class NoDirectory(ConfigFault):
-    """What was named is not there, or is not what it should be."""
+    """A named directory is missing, or is not of the expected kind."""
 
     exit_status = 66
 
 
 class AddressInUse(ConfigFault):
-    """Somebody else listens there: wait until it ends, or choose another address."""
+    """Another program listens there: wait until it ends, or choose another address."""
 
     exit_status = 75
 
@@ -265,13 +266,13 @@ class AlreadyRunning(ConfigFault):
 
 
 class ClientBroken(ApplianceError):
-    """A client's thread ended, or a call was left in its middle, by what no one expected."""
+    """An unexpected exception ended a thread of a client, or interrupted a call."""
 
     exit_status = 70  # EX_SOFTWARE
 
 
 class CallbackFailed(ClientBroken):
-    """A callback of the application's raised; what it was called for has happened all the same."""
+    """A callback of the application raised an exception.  The event that it was called for did happen."""
 
 
 LACKS: Final = frozenset(
@@ -280,7 +281,7 @@ LACKS: Final = frozenset(
 
 
 def is_lack(error: BaseException | None) -> bool:
-    """Whether something failed, at bottom, only because the machine had no room for it: it may work later as it is."""
+    """Whether the root cause of an error is only a lack of room or resources: a retry may succeed later."""
     while error is not None:
         if isinstance(error, DiskFull | OutOfResources | MemoryError):
             return True
@@ -303,50 +304,50 @@ _BY_CODE = {
 
 
 def named(name: str, message: str) -> ApplianceError:
-    """The exception for the name of its class, as one process of the appliance tells another."""
+    """Make an exception from the name of its class, which another process of the appliance has sent."""
     cls = _BY_NAME[name]
-    if "__init__" in vars(cls):  # it wants to be told more than the message: the class above it does not
+    if "__init__" in vars(cls):  # its constructor takes more than the message: use its base class
         cls = cls.__mro__[1]
     return cls(message)
 
 
 WORDS: dict[int, str] = {
-    OffsetOutOfRange.code: "the offset is outside of the partition",
+    OffsetOutOfRange.code: "the offset is out of the partition's range",
     CorruptBatch.code: "a batch is damaged",
     UnknownPartition.code: "there is no such topic or partition",
     WriterGone.code: "the partition's writer is being restarted",
-    NotLeader.code: "no appliance that lives leads the partition",
-    RequestTimedOut.code: "the appliance needed too long",
-    BrokerAway.code: "the appliance is away",
+    NotLeader.code: "no live appliance leads the partition",
+    RequestTimedOut.code: "the appliance took too long",
+    BrokerAway.code: "the appliance cannot be reached",
     MessageTooLarge.code: "a message is larger than max.message.bytes of its topic",
-    14: "the coordinator of groups is starting",
-    ZooKeeperAway.code: "ZooKeeper is away, which groups and changes of topics need",
+    14: "the group coordinator is starting",
+    ZooKeeperAway.code: "ZooKeeper cannot be reached; groups and changes of topics need it",
     16: "another appliance coordinates the group",
-    InvalidTopic.code: "this is no name of a topic",
+    InvalidTopic.code: "the name of the topic is not valid",
     29: "not permitted",
     InvalidTimestamp.code: "the timestamp is out of range",
-    UnsupportedVersion.code: "the appliance does not know this version of the request",
-    TopicExists.code: "the topic is there already",
-    InvalidPartitions.code: "this number of partitions cannot be",
-    InvalidSetting.code: "this setting cannot be",
-    InvalidRequest.code: "the request makes no sense to the appliance",
-    OutOfOrderSequence.code: "a numbered batch is missing before this one",
-    StaleProducerEpoch.code: "somebody else writes under this producer id",
+    UnsupportedVersion.code: "the appliance does not support this version of the request",
+    TopicExists.code: "the topic exists already",
+    InvalidPartitions.code: "the number of partitions is not valid",
+    InvalidSetting.code: "the setting is not valid",
+    InvalidRequest.code: "the request is not valid",
+    OutOfOrderSequence.code: "a batch of the producer is missing before this one",
+    StaleProducerEpoch.code: "a newer producer has this producer id",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",
-    BufferFull.code: "too much is under way",
+    BufferFull.code: "too much data is in flight",
 }
-"""What a code means, where the peer sends no words of its own."""
+"""Messages for codes that a peer sends without a message."""
 
 
 def from_code(code: int, message: str = "", *, about: str = "") -> ApplianceError:
-    """The exception for a code that came over the wire; an unknown code becomes a plain ApplianceError.
+    """Make an exception from a code received from a peer.  An unknown code becomes a plain ApplianceError.
 
-    Code 56 (Kafka's KAFKA_STORAGE_ERROR) comes back as the retriable :class:`DiskFull`, as in Kafka's clients.
+    Code 56 (Kafka's KAFKA_STORAGE_ERROR) becomes the retriable :class:`DiskFull`, as in Kafka's clients.
 
     Args:
-        message: the peer's words; without any, what the code means.
-        about: what it is about, to stand before them.
+        message: the peer's message; "" for that of :data:`WORDS`.
+        about: the subject, to be put before the message.
     """
     cls = _BY_CODE.get(code, ApplianceError)
     if cls is FrameTooLarge:

@@ -1,8 +1,8 @@
-"""Topic settings of Kafka that nothing has to be done for: what they say is so anyway, or they are hints.
+"""Lists the topic settings of Kafka that have no effect here: they hold anyway, or they are hints.
 
-Clients and tools give them when they make a topic, and copy them from cluster to cluster, so they are accepted, kept
-and shown as Kafka shows them.  A value that would *not* be so is refused with the reason.  The settings that do
-something here are those of ``config.TopicSettings``.
+Clients and tools give them when they create a topic, and copy them from cluster to cluster.  So they are accepted,
+stored and shown as in Kafka.  A value that does not hold is refused with the reason.  The settings with an effect are
+those of ``config.TopicSettings``.
 
 A new setting is one line of :data:`ACCEPTED`.
 """
@@ -30,10 +30,11 @@ class Kind(IntEnum):
 
 
 class Accepted(NamedTuple):
-    """``values``: bounds of a number, the pattern of a text, or None where only ``default`` holds.
+    """An accepted setting.
 
-    ``about``: what makes it so, or why nothing depends on it.  ``broker_name``: what Kafka calls the broker-wide
-    default, "" for none.  ``current``: Kafka 4 still has it; others are shown only where a topic sets them.
+    ``values``: bounds of a number, the pattern of a text, or None when only ``default`` holds.  ``about``: why it
+    holds, or why it has no effect.  ``broker_name``: Kafka's name of the broker-wide default, "" for none.
+    ``current``: Kafka 4 still has it; other settings are shown only for topics that set them.
     """
 
     name: str
@@ -45,10 +46,10 @@ class Accepted(NamedTuple):
     current: bool = True
 
     def parse(self, value: object) -> str:
-        """The text of a value that holds.
+        """Check a value and return its text.
 
         Raises:
-            ValueError: says what would hold, and why.
+            ValueError: the value does not hold; the message says what does, and why.
         """
         text = str(value).strip()
         if len(text) > TEXT_CHARACTERS_MAX:
@@ -72,7 +73,7 @@ class Accepted(NamedTuple):
 
 
 _ONE_COPY: Final = "each partition is stored once"
-_COMPACTION: Final = "a hint for compaction, of which there is none"
+_COMPACTION: Final = "a hint for compaction, which does not exist here"
 _TIERS: Final = "all of a log is local"
 _AS_THEY_CAME: Final = "batches are stored as they came, so producers choose their compression"
 _ANY_TIME: Final = "no message is refused for its timestamp"
@@ -91,7 +92,7 @@ ACCEPTED: Final = {
         Accepted("delete.retention.ms", Kind.LONG, "86400000", (0, LONG_MAX), _COMPACTION,
                  "log.cleaner.delete.retention.ms"),
         Accepted("file.delete.delay.ms", Kind.LONG, "60000", (0, LONG_MAX),
-                 "a hint: readers keep the files that they read, others go at once", "log.segment.delete.delay.ms"),
+                 "a hint: files are deleted at once, except those being read", "log.segment.delete.delay.ms"),
         Accepted("follower.replication.throttled.replicas", Kind.LIST, "", _REPLICAS, _ONE_COPY),
         Accepted("leader.replication.throttled.replicas", Kind.LIST, "", _REPLICAS, _ONE_COPY),
         Accepted("local.retention.bytes", Kind.LONG, "-2", (-2, LONG_MAX), _TIERS, "log.local.retention.bytes"),
@@ -116,9 +117,9 @@ ACCEPTED: Final = {
         Accepted("segment.jitter.ms", Kind.LONG, "0", (0, LONG_MAX), "a hint: segments are rolled as they come"),
         Accepted("unclean.leader.election.enable", Kind.BOOLEAN, "false", None, _ONE_COPY,
                  "unclean.leader.election.enable"),
-        # What Kafka 4 has no more, and older tools still give.
+        # Kafka 4 no longer has these, but older tools still give them.
         Accepted("message.downconversion.enable", Kind.BOOLEAN, "true", _BOOLEAN,
-                 "there is one format, and nobody is sent an older one", current=False),
+                 "there is one format, and no client gets an older one", current=False),
         Accepted("message.format.version", Kind.STRING, "3.0-IV1", r"\d[\w.-]*", "there is one format", current=False),
         Accepted("message.timestamp.difference.max.ms", Kind.LONG, str(LONG_MAX), (0, LONG_MAX), _ANY_TIME,
                  current=False),

@@ -1,20 +1,22 @@
-"""The rules for what clients name and store: topics, groups, members, notes.  One table, for both listeners.
+"""Checks the names and values that clients give: topics, groups, members, notes.
 
-    what                                    at most             error beyond it
+The same rules hold for both listeners.
+
+    name or value                           at most             error above it
     topic                                   249 characters      InvalidTopic; only [a-zA-Z0-9._-], not "." or ".."
     group                                   255 characters      InvalidGroup; never empty
     group instance (static member)          249 bytes           InvalidRequest
     protocol, protocol type                 255 bytes           InvalidRequest
-    client id                               255 characters      none: it is only shown, so a longer one is cut
+    client id                               255 characters      none: it is only shown, and truncated
     note stored with a committed offset     4 KiB               OFFSET_METADATA_TOO_LARGE
     subscription, assignment of a member    256 KiB             GroupTooLarge
-    partition                               2^31 - 1            as a partition that does not exist
+    partition                               2^31 - 1            that of a missing partition
 
-The codecs apply them where a request is decoded.  Whoever keeps a name (a cache, a path in ZooKeeper, a file) may
-rely on the rule, and calls :func:`check_topic` or :func:`check_group` where a name comes in some other way.
+The codecs apply the rules when they decode a request.  Other code may rely on them (a cache, a path in ZooKeeper, a
+file).  For names from other sources it calls :func:`check_topic` or :func:`check_group`.
 
-The bounds in bytes keep every value that is stored in ZooKeeper far below the 1 MiB that it takes: a subscription
-grows at most threefold when it is written as JSON.
+The bounds in bytes keep every value in ZooKeeper far below its limit of 1 MiB: a subscription grows at most threefold
+as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ SUBSCRIPTION_BYTES_MAX: Final = 256 * 1024
 ASSIGNMENT_BYTES_MAX: Final = 256 * 1024
 PARTITION_MAX: Final = 2**31 - 1
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Topics that Kafka keeps for itself.  Here they are made only by whoever asks for that, and marked as internal."""
+"""Topics that Kafka uses itself.  They are created only on request, and marked as internal."""
 
 TOPIC_PATTERN: Final = rf"\A(?!\.{{1,2}}\Z)[a-zA-Z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}\Z"
 _TOPIC: Final = re.compile(TOPIC_PATTERN)
@@ -58,10 +60,10 @@ def is_topic(name: str | bytes | memoryview) -> bool:
 
 
 def check_topic(name: str) -> None:
-    """Topic names are Kafka's: every client and every file system can spell them.
+    """Check the name of a topic.  The rules are Kafka's: all clients and file systems accept such names.
 
     Raises:
-        InvalidTopic: says which rule is broken.
+        InvalidTopic: the message names the broken rule.
     """
     if is_topic(name):
         return
@@ -73,17 +75,17 @@ def check_topic(name: str) -> None:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a topic of this name is never made just because somebody asks for it: monitors look for Kafka's own."""
+    """Whether a topic of this name is never created automatically: monitors look for Kafka's own topics."""
     return name.startswith("__")
 
 
 def collides(name: str, other: str) -> bool:
-    """Whether two topics would have one name in metrics, where "." and "_" are the same."""
+    """Whether two topics would have the same name in metrics, where "." and "_" are equal."""
     return name != other and name.replace(".", "_") == other.replace(".", "_")
 
 
 def check_group(name: str) -> None:
-    """Group names may hold any characters, as in Kafka.
+    """Check the name of a group, which may hold any characters, as in Kafka.
 
     Raises:
         InvalidGroup: it is empty or too long.

@@ -1,18 +1,17 @@
-"""Decides which old segments are deleted: pure planning, from what there is to where each log begins afterwards.
+"""Plans retention: decides which old segments to delete, from sizes and times.  Does no I/O.
 
-Three rules, applied in this order; each takes whole segments from the old end:
+Three rules, in this order, each delete whole segments from the old end:
 
 1. age: segments whose file was last written more than ``retention.ms`` ago, as in the paper; also the active (last)
    one, as in Kafka;
-2. size: the oldest segments of a partition, as long as ``retention.bytes`` are left without them, as in Kafka; never
-   the active one;
-3. room: when all logs together take more than the cap, or the disk has less free than it should, the oldest segment of
-   the topic that takes most at that point, again and again, until it suffices; never the active one.
+2. size: the oldest segments of a partition while ``retention.bytes`` remain without them, as in Kafka; never the
+   active one;
+3. room: when all logs together exceed their limit, or the disk has too little free space: repeatedly the oldest segment
+   of the topic that is largest then, until there is enough room; never the active one.
 
-Where that does not suffice, large active segments are rolled, so that the next time there is something to delete; the
-youngest messages stay then.
+If that is not enough, large active segments are rolled.  The next run can delete them and keep the newest messages.
 
-Sizes: ``bytes`` is the segment's share of the log, ``disk_bytes`` what its file occupies (less if it is sparse).  A
+Sizes: ``bytes`` is the segment's part of the log, ``disk_bytes`` the space of its file (less if the file is sparse).  A
 segment's time is its file's modification time in ms: a sealed segment is never written again.
 """
 
@@ -25,10 +24,10 @@ from typing import Final, NamedTuple
 from .names import TopicPartition
 
 ROLL_BYTES_MIN: Final = 1 << 20
-"""Active segments that are smaller are not worth a roll, so at least this much of each partition is kept."""
+"""Smallest active segment to roll.  So at least this much of each partition is kept."""
 
 
-class Segment(NamedTuple):
+class SegmentUse(NamedTuple):
     base: int
     bytes: int
     disk_bytes: int
@@ -36,17 +35,17 @@ class Segment(NamedTuple):
 
 
 class PartitionUse(NamedTuple):
-    """``segments`` by ascending base, the last is the active one; limits of -1 do not apply."""
+    """The segments of a partition, by ascending base (the last one is active), and its limits; -1: no limit."""
 
     topic: str
     partition: int
-    segments: Sequence[Segment]
+    segments: Sequence[SegmentUse]
     retention_ms: int
     retention_bytes: int
 
 
 class Deletion(NamedTuple):
-    """Delete what lies before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
+    """A deletion before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
 
     topic: str
     partition: int
@@ -55,9 +54,9 @@ class Deletion(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``rolls``: topic and partition whose active segments are to be sealed.
+    """The deletions; ``rolls``: the partitions whose active segments are to be rolled.
 
-    ``lacking_bytes``: what is still missing when everything that may go has gone.
+    ``lacking_bytes``: bytes that are still missing after all deletions.
     """
 
     deletions: list[Deletion]
@@ -66,13 +65,13 @@ class Plan(NamedTuple):
 
 
 def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacking_bytes: int = 0) -> Plan:
-    """Decide what goes.
+    """Decide what to delete.
 
     Args:
         uses: every partition stored here.
-        now_ms: the clock that the segments' times are measured by.
-        bytes_max: cap for all logs together on the disk, 0 for none.
-        lacking_bytes: how much less than wanted is free on the disk, <= 0 when enough is.
+        now_ms: the time, by the clock of the segments' times.
+        bytes_max: most bytes of all logs together on the disk; 0 for no limit.
+        lacking_bytes: bytes of free space that the disk lacks; <= 0 when there is enough.
     """
     uses = list(uses)
     gone = [0] * len(uses)
@@ -102,12 +101,12 @@ def plan(uses: Iterable[PartitionUse], now_ms: int, *, bytes_max: int = 0, lacki
 
 
 def _base(use: PartitionUse, count: int) -> int:
-    """Where a partition starts without its first ``count`` segments."""
+    """Log start offset of a partition without its first ``count`` segments."""
     return use.segments[count].base if count < len(use.segments) else use.segments[-1].base + use.segments[-1].bytes
 
 
 def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: int) -> Iterator[TopicPartition]:
-    """The partitions with the largest active segments, as many as would suffice."""
+    """Yields the partitions with the largest active segments, until these make enough room."""
     large = [
         (-use.segments[-1].disk_bytes, use.topic, use.partition)
         for use, count in zip(uses, gone, strict=True)
@@ -121,7 +120,7 @@ def _to_roll(uses: Sequence[PartitionUse], gone: Sequence[int], lacking_bytes: i
 
 
 def _aged(use: PartitionUse, now_ms: int) -> int:
-    """How many segments at the old end are too old."""
+    """The number of segments at the old end that are too old."""
     if use.retention_ms < 0:
         return 0
     count = 0
@@ -133,7 +132,7 @@ def _aged(use: PartitionUse, now_ms: int) -> int:
 
 
 def _oversized(use: PartitionUse) -> int:
-    """How many segments at the old end are not needed to keep ``retention_bytes``."""
+    """The number of segments at the old end that ``retention_bytes`` does not need."""
     if use.retention_bytes < 0:
         return 0
     surplus = sum(segment.bytes for segment in use.segments) - use.retention_bytes
@@ -147,9 +146,9 @@ def _oversized(use: PartitionUse) -> int:
 
 
 def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[int]:
-    """Indexes of partitions in the order in which each next gives up its oldest segment.
+    """Yields the index of the partition whose oldest remaining segment is to be deleted next.
 
-    The caller counts ``gone`` up between two steps; what is gone at the beginning is taken into account.
+    The caller counts ``gone`` up between two steps.  Segments gone before the first step are not counted in the sizes.
     """
     sizes: dict[str, int] = {}
     oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)

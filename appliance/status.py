@@ -1,24 +1,23 @@
-"""What an appliance is doing, from its data directory alone: served or not, asked from inside or outside.
+"""Collects the status of an appliance from its data directory, whether it runs or not.
 
 A running supervisor keeps ``<data>/state.json`` (listeners, processes, names of the segment tables) and holds a
-lock on ``<data>/lock``.  Partitions are read from the shared tables while it runs and from the files
-otherwise, so the answer needs no listener, no ZooKeeper and no free worker.  The object that :func:`collect`
-returns is a contract::
+lock on ``<data>/lock``.  While it runs, partitions are read from the shared tables, otherwise from the files.  So the
+status needs no listener, no ZooKeeper and no free worker.  The object that :func:`collect` returns is a contract::
 
-    {"state": "serving",                          as the supervisor says; "stopped" when nothing runs
+    {"state": "serving",                          from the supervisor; "stopped" when nothing runs
      "data": "/var/lib/appliance", "pid": 4711,   pid null when stopped
      "listeners": {"native": "127.0.0.1:9091", …},
      "zookeeper": {"connect": "…", "state": "connected"},
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
-     "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses at the moment
-     "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         those that are reached now
-     "removals": [{"topic", "partitions", "whole"}],     deletions that are not complete; not whole: the topic stays
+     "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
+     "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
+     "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?}]}
 
-``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null where counting them
-would mean reading the log (a partition that was not stopped cleanly and is not served).  ``limits``: names and
-units are in :mod:`appliance.machine_limits`; ``process`` is empty where it is not one process that has reached it;
-``value``, ``in_use`` and ``since`` are null where they are not known.
+``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null when counting would need to
+read the log: the partition was not stopped cleanly and is not served.  ``limits``: :mod:`appliance.machine_limits` has
+names and units; ``process`` is empty for limits of the whole machine or service; unknown values of ``value``,
+``in_use`` and ``since`` are null.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from .shared.table import SegmentTable, TableSnapshot
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"
 NOTHING: dict[str, Any] = {"listeners": {}, "zookeeper": {}, "processes": [], "refused": [], "limits": []}
-"""The parts of a state that nothing serves."""
+"""The default parts of a state, for a directory that is not served."""
 
 
 def read_state(data_dir: Path) -> dict[str, Any] | None:
-    """What the supervisor of this directory last wrote about itself; None when nothing serves it.
+    """Read the last state that the supervisor of this directory wrote; None when it is not served.
 
     Raises:
         NoDirectory: there is no such directory.
     """
     if not data_dir.is_dir():
-        raise NoDirectory(f"{data_dir}: no such directory; `appliance start --data {data_dir}` would make it")
+        raise NoDirectory(f"{data_dir}: no such directory; `appliance start --data {data_dir}` would create it")
     pid = holder(data_dir)
     if not pid:
         return None
@@ -57,16 +56,16 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = json.loads((data_dir / STATE_FILE).read_text())
     except (FileNotFoundError, ValueError):
         state = {}
-    if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not come so far yet
+    if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not written yet
         state = {"pid": pid, "state": "starting"}
     return NOTHING | {"tables": {}, "offline": {}} | state
 
 
 def holder(data_dir: Path) -> int:
-    """The pid that serves the directory, 0 when nobody does.
+    """The pid of the process that serves the directory; 0 without one.
 
-    The lock is tried only when the process named in the file exists, so that looking at a directory does not
-    get into the way of an appliance that is just taking it.
+    The lock is tried only when the process named in the file exists.  So this does not disturb an appliance that is
+    about to take the lock.
     """
     try:
         with (data_dir / LOCK_FILE).open() as file:
@@ -82,7 +81,7 @@ def holder(data_dir: Path) -> int:
 
 
 def collect(data_dir: Path) -> dict[str, Any]:
-    """The status of an appliance, from inside or outside of its processes.
+    """Collect the status of an appliance, from inside or outside of its processes.
 
     Raises:
         NoDirectory: there is no such directory.
@@ -107,7 +106,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The limit that writers have reached, which show it in their tables alone; nothing if it is among ``limits``."""
+    """The limit of a full disk, if the table of a writer shows it and ``limits`` does not have it."""
     full = STATE_NAMES[DISK_FULL]
     if any(row["limit"] == DISK for row in limits) or all(row["state"] != full for row in partitions):
         return []
@@ -116,9 +115,9 @@ def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dic
 
 
 def removals(catalog: Catalog, tables: dict[str, str]) -> list[dict[str, Any]]:
-    """Deletions that have been decided and are not complete.
+    """Deletions that are decided and not complete.
 
-    While a topic is being created it is noted as one, too (:class:`.catalog.Removal`); its partitions have tables.
+    A topic being created has a removal, too (:class:`.catalog.Removal`).  It is left out: its partitions have tables.
     """
     return [
         {"topic": removal.name, "partitions": sorted(removal.partitions), "whole": removal.whole}
@@ -128,14 +127,14 @@ def removals(catalog: Catalog, tables: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def hosted(data_dir: Path, catalog: Catalog) -> list[tuple[str, str, int]]:
-    """The partitions stored here, as (directory name, topic, partition), in order; the catalog knows them."""
+    """The partitions of the catalog that are stored here, as (directory name, topic, partition), sorted."""
     topics = catalog.topics.values()
     rows = [(f"{topic.name}-{number}", topic.name, number) for topic in topics for number in topic.partitions]
     return sorted((row for row in rows if (data_dir / row[0]).is_dir()), key=lambda row: row[1:])
 
 
 def from_table(path: Path, table_name: str) -> dict[str, Any] | None:
-    """A partition as its writer shows it; None when there is nothing to see (any more)."""
+    """The row of a partition from its table; None when it has no valid table (any more)."""
     try:
         mapped = memory.attach(table_name, writable=False)
         with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
@@ -147,14 +146,14 @@ def from_table(path: Path, table_name: str) -> dict[str, Any] | None:
 
 
 def records_before(path: Path, seen: TableSnapshot) -> int:
-    """How many records lie before the start of a log whose oldest segments have been retired."""
+    """The number of records before the log start offset."""
     if seen.start == 0:
         return 0
     return LogReader(path, FileCache(2)).at(seen.bases, seen.high_watermark, seen.start)[1]
 
 
 def from_files(path: Path) -> dict[str, Any]:
-    """A partition that no writer shows: exact after a clean stop, else what the names and sizes say."""
+    """The row of a partition from its files: exact after a clean stop, else from their names and sizes."""
     summary = peek(path)
     if summary is not None:
         seen = TableSnapshot(summary.bases, summary.start, summary.end)

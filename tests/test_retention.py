@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.retention import Deletion, PartitionUse, Segment, plan
+from appliance.retention import Deletion, PartitionUse, SegmentUse, plan
 
 NOW = 1_000_000
 
@@ -14,7 +14,7 @@ def use(topic: str, *segments: tuple[int, int], partition: int = 0, age_ms: int 
     """``segments``: (bytes, age in ms) from the oldest to the active one."""
     rows, base = [], 0
     for size, age in segments:
-        rows.append(Segment(base, size, size, NOW - age))
+        rows.append(SegmentUse(base, size, size, NOW - age))
         base += size
     return PartitionUse(topic, partition, rows, age_ms, keep)
 
@@ -98,7 +98,7 @@ def test_what_always_holds(
     for number, (topic, rows, age_ms, keep) in enumerate(given_partitions):
         base, built = 0, []
         for size, disk, age in rows:
-            built.append(Segment(base, size, disk, NOW - age))
+            built.append(SegmentUse(base, size, disk, NOW - age))
             base += size
         uses.append(PartitionUse(topic, number, built, age_ms, keep))
     made = plan(uses, NOW, bytes_max=bytes_max, lacking_bytes=lacking)

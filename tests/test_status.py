@@ -79,7 +79,7 @@ def test_a_log_that_was_not_closed(tmp_path: Path) -> None:
 
 
 def test_nothing_there() -> None:
-    with pytest.raises(NoDirectory, match="would make it"):
+    with pytest.raises(NoDirectory, match="would create it"):
         collect(Path("/nonexistent"))
 
 

@@ -98,8 +98,7 @@ class SegmentTable:
     def publish(self, bases: Sequence[int], start: int, end: int, records: int) -> None:
         """Publish the whole log after opening it; ``bases`` are at most SEGMENTS_MAX.
 
-        When a killed writer left a table that is only behind, just the high watermark is raised: readers notice
-        nothing.
+        A table that a killed writer left, and that is only behind, just gets a higher high watermark.
         """
         cells = self._cells
         assert 0 < len(bases) < self._row_count and bases[0] <= start <= end

@@ -19,7 +19,7 @@ from ...errors import Unavailable
 from ...log.files import log_path
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
-from ...retention import PartitionUse, Segment, plan
+from ...retention import PartitionUse, SegmentUse, plan
 from ...shared.table import TableSnapshot
 from .partitions import Partitions
 from .topics import Topics
@@ -38,7 +38,7 @@ class RetentionEnforcer:
         self._topics = topics
         self._partitions = partitions
         self._clock_ms = clock_ms
-        self._sealed: dict[TopicPartition, dict[int, Segment]] = {}
+        self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
         self._lacking = False
 
     async def run(self, config: Config) -> None:
@@ -89,11 +89,11 @@ class RetentionEnforcer:
         return uses
 
 
-def _segments(path: Path, view: TableSnapshot, written: int, sealed: dict[int, Segment]) -> list[Segment]:
+def _segments(path: Path, view: TableSnapshot, written: int, sealed: dict[int, SegmentUse]) -> list[SegmentUse]:
     """Measure the segments of one partition; ``sealed`` caches those that cannot change."""
     for base in sealed.keys() - set(view.bases):
         del sealed[base]
-    segments: list[Segment] = []
+    segments: list[SegmentUse] = []
     stops = [*view.bases[1:], max(written, view.high_watermark)]
     for base, stop in zip(view.bases, stops, strict=True):
         segment = sealed.get(base)
@@ -102,7 +102,7 @@ def _segments(path: Path, view: TableSnapshot, written: int, sealed: dict[int, S
                 status = log_path(path, base).stat()
             except FileNotFoundError:  # removed since the snapshot was taken
                 continue
-            segment = Segment(base, stop - base, status.st_blocks * 512, status.st_mtime_ns // 1_000_000)
+            segment = SegmentUse(base, stop - base, status.st_blocks * 512, status.st_mtime_ns // 1_000_000)
             if base != view.bases[-1]:
                 sealed[base] = segment
         segments.append(segment)
