@@ -218,11 +218,11 @@ def check_id(topic_id: str) -> str:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put ``content`` in place of a file so that a crash at any point leaves the old one or the new one.
+    """Replace the content of a file, durably.  A crash at any point leaves the old or the new file.
 
     Raises:
-        DiskFull: no room, the old file stands.
-        StorageFault: the disk fails; the new file may stand already.
+        DiskFull: no room; the old file remains.
+        StorageFault: the disk fails; the file may be the new one already.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -238,5 +238,5 @@ def replace_file(path: Path, content: bytes) -> None:
             os.close(directory)
     except OSError as error:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)  # on a full disk its part of the content takes room
+            temporary.unlink(missing_ok=True)  # on a full disk it would take room
         raise disk_fault(error, path) from error

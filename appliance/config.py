@@ -46,14 +46,14 @@ class Native(Struct, frozen=True):
         str,
         Meta(description='address of the native listener, or several: "host:port,[v6]:port"; port 0 = any free one'),
     ] = "127.0.0.1:9091"
-    advertised: Annotated[str, Meta(description='"host:port" told to clients; "" = where it listens')] = ""
+    advertised: Annotated[str, Meta(description='"host:port" sent to clients; "" = where it listens')] = ""
 
 
 class Kafka(Struct, frozen=True):
     listen: Annotated[str, Meta(description='address of the Kafka listener, as native.listen; "" = closed')] = (
         "127.0.0.1:9092"
     )
-    advertised: Annotated[str, Meta(description='"host:port" told to clients; "" = where it listens')] = ""
+    advertised: Annotated[str, Meta(description='"host:port" sent to clients; "" = where it listens')] = ""
 
 
 class ZooKeeper(Struct, frozen=True):

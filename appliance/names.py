@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from .errors import InvalidGroup, InvalidTopic
 
 TOPIC_CHARACTERS_MAX: Final = 249
-"""As Kafka: with ``-<partition>`` behind it, a name still fits into a directory entry of 255 bytes."""
+"""As Kafka: with ``-<partition>`` after it, a name still fits into a directory entry of 255 bytes."""
 GROUP_CHARACTERS_MAX: Final = 255
 INSTANCE_BYTES_MAX: Final = 249
 PROTOCOL_BYTES_MAX: Final = 255

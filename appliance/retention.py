@@ -148,7 +148,8 @@ def _oversized(use: PartitionUse) -> int:
 def _make_room(uses: Sequence[PartitionUse], gone: Sequence[int]) -> Iterator[int]:
     """Yields the index of the partition whose oldest remaining segment is to be deleted next.
 
-    The caller counts ``gone`` up between two steps.  Segments gone before the first step are not counted in the sizes.
+    The caller counts ``gone`` up between two steps.  Segments counted in it before the first step do not count in the
+    sizes.
     """
     sizes: dict[str, int] = {}
     oldest: dict[str, list[tuple[int, int]]] = {}  # per topic a heap of (time of the next segment, index)

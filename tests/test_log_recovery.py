@@ -201,7 +201,7 @@ def test_a_missing_segment_goes_offline(path: Path, missing: int) -> None:
 def test_all_segments_missing_goes_offline(path: Path) -> None:
     kill(filled(path, RAWS))
     log_path(path, 0).unlink()
-    with pytest.raises(CorruptLog, match="gone"):
+    with pytest.raises(CorruptLog, match="missing"):
         open_log(path)
 
 

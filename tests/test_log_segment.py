@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from appliance.errors import CorruptLog, StorageFault
 from appliance.log import segment
 from appliance.log.files import File, System, index_path, log_path
-from appliance.log.segment import Segment, find_valid, headers, read_into, scan, stands
+from appliance.log.segment import Segment, find_valid, has_header, headers, read_into, scan
 
 from .log_batches import batch, place_all, placed
 
@@ -76,14 +76,14 @@ def test_a_batch_of_another_place_is_no_batch(tmp_path: Path) -> None:
     """Goal: a forged batch in a payload, or bytes of another file, are never taken for a batch of the log."""
     file, data, _ = written(tmp_path, [batch()])
     for base in (BASE - 1, BASE + 1, 0):
-        assert not stands(file, base, 0, len(data))
+        assert not has_header(file, base, 0, len(data))
         for walk in (scan, headers):
             with pytest.raises(CorruptLog):
                 list(walk(file, base, 0, len(data)))
-    assert stands(file, BASE, 0, len(data))
-    assert not stands(file, BASE, 0, len(data) - 1)
-    assert not stands(file, BASE, -1, len(data))
-    assert not stands(file, BASE, len(data), len(data) + 500)
+    assert has_header(file, BASE, 0, len(data))
+    assert not has_header(file, BASE, 0, len(data) - 1)
+    assert not has_header(file, BASE, -1, len(data))
+    assert not has_header(file, BASE, len(data), len(data) + 500)
 
 
 def test_find_valid_across_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_disk_that_cannot_be_read_is_a_storage_fault(tmp_path: Path) -> None:
     with pytest.raises(StorageFault, match="cannot be read"):
         list(headers(directory, 0, 0, 100))
     with pytest.raises(StorageFault, match="cannot be read"):
-        stands(directory, 0, 0, 100)
+        has_header(directory, 0, 0, 100)
 
 
 def test_create_refuses_to_write_over_a_segment(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Files of a log: their names, descriptors that close themselves, and every call that changes a disk.
+"""Names, opens and changes the files of a log: all calls that change the disk are here.
 
 ``position`` is a byte in a file, ``offset`` a byte in the log: ``offset = base + position``.
 
-Only their owner may read the log's files and directories, whatever the umask.
+Only their owner can read the files and directories of a log, whatever the umask.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ COPY_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The calls that change a disk, or make a change durable.
+    """The system calls that change a disk, or make a change durable.
 
-    Tests pass others: to fail at a chosen point, or to record what a power loss may leave of them.
+    Tests replace them, to fail at a chosen point, or to record the states that a power loss may leave.
     """
 
     writev: Callable[[int, Sequence[memoryview]], int] = os.writev
@@ -46,9 +46,9 @@ SYSTEM: Final = System()
 
 
 class File:
-    """An open file whose descriptor is closed when the last reference goes.
+    """An open file.  The last reference closes its descriptor.
 
-    So a range that waits for a slow reader, or a flush under way in another thread, keeps its file.
+    So a range that waits for a slow reader keeps its file, and so does a flush in another thread.
     """
 
     __slots__ = ("fd", "path")
@@ -72,7 +72,7 @@ def index_path(directory: Path, base: int) -> Path:
 
 
 def base_of(name: str, suffix: str) -> int | None:
-    """The base in a file's name, None when it is another kind of file."""
+    """The base in the name of a file; None for another kind of file."""
     digits = name.removesuffix(suffix)
     if len(digits) != NAME_DIGITS or digits == name or not (digits.isascii() and digits.isdigit()):
         return None
@@ -80,7 +80,7 @@ def base_of(name: str, suffix: str) -> int | None:
 
 
 def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """Sizes in bytes of the segment files and of the index files by base, ascending; opens none of them."""
+    """Sizes in bytes of the segment files and of the index files, by base, ascending.  Opens no file."""
     logs: dict[int, int] = {}
     indexes: dict[int, int] = {}
     with os.scandir(directory) as entries:
@@ -93,7 +93,7 @@ def sizes(directory: Path) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int, system: System = SYSTEM) -> None:
-    """Write all of ``data``, however many calls that takes."""
+    """Write all of ``data``, with several calls if necessary."""
     rest = memoryview(data)
     while rest:
         written = system.pwrite(fd, rest, position)
@@ -102,7 +102,7 @@ def write_at(fd: int, data: bytes | memoryview, position: int, system: System = 
 
 
 def remove(path: Path, system: System = SYSTEM) -> bool:
-    """Unlink a file; returns whether it was there."""
+    """Unlink a file.  Returns whether it existed."""
     with contextlib.suppress(FileNotFoundError):
         system.unlink(path)
         return True
@@ -110,10 +110,10 @@ def remove(path: Path, system: System = SYSTEM) -> bool:
 
 
 def replace(path: Path, data: bytes, system: System = SYSTEM) -> None:
-    """Make ``path`` a file that holds ``data``, durably: after a power loss it is the old file or the new one.
+    """Replace the content of ``path`` by ``data``, durably.  After a power loss it is the old or the new file.
 
     Raises:
-        OSError: it is one of the two.
+        OSError: it may be either file.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -129,7 +129,7 @@ def replace(path: Path, data: bytes, system: System = SYSTEM) -> None:
 
 
 def copy(source: File, position: int, stop: int, path: Path, system: System = SYSTEM) -> None:
-    """Make ``path`` a durable copy of the source's bytes [position, stop); its name is the caller's to sync."""
+    """Copy the bytes [position, stop) of the source to ``path``, durably.  The caller syncs the name."""
     target = File(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, system)
     start = position
     while position < stop:
@@ -142,6 +142,6 @@ def copy(source: File, position: int, stop: int, path: Path, system: System = SY
 
 
 def sync_directory(directory: Path, system: System = SYSTEM) -> None:
-    """Make names in it (created, renamed, unlinked) durable: ``fdatasync`` of a file does not."""
+    """Make changes of names in a directory durable (created, renamed, unlinked): ``fdatasync`` of a file does not."""
     file = File(directory, os.O_RDONLY | os.O_DIRECTORY, system)
     system.fsync(file.fd)

@@ -4,7 +4,7 @@ Four offsets: ``start`` (log start offset), ``high_watermark``, ``flushed``, ``e
 ``start <= high_watermark <= flushed <= end_offset`` when each group of batches is flushed before readers may read it.
 In a topic that leaves flushing to the operating system, ``high_watermark`` may be ahead of ``flushed``.
 
-Flushing takes three steps, so that writing goes on meanwhile::
+Flushing takes three steps, so that writing continues during the sync::
 
     ticket = log.flush_begin()  # the writer's loop: lists what to sync
     ticket.sync()  # another thread: slow, releases the interpreter's lock, does not touch the log
@@ -115,7 +115,7 @@ class Log:
             if not path.is_dir():
                 system.mkdir(path, files.DIRECTORY_MODE)
             point = RecoveryPoint(path, system)
-            if not point.valid:  # never opened to the end: nobody knows whether the directory's name is on the disk
+            if not point.valid:  # never fully opened: the directory's name may not be on the disk
                 files.sync_directory(path.parent, system)
         except OSError as error:
             raise disk_fault(error, path) from error

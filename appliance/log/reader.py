@@ -30,7 +30,7 @@ from ..errors import ClientFault, OffsetOutOfRange, StorageFault
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
-from .segment import headers, stands
+from .segment import has_header, headers
 
 FILES_MAX: Final = 1024
 BOUNDARIES_MAX: Final = 512
@@ -216,7 +216,7 @@ class LogReader:
         index = self._index(base)
         if index is not None:
             _, stop = index.floor(start + bytes_max, limit)
-            if stop > start and (stop == limit or stands(log, base, stop - base, limit - base)):
+            if stop > start and (stop == limit or has_header(log, base, stop - base, limit - base)):
                 return stop
         stop = start
         for position, info in headers(log, base, start - base, limit - base):
@@ -237,7 +237,7 @@ class LogReader:
                     continue
                 found = self._search(base, limit, timestamp)
             except FileNotFoundError:
-                continue  # retired meanwhile
+                continue  # just retired
             if found is not None:
                 return found
         return None
@@ -324,7 +324,7 @@ class LogReader:
         number, _ = index.floor(offset, limit)
         for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
             entry = index.entry(candidate)
-            if entry.offset == limit or stands(log, base, entry.offset - base, limit - base):
+            if entry.offset == limit or has_header(log, base, entry.offset - base, limit - base):
                 return entry
         first = index.entry(0) if number >= 0 else Entry(base, -1, 0)
         return Entry(base, -1, first.records)

@@ -298,7 +298,7 @@ def _segments(directory: Path, start: int | None, now_ms: int, trusted: int | No
         remove(index_path(directory, base), system)
     if not logs:
         if trusted:
-            raise CorruptLog(str(directory), 0, f"its segment files are gone, it was valid up to {trusted}")
+            raise CorruptLog(str(directory), 0, f"its segment files are missing, it was valid up to {trusted}")
         Segment.create(directory, 0, 0, now_ms, system)
         return {0: 0}
     if start is None:

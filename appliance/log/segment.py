@@ -195,7 +195,7 @@ def read_into(file: File, buffer: memoryview, position: int, stop: int) -> int:
     return filled
 
 
-def stands(file: File, base: int, position: int, stop: int) -> bool:
+def has_header(file: File, base: int, position: int, stop: int) -> bool:
     """Whether ``position`` has the header of a batch with the base offset of this position, ending by ``stop``."""
     if not 0 <= position <= stop - HEADER_BYTES:
         return False

@@ -406,7 +406,7 @@ def _set_aside(directory: Path, base: int) -> str:
     kept = _free_name(path)
     path.rename(kept)
     index_path(directory, base).unlink(missing_ok=True)
-    return f"{path}: removed from the log, since bytes before it are gone; kept as {kept.name}"
+    return f"{path}: removed from the log, since bytes before it are missing; kept as {kept.name}"
 
 
 def _free_name(path: Path) -> Path:

@@ -7,7 +7,7 @@
     16   1    magic = 2                 51   2    producer epoch
     17   4    CRC32C of [21, size)      53   4    base sequence
     21   2    attributes                57   4    number of records
-    23   4    last offset delta         61        records, compressed as one if attributes say so
+    23   4    last offset delta         61        records, compressed as one if the codec is not 0
 
 All integers are big-endian.  Attributes: bits 0-2 codec, bit 3 LogAppendTime, bit 4 transactional, bit 5
 control batch, bit 6 delete horizon.  The CRC does not cover the base offset and the partition leader epoch, so

@@ -69,7 +69,7 @@ def decode_batch(
     check_crc: bool = True,
     bytes_max: int = BYTES_MAX,
 ) -> list[Record]:
-    """Every record of the batch at ``start``; ``bytes_max`` bounds the batch and what it unpacks to."""
+    """Every record of the batch at ``start``; ``bytes_max`` bounds the batch and its unpacked size."""
     base, info, data = _open(memoryview(buffer), start, check_crc, bytes_max)
     append_time = info.max_timestamp if info.attributes & LOG_APPEND_TIME else None
     try:
@@ -227,7 +227,7 @@ def _values(data: bytes, count: int) -> list[bytes | None]:
         else:
             position += 1
         if position != end:
-            raise CorruptBatch(f"record {index} of its batch has another length than it says")
+            raise CorruptBatch(f"record {index} of its batch has another length than declared")
     if position != len(data):
         raise CorruptBatch(f"{len(data) - position} bytes follow the last record")
     return values
@@ -279,7 +279,7 @@ def _records(data: bytes, base: int, count: int, first_timestamp: int, append_ti
         else:
             position += 1
         if position != end:
-            raise CorruptBatch(f"record {index} of its batch has another length than it says")
+            raise CorruptBatch(f"record {index} of its batch has another length than declared")
         timestamp = first_timestamp + timestamp if append_time is None else append_time
         records.append(new(Record, (base + index, timestamp, key, value, headers)))
     if position != len(data):

@@ -20,8 +20,8 @@
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
     POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
 
-Any broker may be asked: it passes ``commit`` and ``delete_offsets`` on to the group's coordinator.  ``forwarded`` marks
-a request that another broker has passed on.
+Any broker accepts these requests.  It passes ``commit`` and ``delete_offsets`` on to the group's coordinator.
+``forwarded`` marks a request that another broker has passed on.
 
 A topic's ``settings`` are those in force; ``own`` are those set for this topic.  A group's ``protocol`` is that of its
 members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  Values that are not known now

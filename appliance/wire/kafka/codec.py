@@ -83,7 +83,7 @@ class KafkaCodec:
         elif key == SASL_HANDSHAKE:
             reply = _SASL_REFUSAL
         else:
-            raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
+            raise ProtocolFault(f"Kafka API {key} version {version} is not served: see ApiVersions")
         return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply)
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:

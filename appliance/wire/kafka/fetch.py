@@ -77,7 +77,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
     if version > VERSION_MAX:
         return _refuse(correlation_id, VERSION_MAX, UnsupportedVersion.code)
     if version < VERSION_MIN:
-        raise ProtocolFault(f"Fetch version {version} is not served; ApiVersions lists what is")
+        raise ProtocolFault(f"Fetch version {version} is not served: see ApiVersions")
     session_id = session_epoch = 0
     if version >= 7:
         head = _HEAD_V7.unpack_from(frame, position)

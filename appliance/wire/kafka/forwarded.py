@@ -90,7 +90,7 @@ def _decode_header(data: memoryview) -> tuple[Header, int]:
     key, version, correlation_id, client_id_size = _HEADER.unpack_from(data)
     api = APIS.get(key)
     if api is None or key in SERVED_BY_WORKERS:
-        raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
+        raise ProtocolFault(f"Kafka API {key} version {version} is not served: see ApiVersions")
     position = _HEADER.size + max(client_id_size, 0)
     if position > len(data):
         raise ProtocolFault(f"client id of {client_id_size} bytes in a frame of {len(data)}")
@@ -123,7 +123,7 @@ def encode_refusal(frame: bytes | memoryview, code: int) -> bytes:
     key, version, correlation_id, _ = _HEADER.unpack_from(frame)
     response_class = _RESPONSES.get(key)
     if response_class is None or version < 0:
-        raise ProtocolFault(f"Kafka API {key} version {version} is not served; ApiVersions lists what is")
+        raise ProtocolFault(f"Kafka API {key} version {version} is not served: see ApiVersions")
     version = min(version, APIS[key].version_max)
     if not any(field.name == "error_code" for field in response_class._struct.untagged_fields(version)):
         raise ProtocolFault(f"{APIS[key].name} version {version} is not served; its reply has no error code")

@@ -67,7 +67,7 @@ Context = tuple[int, int, dict[int, OffsetsResult], bytes, list[Group]]
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Offsets | Local:
     if not VERSION_MIN <= version <= VERSION_READABLE_MAX:
-        raise ProtocolFault(f"ListOffsets version {version} is not served; ApiVersions lists what is")
+        raise ProtocolFault(f"ListOffsets version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
     row = _ROW_V6 if flexible else _ROW_V4 if version >= 4 else _ROW_V1
     position += 4 if version == 1 else 5

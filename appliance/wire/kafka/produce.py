@@ -81,7 +81,7 @@ Context = tuple[list[int], int, bytes, list[Group], int, frozenset[int]]
 
 def decode(frame: memoryview, position: int, correlation_id: int, version: int, parts_max: int) -> Produce | Local:
     if version > VERSION_READABLE_MAX:
-        raise ProtocolFault(f"Produce version {version} is not served; ApiVersions lists what is")
+        raise ProtocolFault(f"Produce version {version} is not served: see ApiVersions")
     flexible = version >= FLEXIBLE_FROM
     transactional, position = _skip_transactional_id(frame, position, version)
     acks, timeout_ms = _HEAD.unpack_from(frame, position)

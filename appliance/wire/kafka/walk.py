@@ -3,7 +3,7 @@
 kafka-python trusts its input: a negative length moves backwards, a varint may not end, a string beyond the frame is
 silently short, and each tagged field copies the rest of the frame.  The walk uses the same definitions and checks
 
-* every length and count against the bytes that are there, and nulls against what the definition allows;
+* every length and count against the bytes of the frame, and nulls against the definition;
 * the elements of all arrays of one frame together, the tagged fields, and strings (32,767 bytes, as in Kafka);
 * the fields of :data:`BOUNDS`, which are kept, or stored in ZooKeeper, while their group exists.
 
