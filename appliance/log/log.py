@@ -338,10 +338,7 @@ class Log:
                     yield info, end - info.count, end
 
     def close(self, clean: bool = True) -> None:
-        """Flush and store the clean-shutdown marker, so that the next open skips recovery.
-
-        ``clean=False`` only closes the files.
-        """
+        """Flush and store the marker that lets the next open skip recovery; ``clean=False`` only closes the files."""
         if clean and self.state != OFFLINE:
             if self._unsynced or self.flushed < self.end_offset:
                 self.flush()
