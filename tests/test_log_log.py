@@ -617,10 +617,12 @@ class LogMachine(RuleBasedStateMachine):
         for base in bases[keep + 1 :]:
             (self.path / f"{base:020d}.log").unlink()
         active = self.path / f"{bases[keep]:020d}.log"
-        size = active.stat().st_size
+        content = active.read_bytes()
         os.truncate(active, cut - bases[keep])
         if zeros:
-            os.truncate(active, size)
+            os.truncate(active, len(content))
+            lost = content[cut - bases[keep] :]
+            cut += len(lost) - len(lost.lstrip(b"\0"))  # zeros in the place of zeros lose nothing
         for base in bases[max(0, bisect_right(bases, flushed) - 1) :]:
             index = self.path / f"{base:020d}.index"
             if index.exists():
