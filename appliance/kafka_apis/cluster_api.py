@@ -1,8 +1,8 @@
-"""Who and where: metadata, the cluster, log directories, leader epochs, producer ids.
+"""Answers requests for metadata, the cluster, log directories, leader epochs and producer ids.
 
-A client that asks for metadata of a topic that does not exist has it made, where that is configured, and
-waits for it: one round trip instead of LEADER_NOT_AVAILABLE and a second try 100 ms later.  Topics that
-cannot be made now are answered LEADER_NOT_AVAILABLE, and the client asks again.
+Metadata creates a missing topic, where that is configured, and waits for it: one round trip instead of
+LEADER_NOT_AVAILABLE and a retry 100 ms later.  Topics that cannot be created now are answered LEADER_NOT_AVAILABLE, and
+the client asks again.
 
 There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
 """
@@ -75,7 +75,7 @@ class ClusterApi:
         )
 
     async def _create_missing(self, names: list[str]) -> dict[str, int]:
-        """Codes of the topics that could not be made."""
+        """Create missing topics; return the codes of those that could not be created."""
         known = self._appliance.topics()
         missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
         errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)

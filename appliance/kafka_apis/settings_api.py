@@ -1,4 +1,4 @@
-"""Settings of topics and of the broker: show, change, list what has some.  Each resource has its own answer.
+"""Shows and changes the settings of topics and of the broker.  Each resource of a request gets its own answer.
 
 What a topic may set is ``config.TopicSettings``, which does something, and ``kafka_settings``, which is so anyway; both
 are shown as Kafka shows them.  The broker's settings are read-only here: they belong to its configuration file.  Groups
@@ -149,7 +149,7 @@ class SettingsApi:
     # -- changing -------------------------------------------------------------------------------------
 
     async def _replace(self, call: Call) -> Answer:
-        """AlterConfigs: what is not given goes back to its default."""
+        """AlterConfigs: settings that are not given return to their defaults."""
         return await self._change_all(call, replace=True)
 
     async def _alter(self, call: Call) -> Answer:

@@ -1,4 +1,4 @@
-"""Replies that show settings, encoded by hand: thousands of topics at a time, most of which have the same settings.
+"""Encodes replies that show settings by hand: thousands of topics at a time, most of which have the same settings.
 
 A topic has some thirty settings, so 1,000 topics take more than half a second through kafka-python.  Here the settings
 of topics that set the same are encoded once.  Layouts ("n+" from version n on; in flexible versions strings and arrays

@@ -1,4 +1,4 @@
-"""Topics: create, delete, grow, records to give up.  Each resource of a request gets its own error code.
+"""Creates and deletes topics, adds partitions, deletes records.  Each resource of a request gets its own error code.
 
 There is one copy of each partition, so a replication factor is 1 (or -1, "as the broker likes").
 """
@@ -36,7 +36,7 @@ REPLICATION_FACTOR: Final = 1
 
 
 class _Refused(ApplianceError):
-    """Carries a code that only Kafka's API knows."""
+    """An error with a code that only Kafka's API has."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
