@@ -5,8 +5,8 @@ supervisor, for ZooKeeper or for other members of a group: a coroutine keeps suc
 asyncio also brings flow control for streams, and timers.  kazoo's threads only enqueue and ring an eventfd that the
 loop polls (:mod:`.registry_session`).
 
-The loop serves the control channel to the supervisor (messages: see ``supervisor``), and one stream per network worker
-(:mod:`.worker_stream`).
+The loop serves the control channel to the supervisor (``child_events`` has the messages), and one stream per network
+worker (:mod:`.worker_stream`).
 
 When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper, and producer ids start a
 new generation.

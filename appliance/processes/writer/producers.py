@@ -12,10 +12,12 @@ When a writer opens its partition, with ``base`` the first segment and ``written
     base <= its end <= written        any     the snapshot, and the headers from its end  as the snapshot says
     none, damaged, another version    0       the headers                                 start at sequence 0
     none, damaged, another version    > 0     the headers                                 may start anywhere
-    its end > written (the log was    0       the headers; the snapshot is removed,       start at sequence 0
-    truncated by ``log repair``)      > 0     before the log can grow up to its end       may start anywhere
-    its end < base (there was no      > 0     the headers: the batches between may have   may start anywhere
-    room to store a newer one)                changed any producer
+    its end > written: (a)            0       the headers                                 start at sequence 0
+    its end > written: (a)            > 0     the headers                                 may start anywhere
+    its end < base: (b)               > 0     the headers                                 may start anywhere
+
+(a) ``log repair`` has truncated the log.  The snapshot is removed before the log can grow up to its end.
+(b) There was no room to store a newer one.  The batches between may have changed any producer.
 
 Kafka's brokers also let an unknown producer start anywhere: a live producer whose state is gone must not fail.  In all
 cases a batch is acknowledged as a repeat only if the headers or the snapshot contain it (``broker.sequences``).

@@ -3,8 +3,8 @@
 A message is readable (below the high watermark) once flushed, unless the topic leaves flushing to the operating system
 (``flush.messages=0``).  Answers to acks=all wait for the flush, others do not.
 
-Threads: the writer's loop collects and decides (methods without an underscore); the flusher's thread calls
-:meth:`Unflushed._flushed` and :meth:`Unflushed._failed`.
+Threads: the writer's loop collects and decides.  The flusher's thread calls :meth:`Unflushed._flushed`, which
+publishes, and :meth:`Unflushed._failed`.
 """
 
 from __future__ import annotations
