@@ -91,6 +91,7 @@ def test_config_show_prints_a_file_that_means_the_same(
     assert load(path) == load(None, changes)
     assert "default 604800000" in text
     assert all(key.about in text for key in KEYS.values())
+    assert "0 = one per core, at most 64 (0 to 64)" in text and "(0, 1, 3)" in text and "(at least 1000)" in text
     assert set(tomllib.loads(text)) == {key.table for key in KEYS.values()}
 
 
@@ -98,6 +99,7 @@ def test_config_show_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert run(monkeypatch, "config", "show", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["key"] for row in rows] == list(KEYS)
+    assert [(row["least"], row["most"]) for row in rows] == [(key.least, key.most) for key in KEYS.values()]
 
 
 def test_config_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def _row(key: Key, chosen: Config) -> dict[str, object]:
         "default": key.default,
         "unit": key.unit,
         "choices": list(key.choices),
+        "least": key.least,
+        "most": key.most,
         "about": key.about,
     }
 
@@ -72,8 +74,17 @@ def _lines(chosen: Config) -> Iterator[str]:
         value, inner = chosen.value(name), name.removeprefix(f"{table}.")
         unit = {"bytes": "bytes: ", "ms": "ms: "}.get(key.unit, "")
         choices = f" ({', '.join(map(str, key.choices))})" if len(key.choices) > 1 else ""
+        bounds = "" if choices else _bounds(key)
         default = "" if value == key.default else f"; default {_toml(key.default)}"
-        yield f"{inner} = {_toml(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{default}"
+        yield f"{inner} = {_toml(value)}".ljust(TEXT_COLUMN) + f"  # {unit}{key.about}{choices}{bounds}{default}"
+
+
+def _bounds(key: Key) -> str:
+    if key.least is not None and key.most is not None:
+        return f" ({key.least} to {key.most})"
+    if key.most is not None:
+        return f" (at most {key.most})"
+    return f" (at least {key.least})" if key.least else ""  # every number is at least 0
 
 
 def _toml(value: object) -> str:
