@@ -123,8 +123,10 @@ class Peer:
     def _run(self) -> None:
         while True:
             watched = [self._listener, self._stop_r, *(c[0] for c in self._connections.values())]
-            readable, _, _ = select.select(watched, [], [])
-            for sock in readable:
+            poll, by_fd = select.poll(), {sock.fileno(): sock for sock in watched}  # select() knows 1023 descriptors
+            for fd in by_fd:
+                poll.register(fd, select.POLLIN)
+            for sock in [by_fd[fd] for fd, _ in poll.poll()]:
                 if sock is self._stop_r:
                     return
                 if sock is self._listener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from .zookeeper_fixture import ensemble, standalone
 
 __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that each is made once in a run
 
-settings.register_profile("suite", deadline=None)  # the machine may be busy: no test is about time
+LONG = bool(os.environ.get("LONG"))
+settings.register_profile(
+    "suite", deadline=None, max_examples=100 if LONG else 50
+)  # the machine may be busy: no test is about time
 settings.load_profile("suite")
 
 for _number in (signal.SIGHUP, signal.SIGINT):
@@ -32,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "spark" not in item.path.relative_to(HERE).parts)
     for item in items:
         spark = "spark" in item.path.relative_to(HERE).parts
+        if item.get_closest_marker("long") and not LONG:
+            item.add_marker(pytest.mark.skip("takes long: LONG=1 make test"))
         item.add_marker(pytest.mark.xdist_group("spark" if spark else str(item.path.relative_to(HERE))))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from appliance.client.troubles import Trouble, Troubles
 from appliance.errors import BrokerAway, DiskFull, NotLeader, RequestTimedOut
 
 from .command_line import run, succeeding
+from .ready import readable
 from .server import Server, wait_for
 
 LINES = [f"line {i}" for i in range(40)]
@@ -100,7 +100,7 @@ def test_an_appliance_that_is_away_is_named_and_waited_for(make_appliance: Calla
     assert server.stop() == 0
     producing.stdin.write(b"two\n")
     producing.stdin.flush()
-    assert select.select([producing.stderr], [], [], 20)[0]
+    assert readable(producing.stderr, 20)
     assert b"waiting: " in producing.stderr.readline()
     server.settings["native.listen"] = f"127.0.0.1:{port}"
     server.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from appliance.errors import (
     ZooKeeperAway,
 )
 
+from .ready import readable
 from .server import Server, wait_for
 
 TIMEOUT_S = 30
@@ -216,7 +216,7 @@ def test_a_killed_member_loses_nothing(server: Server, admin: Admin, topic: str)
     command = [sys.executable, "-c", CHILD, server.native, topic, topic]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."})
     assert child.stdout is not None
-    assert select.select([child.stdout], [], [], TIMEOUT_S)[0]
+    assert readable(child.stdout, TIMEOUT_S)
     with join(server, topic) as consumer:
         reader = Reader(*consumer.create_message_streams({topic: 1})[topic])
         until(lambda: len(consumer.owned) == 1, "they share")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import socket
 import threading
@@ -38,6 +37,7 @@ from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_brok
 from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import LISTENER, Rig, pump
+from .ready import writable
 from .zookeeper_fixture import fresh_connect, running
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -
     frame = native.encode_frame([native.METADATA, 7, ["x" * 200] * 5])[4:]
     message = msgpack.packb([0, "native", LISTENER, "p", frame])  # no other request has this token
     whole, sent = message * 64, 0
-    while select.select([], [alone.stream], [], 0.3)[1]:
+    while writable(alone.stream, 0.3):
         sent += alone.stream.send(whole[sent % len(message) :])
     assert len(message) * 100 < sent < 64 << 20
     alone.stream.setblocking(True)

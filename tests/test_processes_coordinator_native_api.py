@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Iterator
@@ -43,6 +42,7 @@ from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import Rig
 from .log_batches import batch, filled
+from .ready import readable
 from .zookeeper_fixture import fresh_connect
 
 SMALL_SEGMENTS = TopicSettings(segment_bytes=1024)
@@ -229,7 +229,7 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
         grouped.until(lambda: grouped.metadata("logs")["topics"][0]["partitions"] == [[0, 9], [1, -1]])
         grouped.admin("commit", group="readers", offsets=[["logs", 0, 70], ["logs", 1, 5]])
         token = grouped.post_admin("group", group="readers")
-        grouped.until(lambda: select.select([listener], [], [], 0)[0])
+        grouped.until(lambda: readable(listener))
         peer, _ = listener.accept()
         with peer, peer.makefile("rb") as received:
             assert native.decode_header(memoryview(read_frame(received)))[0][0] == native.HELLO
@@ -244,7 +244,7 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
         # A peer that hangs up, or answers nonsense, costs its own numbers only.
         for answer in (b"", b"\xff" * 8, native.encode_frame([1, 0, 1, 9, {}]) + native.encode_frame([2, 0, [[1]]])):
             token = grouped.post_admin("topics")
-            grouped.until(lambda: select.select([listener], [], [], 0)[0])
+            grouped.until(lambda: readable(listener))
             peer, _ = listener.accept()
             peer.sendall(answer)
             peer.close()

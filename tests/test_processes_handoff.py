@@ -22,6 +22,7 @@ from appliance.wire import native
 from appliance.wire.frames import split
 
 from .native_peer import Peer
+from .ready import writable
 from .server import Server, wait_for
 
 BATCH = encode_values([b"one", b"two", b"three"], 1_000)
@@ -177,7 +178,7 @@ def test_a_client_that_does_not_read_its_replies_has_them_later(
         frame = produce_frame(70_000, acks=acks)
         data = memoryview(frame * 500_000)
         sent = 0
-        while sent < len(data) and select.select([], [peer.sock], [], 1)[1]:
+        while sent < len(data) and writable(peer.sock, 1):
             sent += peer.sock.send(data[sent : sent + 65_536], socket.MSG_DONTWAIT)
         assert sent < len(data) and not is_handed_over(server, peer)
         count = sent // len(frame)

@@ -45,7 +45,7 @@ CONFIG: Final = Config(network=Network(arena_bytes=1 << 20, frame_bytes_max=1 <<
 SETTINGS: Final = {"flush.messages": "0"}
 X, Y, WORKER = "x", "y", "w"
 ROUNDS_MAX: Final = 200
-LENGTH: Final = int(os.environ.get("INTERLEAVING_STEPS", "5"))
+LENGTH: Final = int(os.environ.get("INTERLEAVING_STEPS", "5" if os.environ.get("LONG") else "4"))
 """Of the words; those in which somebody dies have two steps fewer beside the death."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from appliance.wire import native
 
 from .measures import cpu_s
 from .native_peer import Peer
+from .ready import readable
 from .server import Server, wait_for
 
 BATCH = encode_values([b"one", b"two", b"three"], 1_000)
@@ -226,7 +226,7 @@ def test_a_long_question_about_offsets_lets_others_have_their_turn(make_applianc
         asker.send([native.OFFSETS, 4, [["t", 0, 5_000 + number % 1_000, -1] for number in range(8_000)]])
         for _ in range(5):
             other.end("t")
-        assert not select.select([asker.sock], [], [], 0)[0], "they did not wait for the whole of it"
+        assert not readable(asker.sock), "they did not wait for the whole of it"
         rows = asker.receive()[0][2]
     assert rows == [[0, base + number % 1_000, 5_000 + number % 1_000, number % 1_000] for number in range(8_000)]
 

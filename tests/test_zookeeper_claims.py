@@ -209,7 +209,7 @@ class ClaimMachine(RuleBasedStateMachine):
 
 
 TestClaims = ClaimMachine.TestCase
-TestClaims.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestClaims.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_no_request_of_a_claimed_write_can_do_without_the_claim() -> None:

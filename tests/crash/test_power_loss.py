@@ -32,7 +32,7 @@ from ..producing import Partition, Promises, check_promises
 MEMORY = Path("/dev/shm")
 NAME = "t-0"
 STATES_PER_MOMENT = 12
-RUNS = int(os.environ.get("POWER_LOSS_RUNS", "6"))
+RUNS = int(os.environ.get("POWER_LOSS_RUNS", "3"))
 
 
 @pytest.fixture

@@ -127,6 +127,7 @@ def group_under_load(server: Server, topic: str) -> Iterator[tuple[Group, Load]]
         group.check(load, may_go_back=members)
 
 
+@pytest.mark.long
 def test_each_node_is_killed_and_then_the_leader(server: Server, topic: str) -> None:
     """Goal: no single node matters.  Method: one after the other, each back before the next; the leader once more."""
     with group_under_load(server, topic) as (group, load):
@@ -138,7 +139,7 @@ def test_each_node_is_killed_and_then_the_leader(server: Server, topic: str) -> 
     assert_registered(server, topic)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_majority_is_killed_at_once(server: Server, topic: str, count: int) -> None:
     """Goal: produce and fetch never notice; topics can be made and groups read again when the nodes are back."""
     with group_under_load(server, topic) as (group, load), Peer(server.native) as peer:

@@ -229,6 +229,7 @@ topic = "{topic}-dead"
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_cluster_runs_it_unchanged(topics: Topics, topic: str, tmp_path: Path) -> None:
     """``spark-submit`` to a master with two workers, whose executors are processes of their own."""

@@ -259,6 +259,7 @@ def test_a_row_that_is_too_large_is_named(topics: Topics, topic: str) -> None:
         task(topics, topic, topic).write(iter([large]))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_killed_driver_writes_everything_once(
     spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
