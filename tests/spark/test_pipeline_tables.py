@@ -11,9 +11,11 @@ import pyarrow.dataset
 import pytest
 
 from appliance.errors import BadValue
-from appliance.spark.pipeline import tables
+from appliance.spark.pipeline import parquet_store, table_files
+from appliance.spark.pipeline.parquet_store import ParquetStore
 from appliance.spark.pipeline.settings import Settings, parse
-from appliance.spark.pipeline.tables import Change, EventFiles, NewFile, ParquetStore, Store, claim, open_store, split
+from appliance.spark.pipeline.table_files import Change, NewFile, split
+from appliance.spark.pipeline.tables import EventFiles, Store, claim, open_store
 
 SCHEMA = pa.schema([("topic", pa.string()), ("date", pa.string()), ("n", pa.int64())])
 Make = Callable[[], Store]
@@ -161,10 +163,10 @@ def _commit_until(patch: pytest.MonkeyPatch, step: int, store: ParquetStore, bat
 
         return run
 
-    patch.setattr(tables.os, "fsync", counted(tables.os.fsync))
-    patch.setattr(tables.os, "link", counted(tables.os.link))
-    patch.setattr(tables.Path, "replace", counted(tables.Path.replace))
-    patch.setattr(tables.shutil, "rmtree", counted(tables.shutil.rmtree))
+    patch.setattr(table_files.os, "fsync", counted(table_files.os.fsync))
+    patch.setattr(table_files.os, "link", counted(table_files.os.link))
+    patch.setattr(Path, "replace", counted(Path.replace))
+    patch.setattr(parquet_store.shutil, "rmtree", counted(parquet_store.shutil.rmtree))
     try:
         store.change(batch, "counts", change({"2026-11-20": batch}))
         store.commit(batch, files)

@@ -11,6 +11,7 @@ Why a sink, and not ``mapInArrow`` with ``foreachBatch``: both pass the same Arr
 But ``mapInArrow`` needs pandas, and its results would need a second action.  A sink has the two phases that are needed:
 tasks write, the driver commits.
 
-Reading order: ``settings``, ``times``, ``parsers``, ``events``, ``totals``, ``tables``, ``pipeline_sink``,
-``state_directory``, ``run``, ``audit_verdicts``, ``pipeline_status``, ``report``.
+Reading order: ``settings``, ``times``, ``parsers``, ``events``, ``totals``, ``tables``, ``table_files``,
+``parquet_store``, ``delta_store``, ``pipeline_sink``, ``state_directory``, ``run``, ``audit_verdicts``,
+``pipeline_status``, ``report``.
 """

@@ -34,7 +34,8 @@ from ..options import SinkOptions
 from ..sink import TaskWriter, identity
 from .events import Transform, by_topic
 from .settings import OWN_TABLES, Settings, decode
-from .tables import Change, EventFiles, NewFile, open_store
+from .table_files import Change, NewFile
+from .tables import EventFiles, open_store
 from .times import MICROS_MAX
 from .totals import Sessions, Sums, build, micros_of
 

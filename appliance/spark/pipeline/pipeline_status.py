@@ -16,7 +16,8 @@ from ..stream_offsets import Positions
 from .audit_verdicts import Verdict, verdict, windows
 from .settings import Settings
 from .state_directory import State
-from .tables import EVENTS, open_store
+from .table_files import EVENTS
+from .tables import open_store
 
 RATES_OVER: Final = 10
 """Number of micro-batches from which rates are computed."""
