@@ -1,9 +1,50 @@
-"""Addresses of sockets as text: ``host:port``, or ``[v6 address]:port``."""
+"""Addresses of sockets and of listeners as text.
+
+``host:port``, or ``[v6 address]:port``.  A listener may have the protocol that secures it before its address, as in
+Kafka: ``SASL_SSL://host:port``.  Without one it is PLAINTEXT.  ``unix:/path`` is a Unix socket with the permissions
+0600, ``unix:/path?mode=0660`` one with others.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+PLAINTEXT: Final = "PLAINTEXT"
+SECURITY: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""What secures a listener, by Kafka's names: nothing, TLS, a login, both."""
+UNIX: Final = "unix:"
+UNIX_MODE: Final = 0o600
+
+
+class Listener(NamedTuple):
+    """An address that clients connect to, and what is spoken there.
+
+    ``protocol`` is "native" or "kafka", ``security`` one of SECURITY.  ``address``, as text, is the configured one; the
+    listener of a connection has the one that the client connected to.
+    """
+
+    protocol: str
+    security: str
+    address: str
+
+    @property
+    def tls(self) -> bool:
+        return self.security.endswith("SSL")
+
+    @property
+    def sasl(self) -> bool:
+        """Whether clients have to log in."""
+        return self.security.startswith("SASL")
+
+    @property
+    def unix(self) -> bool:
+        return self.address.startswith(UNIX)
+
+    def __str__(self) -> str:
+        """As :func:`parse_listeners` reads it."""
+        return self.address if self.security == PLAINTEXT else f"{self.security}://{self.address}"
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:
@@ -12,16 +53,65 @@ def parse_addresses(text: str) -> list[tuple[str, int]]:
     Raises:
         ValueError: says what would be right.
     """
-    addresses: list[tuple[str, int]] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", part)
-        if match is None or int(match[3]) > 65_535:
-            raise ValueError('must be "host:port" or "[v6 address]:port", several separated by commas')
-        addresses.append((match[1] or match[2], int(match[3])))
-    return addresses
+    return [_parse_address(part) for part in _parts(text)]
+
+
+def parse_listeners(protocol: str, text: str) -> list[Listener]:
+    """``"host:port, SASL_SSL://host:port"`` as listeners of a protocol; an empty text is an empty list.
+
+    Raises:
+        ValueError: says what would be right.
+    """
+    listeners: list[Listener] = []
+    for part in _parts(text):
+        security, separator, address = part.rpartition("://")
+        security = security.upper() if separator else PLAINTEXT
+        if security not in SECURITY:
+            raise ValueError(f"{part}: must begin with one of {', '.join(SECURITY)}, or with no protocol")
+        if address.startswith(UNIX):
+            if protocol != "native" or security != PLAINTEXT:
+                raise ValueError(f"{part}: must be a native listener without a protocol: only these use Unix sockets")
+            unix_path(address)
+        else:
+            address = address_text(_parse_address(address))
+        listeners.append(Listener(protocol, security, address))
+    return listeners
+
+
+def listeners_text(listeners: Iterable[Listener]) -> str:
+    """Listeners of one protocol as :func:`parse_listeners` reads them."""
+    return ",".join(map(str, listeners))
+
+
+def first_with(security: str, listeners: Sequence[Listener]) -> str:
+    """The address of the first listener with this security; "" when there is none."""
+    return next((one.address for one in listeners if one.security == security and not one.unix), "")
+
+
+def unix_path(address: str) -> tuple[str, int]:
+    """The path and the mode of ``unix:/path?mode=0660``.
+
+    Raises:
+        ValueError: says what would be right.
+    """
+    match = re.fullmatch(r"unix:(/[^?,]+)(?:\?mode=(0?[0-7]{3}))?", address)
+    if match is None:
+        raise ValueError(f"{address}: must be unix:/path, or with permissions unix:/path?mode=0660")
+    return match[1], int(match[2], 8) if match[2] else UNIX_MODE
 
 
 def address_text(address: tuple[Any, ...]) -> str:
     """The first two fields of a socket address, as :func:`parse_addresses` reads them."""
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in (part.strip() for part in text.split(",")) if part]
+
+
+def _parse_address(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
+    if match is None or int(match[3]) > 65_535:
+        raise ValueError('must be "host:port" or "[v6 address]:port", several separated by commas')
+    return match[1] or match[2], int(match[3])

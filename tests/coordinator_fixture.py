@@ -19,6 +19,7 @@ from typing import Any
 
 import msgpack
 
+from appliance.addresses import PLAINTEXT
 from appliance.catalog import Catalog
 from appliance.config import Config
 from appliance.partition_states import ONLINE
@@ -189,7 +190,7 @@ class Rig:
         """Send a frame (without size prefix); the token to look for in ``replies``."""
         self._correlation += 1
         self.stream.setblocking(True)
-        self.stream.sendall(msgpack.packb([self._correlation, protocol, listener, "127.0.0.1:5", frame]))
+        self.stream.sendall(msgpack.packb([self._correlation, [protocol, PLAINTEXT, listener], "127.0.0.1:5", frame]))
         self.stream.setblocking(False)
         return self._correlation
 

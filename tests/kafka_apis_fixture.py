@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
 from appliance.config import Config, TopicSettings
 from appliance.errors import (
@@ -29,7 +30,7 @@ from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker
 from .kafka_messages import decode_response, fill, message, request_frame
 
 KEY = {api.name: key for key, api in APIS.items()}
-LISTENER, PEER = "127.0.0.1:9092", "10.0.0.7:5000"
+LISTENER, PEER = Listener("kafka", PLAINTEXT, "127.0.0.1:9092"), "10.0.0.7:5000"
 
 
 class FakeCluster:
@@ -65,7 +66,7 @@ class FakeCluster:
 
     # the appliance
 
-    def brokers(self, listener: str) -> Sequence[Broker]:
+    def brokers(self, listener: Listener) -> Sequence[Broker]:
         assert listener == LISTENER
         return self.live
 

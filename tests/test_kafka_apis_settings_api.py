@@ -99,7 +99,8 @@ def test_the_brokers_configuration() -> None:
     result = describe(cluster, BROKER, "1", include_synonyms=True, include_documentation=True)
     rows = {row.name: row for row in result.configs}
     values = {
-        "listeners": f"PLAINTEXT://{LISTENER}", "advertised.listeners": f"PLAINTEXT://{LISTENER}", "log.dirs": "/data",
+        "listeners": f"PLAINTEXT://{LISTENER.address}",
+        "advertised.listeners": f"PLAINTEXT://{LISTENER.address}", "log.dirs": "/data",
         "num.partitions": "3", "broker.id": "0", "log.retention.ms": "7", "offsets.retention.minutes": "10080",
         "connections.max.idle.ms": "90000",
         "auto.create.topics.enable": "true", "default.replication.factor": "1", "min.insync.replicas": "1",

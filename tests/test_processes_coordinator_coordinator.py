@@ -16,6 +16,7 @@ import msgpack
 import pytest
 
 from appliance import config as configs
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Catalog, Change, Removal, new_id
 from appliance.errors import (
     BadValue,
@@ -145,7 +146,7 @@ def test_a_bug_in_answering_costs_one_connection_not_the_process(
 ) -> None:
     answer = NativeApi.answer
 
-    async def answer_or_break(api: NativeApi, frame: bytes, listener: str) -> bytes:
+    async def answer_or_break(api: NativeApi, frame: bytes, listener: Listener) -> bytes:
         if b"break" in frame:
             raise ZeroDivisionError("a bug")
         return await answer(api, frame, listener)
@@ -167,7 +168,7 @@ def test_pictures_of_thousands_of_partitions_fit(alone: Rig) -> None:
 def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -> None:
     """Goal: bounded memory, and everything is answered once it listens.  Method: fill the stream both ways."""
     frame = native.encode_frame([native.METADATA, 7, ["x" * 200] * 5])[4:]
-    message = msgpack.packb([0, "native", LISTENER, "p", frame])  # no other request has this token
+    message = msgpack.packb([0, ["native", PLAINTEXT, LISTENER], "p", frame])  # no other request has this token
     whole, sent = message * 64, 0
     while writable(alone.stream, 0.3):
         sent += alone.stream.send(whole[sent % len(message) :])

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network, TopicSettings
 from appliance.log import Log
 from appliance.processes import network
@@ -128,7 +129,7 @@ class Bench:
     def _start_worker(self) -> None:
         self._arena, mapped = memory.create(self._instance, "arena", CONFIG.network.arena_bytes)
         mapped.close()
-        listeners = [("native", self.listener)]
+        listeners = [(Listener("native", PLAINTEXT, ""), self.listener)]
         arguments = network.WorkerArguments(CONFIG, self.path, 0, self._arena, listeners, self._doorbell)
 
         def make(control: Channel) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.processes.network.forwarding import CoordinatorLink
 
 
@@ -29,7 +30,7 @@ class Coordinators:
             while True:
                 unpacker.feed(self.socket.recv(1 << 20))
         except BlockingIOError:
-            return [message[4] for message in unpacker if len(message) > 1]
+            return [message[3] for message in unpacker if len(message) > 1]
 
     def answer(self, token: int) -> None:
         self.socket.sendall(msgpack.packb([token, b"reply"]))
@@ -40,7 +41,7 @@ class Coordinators:
 
 
 def request() -> Any:
-    return SimpleNamespace(connection=SimpleNamespace(protocol="kafka", listener="l", peer="p"))
+    return SimpleNamespace(connection=SimpleNamespace(listener=Listener("kafka", PLAINTEXT, "l:1"), peer="p"))
 
 
 def test_a_frame_that_two_coordinators_have_died_of_is_not_sent_to_a_third() -> None:

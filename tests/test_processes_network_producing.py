@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Network
 from appliance.processes.network.connection_state import Connection
 from appliance.processes.network.connections import Connections
@@ -44,7 +45,7 @@ class Rig:
     def connection(self) -> Connection:
         ours, theirs = socket.socketpair()
         self._sockets += [ours, theirs]
-        made = Connection(ours, "native", "", "", cast(Codec, None), Inbox(self.buffers))
+        made = Connection(ours, Listener("native", PLAINTEXT, ""), "", cast(Codec, None), Inbox(self.buffers))
         self.connections.add(made)
         return made
 

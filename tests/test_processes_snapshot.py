@@ -8,6 +8,7 @@ import msgpack
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Topic, new_id
 from appliance.config import TopicSettings
 from appliance.processes import snapshot
@@ -84,8 +85,9 @@ class Machine(RuleBasedStateMachine):
         one.take(len(one.told))
         seen = one.snapshot
         assert seen.complete and seen.topics() == self.topics and seen.auto_create == self.facts.auto_create
-        assert [broker.id for broker in seen.brokers("here:1")] == sorted({1, *self.facts.peers})
-        assert [broker.host for broker in seen.brokers("here:1", "native")] == [
+        kafka, native = (Listener(protocol, PLAINTEXT, "here:1") for protocol in ("kafka", "native"))
+        assert [broker.id for broker in seen.brokers(kafka)] == sorted({1, *self.facts.peers})
+        assert [broker.host for broker in seen.brokers(native)] == [
             self.facts.advertised["native"].partition(":")[0] or "here"
         ]
         for topic in self.topics.values():

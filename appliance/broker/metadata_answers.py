@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
+from ..addresses import Listener
 from ..catalog import Topic
 from ..config import TopicSettings
 from ..errors import UnknownPartition
@@ -35,10 +36,10 @@ class Directory(Protocol):
     def revision(self) -> int:
         """Changes with every change of ``topics()`` and of a leader, so that encoded topics can be cached by it."""
 
-    def brokers(self, listener: str, protocol: str = "kafka") -> Sequence[Broker]:
-        """Live brokers with a listener of this protocol ("native" or "kafka"), by id; always includes this one.
+    def brokers(self, listener: Listener) -> Sequence[Broker]:
+        """Live brokers that have a listener of this protocol and security, by id; always includes this one.
 
-        ``listener`` is the address that the client connected to.  A client of one network does not get an address of
+        ``listener`` has the address that the client connected to.  A client of one network does not get an address of
         another, unless an advertised address is configured.
         """
 
@@ -67,7 +68,7 @@ class MetadataAnswers:
         self,
         correlation_id: int,
         version: int,
-        listener: str,
+        listener: Listener,
         wanted: Sequence[str | UUID] | None,
         errors: Mapping[str, int],
         *,
@@ -105,7 +106,7 @@ class MetadataAnswers:
     def _sorted_topics(self) -> list[Topic]:
         return [topic for _, topic in sorted(self._directory.topics().items())]
 
-    def native(self, names: Sequence[str] | None, listener: str) -> dict[str, Any]:
+    def native(self, names: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
         """The reply to the native protocol's metadata request."""
         directory = self._directory
         wanted = sorted(directory.topics()) if names is None else dict.fromkeys(names)
@@ -113,7 +114,7 @@ class MetadataAnswers:
             "cluster": directory.cluster_id,
             "broker": directory.broker_id,
             "zookeeper": directory.zookeeper,
-            "brokers": [list(broker) for broker in directory.brokers(listener, "native")],
+            "brokers": [list(broker) for broker in directory.brokers(listener)],
             "topics": [self._native_topic(name) for name in wanted],
         }
 

@@ -17,6 +17,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
+from ..addresses import Listener
 from ..names import GROUP_CHARACTERS_MAX
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import Broker
@@ -73,7 +74,7 @@ class GroupCoordinator:
     def refuse(
         self,
         group: str,
-        listener: str,
+        listener: Listener,
         *,
         nameless: bool = False,
         without_lease: Code = Code.COORDINATOR_NOT_AVAILABLE,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ..addresses import Listener
 from ..errors import ApplianceError
 from ..names import GROUP_CHARACTERS_MAX
 from ..wire.kafka.call import Answer, Call, Handler, retriable
@@ -129,7 +130,7 @@ class GroupLookupApi:
             results.append({"group_id": name, "error_code": await self._delete_one(name, call.listener)})
         return {"results": results}
 
-    async def _delete_one(self, name: str, listener: str) -> int:
+    async def _delete_one(self, name: str, listener: Listener) -> int:
         error: int = self._coordinator.refuse(name, listener, nameless=True)
         if not error and self._membership.may_delete(name) is Code.NON_EMPTY_GROUP:
             error = Code.NON_EMPTY_GROUP

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ..addresses import Listener
 from ..catalog import Topic
 from ..errors import ApplianceError
 from ..names import TopicPartition
@@ -54,11 +55,8 @@ class GroupStore(Protocol):
     @property
     def broker_id(self) -> int: ...
 
-    def brokers(self, listener: str) -> Sequence[Broker]:
-        """Live brokers with a Kafka listener, by id, always with this one.
-
-        ``listener``: the address that the client connected to.
-        """
+    def brokers(self, listener: Listener) -> Sequence[Broker]:
+        """See :meth:`appliance.broker.metadata_answers.Directory.brokers`; ``listener`` is a Kafka listener."""
 
     def topics(self) -> Mapping[str, Topic]: ...
 

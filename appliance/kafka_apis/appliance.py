@@ -39,7 +39,7 @@ class Appliance(Directory, Protocol):
 
     @property
     def listening(self) -> str:
-        """The Kafka listener's addresses, "host:port,..."; "" before it serves."""
+        """The Kafka listeners as text, "host:port,SSL://host:port,..."; "" before they serve."""
 
     @property
     def data_dir(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from ..addresses import parse_listeners
 from ..config import KEYS, TOPIC_KEYS, Config, TopicSettings
 from ..config_keys import Key
 from ..groups.messages import Limits
@@ -80,11 +81,11 @@ def text(value: object) -> str:
 def broker_settings(config: Config, data_dir: str, listening: str, advertised: str) -> Iterator[BrokerSetting]:
     """All settings of the broker, in no order.
 
-    ``listening``: "host:port,..." of the Kafka listener; ``advertised``: where clients are sent that ask.
+    ``listening``: the Kafka listeners as text; ``advertised``: where clients are sent that ask.
     """
-    yield BrokerSetting("listeners", Kind.STRING, _plaintext(listening), None, "where Kafka clients connect to")
+    yield BrokerSetting("listeners", Kind.STRING, _with_protocol(listening), None, "where Kafka clients connect to")
     yield BrokerSetting(
-        "advertised.listeners", Kind.STRING, _plaintext(advertised), None, KEYS["kafka.advertised"].about
+        "advertised.listeners", Kind.STRING, _with_protocol(advertised), None, KEYS["kafka.advertised"].about
     )
     for name in ("broker.id", "node.id"):
         yield BrokerSetting(name, Kind.INT, str(config.broker.id), "0", KEYS["broker.id"].about)
@@ -108,5 +109,6 @@ def broker_settings(config: Config, data_dir: str, listening: str, advertised: s
             yield BrokerSetting(name, kind_of(key), values[topic_name], defaults[topic_name], key.about)
 
 
-def _plaintext(addresses: str) -> str | None:
-    return ",".join(f"PLAINTEXT://{address}" for address in addresses.split(",")) if addresses else None
+def _with_protocol(listeners: str) -> str | None:
+    """As in Kafka: every listener with its protocol."""
+    return ",".join(f"{one.security}://{one.address}" for one in parse_listeners("kafka", listeners)) or None

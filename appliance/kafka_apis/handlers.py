@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from ..addresses import Listener
 from ..errors import ApplianceError, ClientFault
 from ..groups.group_coordinator import GroupCoordinator
 from ..groups.group_lookup_api import GroupLookupApi
@@ -111,8 +112,8 @@ class KafkaApis:
         }
         assert not handlers, f"not advertised: {sorted(handlers)}"
 
-    async def answer(self, frame: bytes | memoryview, listener: str, peer: str) -> bytes:
-        """The reply frame.  ``listener`` and ``peer``: "host:port" of our and of the client's end.
+    async def answer(self, frame: bytes | memoryview, listener: Listener, peer: str) -> bytes:
+        """The reply frame.  ``listener``: where the client connected to; ``peer``: its "host:port".
 
         Raises:
             ProtocolFault: close the connection.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
+from ..addresses import Listener
 from ..catalog import Topic
 from ..config import KEYS, TopicSettings
 from ..errors import ApplianceError, InvalidRequest, InvalidSetting, UnknownPartition, UnsupportedVersion
@@ -87,7 +88,7 @@ class SettingsApi:
                 results.append(Described(kind, name, error.code, str(error), b""))
         return encode_described(call.correlation_id, call.version, results)
 
-    def _settings(self, kind: int, name: str, keys: frozenset[str], options: Options, listener: str) -> bytes:
+    def _settings(self, kind: int, name: str, keys: frozenset[str], options: Options, listener: Listener) -> bytes:
         """The encoded settings of a resource, those named ``keys`` or all."""
         if kind == Resource.TOPIC:
             own, base = tuple(sorted(self._topic(name).settings.items())), self._appliance.default_settings()
@@ -119,9 +120,9 @@ class SettingsApi:
         if name != here and not (or_all and not name):
             raise InvalidRequest(f"this is broker {here}, and broker {name!r} has to be asked itself")
 
-    def _broker_settings(self, listener: str) -> list[Setting]:
+    def _broker_settings(self, listener: Listener) -> list[Setting]:
         cluster = self._appliance
-        advertised = cluster.config.kafka.advertised or listener
+        advertised = cluster.config.kafka.advertised or str(listener)
         shown = []
         for setting in broker_settings(cluster.config, cluster.data_dir, cluster.listening, advertised):
             name, kind, value, default, about = setting

@@ -36,7 +36,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..addresses import parse_addresses
+from ..addresses import Listener, first_with, parse_addresses, parse_listeners
 from ..catalog import Topic
 from ..config import TopicSettings
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
@@ -51,9 +51,9 @@ PRODUCER_IDS_LOW: Final = 128
 class Facts(msgspec.Struct, frozen=True):
     """The part of the snapshot besides the topics.
 
-    ``advertised``: by protocol, the address that clients get instead of the one that they connected to; ``peers``: the
-    other live brokers, with the address of each open listener; ``defaults``: the settings of topics that do not set
-    their own.
+    ``advertised``: by protocol, as text, the listeners that clients get instead of those that they connected to;
+    ``peers``: the other live brokers, with their listeners likewise; ``defaults``: the settings of topics that do not
+    set their own.
     """
 
     cluster_id: str
@@ -65,10 +65,18 @@ class Facts(msgspec.Struct, frozen=True):
     defaults: TopicSettings
 
 
-def brokers(broker_id: int, own: str, peers: Mapping[int, Mapping[str, str]], protocol: str) -> list[Broker]:
-    """Live brokers with a listener of this protocol, by id; always with this broker, at the address ``own``."""
-    known = {peer: open_[protocol] for peer, open_ in peers.items() if open_.get(protocol)} | {broker_id: own}
-    return [Broker(number, *parse_addresses(known[number])[0]) for number in sorted(known)]
+def brokers(
+    broker_id: int, advertised: Mapping[str, str], peers: Mapping[int, Mapping[str, str]], listener: Listener
+) -> list[Broker]:
+    """See :meth:`appliance.broker.metadata_answers.Directory.brokers`; other arguments as in :class:`Facts`."""
+    known = {peer: _address(listeners, listener) for peer, listeners in peers.items()}
+    known[broker_id] = _address(advertised, listener) or listener.address
+    return [Broker(number, *parse_addresses(known[number])[0]) for number in sorted(known) if known[number]]
+
+
+def _address(listeners: Mapping[str, str], like: Listener) -> str:
+    """The address of a listener with the protocol and the security of another; "" without one."""
+    return first_with(like.security, parse_listeners(like.protocol, listeners.get(like.protocol, "")))
 
 
 class Publisher:
@@ -197,9 +205,9 @@ class Snapshot:
     def auto_create(self) -> bool:
         return self._facts.auto_create
 
-    def brokers(self, listener: str, protocol: str = "kafka") -> list[Broker]:
+    def brokers(self, listener: Listener) -> list[Broker]:
         facts = self._facts
-        return brokers(facts.broker_id, facts.advertised.get(protocol) or listener, facts.peers, protocol)
+        return brokers(facts.broker_id, facts.advertised, facts.peers, listener)
 
     def topics(self) -> Mapping[str, Topic]:
         return self._topics

@@ -48,7 +48,7 @@ STREAMS_MAX = 1_000
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):
-    """A live broker.  ``native`` and ``kafka``: the advertised ``host:port`` of its listeners, "" for one that is off.
+    """A live broker.  ``native`` and ``kafka``: its advertised listeners as text, "" without any.
 
     ``instance`` names the data directory.  A restarted broker recognises its earlier registration by it, and it
     distinguishes two brokers with one id.

@@ -27,6 +27,7 @@ from uuid import uuid4
 
 import msgspec
 
+from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...errors import ApplianceError, ProtocolFault
@@ -309,11 +310,11 @@ class Coordinator:
             for stream in behind:
                 stream.publish(state, facts, topics)
 
-    async def _answer(self, protocol: str, listener: str, peer: str, frame: bytes) -> bytes | None:
+    async def _answer(self, listener: Listener, peer: str, frame: bytes) -> bytes | None:
         try:
-            if protocol == "kafka":
+            if listener.protocol == "kafka":
                 return await self._kafka.answer(frame, listener, peer)
             return await self._native.answer(frame, listener)
         except ProtocolFault as error:
-            log.info("%s listener: closing the connection of %s: %s", protocol, peer, error)
+            log.info("%s listener: closing the connection of %s: %s", listener.protocol, peer, error)
             return None

@@ -6,7 +6,15 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-from ...addresses import parse_addresses
+from ...addresses import (
+    PLAINTEXT,
+    Listener,
+    address_text,
+    first_with,
+    listeners_text,
+    parse_addresses,
+    parse_listeners,
+)
 from ...catalog import Topic
 from ...config import Config
 from ...groups.group_coordinator import coordinator_of
@@ -21,7 +29,10 @@ PROTOCOLS: Final = ("native", "kafka")
 
 
 class LiveBrokers:
-    """Answers from the registered brokers.  ``listening``: by protocol, this broker's "host:port"; empty at first."""
+    """Answers from the registered brokers.
+
+    ``listening``: by protocol, this broker's listeners as text; empty at first.
+    """
 
     def __init__(self, config: Config, registry: RegistrySession) -> None:
         self.listening: dict[str, str] = {}
@@ -40,18 +51,17 @@ class LiveBrokers:
 
     # ---- as clients see them
 
-    def brokers(self, listener: str, protocol: str = "kafka") -> list[Broker]:
+    def brokers(self, listener: Listener) -> list[Broker]:
         """See :meth:`appliance.broker.metadata_answers.Directory.brokers`."""
-        own = self.advertised[protocol] or listener
-        return snapshot.brokers(self.broker_id, own, self.peers(), protocol)
+        return snapshot.brokers(self.broker_id, self.advertised, self.peers(), listener)
 
     @property
     def advertised(self) -> dict[str, str]:
-        """By protocol, the address that clients get instead of the one that they connected to; "": that one."""
+        """By protocol, as text, the listeners that clients get instead of those that they connected to."""
         return {protocol: getattr(self._config, protocol).advertised for protocol in PROTOCOLS}
 
     def peers(self) -> dict[int, dict[str, str]]:
-        """The other brokers: by id and protocol, the address of each listener."""
+        """The other brokers: by id and protocol, their listeners as text."""
         found = self._registry.brokers.items()
         return {peer: {"native": info.native, "kafka": info.kafka} for peer, info in found if peer != self.broker_id}
 
@@ -64,9 +74,9 @@ class LiveBrokers:
     # ---- between brokers
 
     def native_address(self, broker_id: int) -> str:
-        """The address of another broker's native listener; "" when it has none, or is not known."""
+        """The address of another broker's plain native listener; "" when it has none, or is not known."""
         peer = self._registry.brokers.get(broker_id)
-        return "" if peer is None else peer.native
+        return "" if peer is None else first_with(PLAINTEXT, parse_listeners("native", peer.native))
 
     def coordinator(self, group: str) -> int:
         """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""
@@ -86,15 +96,17 @@ class LiveBrokers:
         for topic, partition in hosted:
             stored.setdefault(topic, []).append(partition)
         host = self._config.broker.host or socket.gethostname()
-        native, kafka = (self._address(protocol, host) for protocol in PROTOCOLS)
+        native, kafka = (self._for_others(protocol, host) for protocol in PROTOCOLS)
         return BrokerInfo(self._registry.instance, host, native, kafka, stored)
 
-    def _address(self, protocol: str, host: str) -> str:
-        """The address of a listener for others: the advertised one, else its own; "" when it is closed."""
-        listening = parse_addresses(self.listening.get(protocol, ""))
-        advertised = self.advertised[protocol]
-        if advertised or not listening:
-            return advertised
-        bound, port = listening[0]
-        reached = host if bound in WILDCARDS else bound
-        return f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+    def _for_others(self, protocol: str, host: str) -> str:
+        """The listeners for others, one of each security: the advertised one, else its own address."""
+        advertised = parse_listeners(protocol, self.advertised[protocol])
+        listening = parse_listeners(protocol, self.listening.get(protocol, ""))
+        found = {one.security: one for one in advertised}
+        for one in listening:
+            if not one.unix and one.security not in found:
+                bound, port = parse_addresses(one.address)[0]
+                reached = address_text((host if bound in WILDCARDS else bound, port))
+                found[one.security] = one._replace(address=reached)
+        return listeners_text(found.values())

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ... import status
+from ...addresses import Listener
 from ...broker.metadata_answers import MetadataAnswers
 from ...catalog import Topic
 from ...errors import ApplianceError, InvalidRequest, UnknownGroup
@@ -83,8 +84,8 @@ class NativeApi:
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
 
-    async def answer(self, frame: bytes, listener: str) -> bytes:
-        """The reply to a forwarded frame; ``listener`` is the address that its client connected to.
+    async def answer(self, frame: bytes, listener: Listener) -> bytes:
+        """The reply to a forwarded frame; ``listener`` is the one that its client connected to.
 
         Raises:
             ProtocolFault: close the connection.

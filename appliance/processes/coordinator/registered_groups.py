@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from uuid import uuid4
 
+from ...addresses import Listener
 from ...catalog import Topic
 from ...errors import ApplianceError, BadValue, NotCoordinator, UnknownGroup, UnknownPartition
 from ...groups.store import Commit, RegisteredGroup, RegisteredMember
@@ -60,7 +61,7 @@ class RegisteredGroups:
     def broker_id(self) -> int:
         return self._brokers.broker_id
 
-    def brokers(self, listener: str) -> list[Broker]:
+    def brokers(self, listener: Listener) -> list[Broker]:
         return self._brokers.brokers(listener)
 
     @property

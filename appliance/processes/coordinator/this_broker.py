@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ...addresses import Listener
 from ...catalog import Topic
 from ...config import Config, TopicSettings
 from ...errors import OffsetOutOfRange, RequestTimedOut
@@ -80,8 +81,8 @@ class ThisBroker:
     def zookeeper(self) -> str:
         return self._registry.connect_string
 
-    def brokers(self, listener: str, protocol: str = "kafka") -> list[Broker]:
-        return self._brokers.brokers(listener, protocol)
+    def brokers(self, listener: Listener) -> list[Broker]:
+        return self._brokers.brokers(listener)
 
     @property
     def state(self) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """The stream between the coordinator and one network worker.
 
-The worker sends ``[token, protocol, listener, peer, frame]``.  The answer is ``[token, reply frame]`` or
+The worker sends ``[token, listener, peer, frame]``.  The answer is ``[token, reply frame]`` or
 ``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is gone, ``[0]`` asks for
 producer ids.  The coordinator does not read from a worker that does not take its answers, or has REQUESTS_MAX
 unanswered requests.  Between the answers it sends the worker's snapshot (``processes.snapshot``).
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgpack
 
+from ...addresses import Listener
 from ...catalog import Topic
 from ...errors import ApplianceError
 from ..snapshot import SNAPSHOT, Facts, Publisher
@@ -24,8 +25,8 @@ REQUESTS_MAX: Final = 8192
 STREAM_OVERHEAD_BYTES: Final = 4096
 """Bytes of a message on a worker's stream besides its frame, at most."""
 
-Answer = Callable[[str, str, str, bytes], Coroutine[Any, Any, bytes | None]]
-"""(protocol, listener, peer, frame) → reply frame, or None to close the connection."""
+Answer = Callable[[Listener, str, bytes], Coroutine[Any, Any, bytes | None]]
+"""(listener, peer, frame) → reply frame, or None to close the connection."""
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +128,9 @@ class WorkerStream(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _serve(self, token: int, protocol: str, listener: str, peer: str, frame: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(protocol, listener, peer, frame))
+    def _serve(self, token: int, listener: list[str], peer: str, frame: bytes) -> None:
+        protocol = listener[0]
+        task = asyncio.get_running_loop().create_task(self._answer(Listener(*listener), peer, frame))
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._answered(token, protocol, peer, task))
 

@@ -13,8 +13,9 @@ import resource
 import select
 import socket
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from ...addresses import Listener, address_text
 from ...machine_limits import CONNECTIONS_MAX, DESCRIPTORS, limit_of
 from ...wire.sockets import set_options
 from .turn import Turn
@@ -36,23 +37,22 @@ class LimitReached(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A new connection, the protocol of its listener, the address that the client connected to, and the client's."""
+    """A new connection, its listener at the address that the client connected to, and the client's address."""
 
     sock: socket.socket
-    protocol: str
-    address: tuple[Any, ...]
-    peer: tuple[Any, ...]
+    listener: Listener
+    peer: str
 
 
 class Accepting:
     """The listeners, which all workers share, and a spare descriptor to refuse connections with."""
 
     def __init__(
-        self, listeners: Sequence[tuple[str, socket.socket]], connections_max: int, epoll: select.epoll, turn: Turn
+        self, listeners: Sequence[tuple[Listener, socket.socket]], connections_max: int, epoll: select.epoll, turn: Turn
     ) -> None:
         self._turn, self._epoll = turn, epoll
         self._connections_max = connections_max
-        self.by_fd = {sock.fileno(): (protocol, sock) for protocol, sock in listeners}
+        self.by_fd = {sock.fileno(): (listener, sock) for listener, sock in listeners}
         self.refused = 0
         self.resume_ms = 0
         """When the listeners are watched again; 0: they are watched now."""
@@ -68,12 +68,12 @@ class Accepting:
             connections: how many this worker has.
             descriptors: how many it keeps for other things.
         """
-        protocol, listener = self.by_fd[fd]
+        listener, listening = self.by_fd[fd]
         try:
-            sock, peer = listener.accept()
+            sock, peer = listening.accept()
         except OSError as error:
             if error.errno in SHORTAGES:
-                self._refuse_for_lack(listener, error)
+                self._refuse_for_lack(listening, error)
             return None
         if self._reached_by(connections, descriptors) is not None:
             self.refused += 1
@@ -84,7 +84,7 @@ class Accepting:
         try:
             sock.setblocking(False)
             set_options(sock, peer[0])
-            return Accepted(sock, protocol, sock.getsockname(), peer)
+            return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
         except OSError:  # gone already
             sock.close()
             return None
@@ -108,13 +108,13 @@ class Accepting:
             return LimitReached(DESCRIPTORS, granted, kept + connections)
         return LimitReached(CONNECTIONS_MAX, self._connections_max, connections)
 
-    def _refuse_for_lack(self, listener: socket.socket, error: OSError) -> None:
+    def _refuse_for_lack(self, listening: socket.socket, error: OSError) -> None:
         """Close a connection with the spare descriptor, so that its client knows at once."""
         spare, self._spare = self._spare, -1
         with contextlib.suppress(OSError):
             if spare >= 0:
                 os.close(spare)
-                listener.accept()[0].close()
+                listening.accept()[0].close()
                 self.refused += 1
         with contextlib.suppress(OSError):  # then the next shortage closes none
             self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -18,6 +18,7 @@ from collections import deque
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
+from ...addresses import Listener
 from ...wire.requests import Codec, FileRange, Request
 from .inbox import Inbox
 
@@ -82,7 +83,6 @@ class Connection:
         "out_bytes",
         "overlap",
         "peer",
-        "protocol",
         "requests",
         "sock",
         "stalled",
@@ -92,12 +92,10 @@ class Connection:
         "unanswered",
     )
 
-    def __init__(
-        self, sock: socket.socket, protocol: str, listener: str, peer: str, codec: Codec, inbox: Inbox
-    ) -> None:
-        """``listener``: the address that the client connected to."""
+    def __init__(self, sock: socket.socket, listener: Listener, peer: str, codec: Codec, inbox: Inbox) -> None:
+        """``listener`` has the address that the client connected to."""
         self.sock = sock
-        self.protocol, self.listener, self.peer, self.codec = protocol, listener, peer, codec
+        self.listener, self.peer, self.codec = listener, peer, codec
         self.inbox = inbox
         self.requests: deque[Pending] = deque()
         self.unanswered = 0

@@ -286,7 +286,8 @@ class Connections:
 
     def disconnect(self, connection: Connection, reason: str) -> None:
         """Close a connection for a reason that is logged, after the replies that are ready."""
-        self._turn.complain("%s listener: connection of %s closed: %s", connection.protocol, connection.peer, reason)
+        protocol = connection.listener.protocol
+        self._turn.complain("%s listener: connection of %s closed: %s", protocol, connection.peer, reason)
         connection.collect()
         try:
             connection.send()

@@ -49,7 +49,7 @@ class _Frame:
 
 
 class CoordinatorLink:
-    """The stream to the coordinator: ``[token, protocol, listener, peer, frame]`` there, ``[token, reply]`` back.
+    """The stream to the coordinator: ``[token, listener, peer, frame]`` there, ``[token, reply]`` back.
 
     ``on_snapshot`` takes the messages of the snapshot, which come on the same stream.
 
@@ -106,7 +106,7 @@ class CoordinatorLink:
             raise ProtocolFault("too much waits for the coordinator already")
         connection = pending.connection
         self._token += 1
-        packed = msgpack.packb((self._token, connection.protocol, connection.listener, connection.peer, bytes(frame)))
+        packed = msgpack.packb((self._token, connection.listener, connection.peer, bytes(frame)))
         forwarded = self._frames[self._token] = _Frame(pending, packed)
         self._frames_bytes += len(packed)
         if self.sock is not None:
@@ -226,7 +226,7 @@ class Forwarding:
 
     def _answer(self, connection: Connection, frame: memoryview) -> bytes | None:
         """The reply from the snapshot, after reading its latest messages; None: the coordinator has to answer."""
-        question = self._answers.asked(connection.protocol, frame)
+        question = self._answers.asked(connection.listener.protocol, frame)
         if question is None:
             return None
         if self._link.sock is not None:

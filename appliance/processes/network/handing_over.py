@@ -64,7 +64,7 @@ class HandingOver:
         sock.setblocking(False)
         one = handed_over
         inbox = Inbox(self._buffers, bytes(one.received))
-        connection = Connection(sock, one.protocol, one.listener, one.peer, one.codec, inbox)
+        connection = Connection(sock, one.listener, one.peer, one.codec, inbox)
         if one.unsent:
             connection.put(bytes(one.unsent))
         connection.close_when_sent = self._turn.stopping
@@ -74,7 +74,7 @@ class HandingOver:
         """The writer is gone, and the connection with it."""
         self._forget(handed_over)
         text = "%s listener: connection of %s ended with the writer that served it"
-        self._turn.complain(text, handed_over.protocol, handed_over.peer)
+        self._turn.complain(text, handed_over.listener.protocol, handed_over.peer)
 
     def _forget(self, handed_over: HandedOver) -> None:
         self.count -= 1

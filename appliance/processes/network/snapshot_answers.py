@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...addresses import Listener
 from ...broker.metadata_answers import MetadataAnswers
 from ...errors import ProtocolFault
 from ...names import is_reserved, is_topic
@@ -48,7 +49,7 @@ class SnapshotAnswers:
             return request
         return None
 
-    def answer(self, question: Question, listener: str) -> bytes | None:
+    def answer(self, question: Question, listener: Listener) -> bytes | None:
         """The reply frame; None: the coordinator has to answer."""
         match question:
             case native.MetadataRequest():
@@ -68,7 +69,7 @@ class SnapshotAnswers:
                 brokers = self.snapshot.brokers(listener)
                 return kafka.encode_coordinator(question, *brokers[0]) if len(brokers) == 1 else None
 
-    def _metadata(self, question: kafka.MetadataQuestion, listener: str) -> bytes | None:
+    def _metadata(self, question: kafka.MetadataQuestion, listener: Listener) -> bytes | None:
         known = self.snapshot.topics()
         if question.may_create and self.snapshot.auto_create:
             names = (topic for topic in question.topics or () if isinstance(topic, str))

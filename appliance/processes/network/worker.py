@@ -26,7 +26,7 @@ import socket
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...addresses import address_text
+from ...addresses import Listener
 from ...config import Config
 from ...shared import memory
 from ...shared.doorbell import Doorbell
@@ -69,7 +69,7 @@ class WorkerArguments(NamedTuple):
     data_dir: Path
     number: int
     arena_name: str
-    listeners: list[tuple[str, socket.socket]]
+    listeners: list[tuple[Listener, socket.socket]]
     doorbell: Doorbell
     heart: Heart = alone()
 
@@ -268,10 +268,9 @@ class NetworkWorker:
         count = len(self._connections.by_fd) + self._handing_over.count
         accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max)
         if accepted is not None:
-            sock, protocol, address, peer = accepted
-            codec, inbox = codec_of(protocol, self._config), Inbox(self._buffers)
-            connection = Connection(sock, protocol, address_text(address), address_text(peer), codec, inbox)
-            self._connections.add(connection)
+            sock, listener, peer = accepted
+            codec, inbox = codec_of(listener.protocol, self._config), Inbox(self._buffers)
+            self._connections.add(Connection(sock, listener, peer, codec, inbox))
 
     def _on_close(self, connection: Connection) -> None:
         """Forget the waiting requests of a closed connection."""

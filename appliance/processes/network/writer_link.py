@@ -16,6 +16,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ...addresses import Listener
 from ...shared.arena import Extent
 from ...wire.requests import Codec
 from .. import handoff
@@ -71,8 +72,7 @@ class HandedOver:
     ``received`` and ``unsent``: bytes that the writer sends before it gives the connection back.
     """
 
-    protocol: str
-    listener: str
+    listener: Listener
     peer: str
     codec: Codec
     buffer_bytes: int
@@ -247,10 +247,10 @@ class WriterLink:
         self._token += 1
         received = connection.inbox.copy()
         acks = connection.handoff_count.acks
-        message = ("handoff", self._token, connection.protocol, acks, buffer_bytes, received)
+        message = ("handoff", self._token, connection.listener.protocol, acks, buffer_bytes, received)
         self._send(message, (connection.sock.fileno(),))
         self._handed_over[self._token] = HandedOver(
-            connection.protocol, connection.listener, connection.peer, connection.codec, buffer_bytes
+            connection.listener, connection.peer, connection.codec, buffer_bytes
         )
 
     def recall(self) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import Final
 
-from ...addresses import address_text, parse_addresses
+from ...addresses import PLAINTEXT, Listener, address_text, listeners_text, parse_addresses, parse_listeners
 from ...config import Config
 from ...errors import AddressInUse, BadValue
 from ...machine_limits import limit_of
@@ -16,8 +16,8 @@ from .systemd import inherited_listeners
 BACKLOG: Final = 1024
 
 
-def listen(config: Config) -> list[tuple[str, socket.socket]]:
-    """(protocol, socket) pairs; sockets that systemd passes under a protocol's name replace its ``listen``.
+def listen(config: Config) -> list[tuple[Listener, socket.socket]]:
+    """Bind the listeners; sockets that systemd passes under a protocol's name replace its ``listen``.
 
     Raises:
         AddressInUse: another process listens there.
@@ -25,19 +25,24 @@ def listen(config: Config) -> list[tuple[str, socket.socket]]:
         OSError: the machine has no descriptor or no memory left.
     """
     inherited = inherited_listeners(os.environ, ("native", "kafka"))
-    listeners: list[tuple[str, socket.socket]] = []
-    for protocol, addresses in (("native", config.native.listen), ("kafka", config.kafka.listen)):
-        sockets = inherited.get(protocol) or [_bind(protocol, *address) for address in parse_addresses(addresses)]
-        listeners += [(protocol, sock) for sock in sockets]
+    listeners: list[tuple[Listener, socket.socket]] = []
+    for protocol, text in (("native", config.native.listen), ("kafka", config.kafka.listen)):
+        if protocol in inherited:
+            found = [(Listener(protocol, PLAINTEXT, ""), sock) for sock in inherited[protocol]]
+        else:
+            found = [(listener, _bind(listener)) for listener in parse_listeners(protocol, text)]
+        listeners += [(one._replace(address=address_text(sock.getsockname())), sock) for one, sock in found]
     return listeners
 
 
-def first_addresses(listeners: list[tuple[str, socket.socket]]) -> dict[str, str]:
-    """The first address of each protocol, as "host:port"."""
-    return {protocol: address_text(sock.getsockname()) for protocol, sock in reversed(listeners)}
+def texts(listeners: list[tuple[Listener, socket.socket]]) -> dict[str, str]:
+    """The listeners of each protocol as text."""
+    protocols = dict.fromkeys(listener.protocol for listener, _ in listeners)
+    return {name: listeners_text(one for one, _ in listeners if one.protocol == name) for name in protocols}
 
 
-def _bind(protocol: str, host: str, port: int) -> socket.socket:
+def _bind(listener: Listener) -> socket.socket:
+    ((host, port),) = parse_addresses(listener.address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
@@ -54,6 +59,7 @@ def _bind(protocol: str, host: str, port: int) -> socket.socket:
             raise
         kind = AddressInUse if error.errno == errno.EADDRINUSE else BadValue
         raise kind(
-            f"{protocol}.listen = {host}:{port}: {error.strerror}; choose another address, or port 0 for any free one"
+            f"{listener.protocol}.listen = {listener}: {error.strerror};"
+            " choose another address, or port 0 for any free one"
         ) from None
     return sock

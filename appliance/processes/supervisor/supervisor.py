@@ -52,7 +52,7 @@ from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
-from .listeners import first_addresses, listen
+from .listeners import listen, texts
 from .nodes import Nodes
 from .opening import Opening
 from .removal import Removals
@@ -227,7 +227,7 @@ class Supervisor:
         _raise_file_limit()
         self._nodes.prepare()
         listeners = listen(self._config)
-        self._report.listeners = first_addresses(listeners)
+        self._report.listeners = texts(listeners)
         catalog = Catalog.load(self._data_dir)
         for name, partition in catalog.hosted(self._config.broker.id):
             topic = catalog.topics[name]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ...addresses import Listener
 from ...config import Config
 from ...shared import memory
 from ...shared.doorbell import Doorbell
@@ -43,7 +44,7 @@ class Workers:
         self._unused_arenas: set[int] = set()
         self._stats: dict[int, dict[str, int]] = {}
         self._limits: dict[int, list[dict[str, Any]]] = {}
-        self._listeners: list[tuple[str, socket.socket]] = []
+        self._listeners: list[tuple[Listener, socket.socket]] = []
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[Doorbell] = []
         self._start = actions.define("start network workers", self._fork)
@@ -57,7 +58,7 @@ class Workers:
 
     # ---- starting
 
-    def prepare(self, listeners: list[tuple[str, socket.socket]]) -> None:
+    def prepare(self, listeners: list[tuple[Listener, socket.socket]]) -> None:
         """Take the listeners, and create the doorbells; called before the first fork."""
         self._listeners = listeners
         for _, sock in listeners:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from ...addresses import Listener
 from ...errors import ApplianceError, Unavailable
 from .codes import Code
 
@@ -12,14 +13,14 @@ from .codes import Code
 class Call(NamedTuple):
     """A forwarded request.  ``request`` has kafka-python's field names; a field that the version lacks has its default.
 
-    ``listener`` is our "host:port" that the client connected to, ``peer`` the client's.
+    ``listener`` is the one that the client connected to, ``peer`` the client's "host:port".
     """
 
     request: Any
     version: int
     correlation_id: int
     client_id: str
-    listener: str
+    listener: Listener
     peer: str
 
     @property
