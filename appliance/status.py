@@ -37,7 +37,14 @@ from .shared.table import SegmentTable, TableSnapshot
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"
-NOTHING: dict[str, Any] = {"listeners": {}, "zookeeper": {}, "processes": [], "refused": [], "limits": []}
+NOTHING: dict[str, Any] = {
+    "listeners": {},
+    "zookeeper": {},
+    "processes": [],
+    "refused": [],
+    "limits": [],
+    "refusals": {},
+}
 """The default parts of a state, for a directory that is not served."""
 
 

@@ -119,6 +119,10 @@ def _print_status(seen: dict[str, Any]) -> None:
         rows = [{**row, "since": row["since"] and _moment(row["since"])} for row in seen["limits"]]
         columns = ["limit", "process", "value", "in_use", "since", "advice"]
         output.print_rows(rows, columns, title="Limits reached")
+    if seen["refusals"]:
+        output.say()
+        rows = [{"reason": reason, "count": count} for reason, count in seen["refusals"].items()]
+        output.print_rows(rows, ["reason", "count"], title="Refused to clients")
     if seen["removals"]:
         output.say()
         output.print_rows(seen["removals"], ["topic", "partitions", "whole"], title="Being deleted")

@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -34,11 +34,13 @@ from ...errors import ApplianceError, ProtocolFault
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
+from ...security.audit_log import Audit
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory
+from ..clock import now_ms
 from ..control import Channel
 from .expiry import Expiry
 from .live_brokers import LiveBrokers
@@ -56,6 +58,9 @@ from .topics import Topics
 from .worker_stream import WorkerStream
 
 log = logging.getLogger(__name__)
+
+REFUSALS_S: Final = 1
+"""How long refusals are counted before the supervisor gets their numbers."""
 
 
 def clock_ms() -> int:
@@ -97,6 +102,7 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
+        self._audit = Audit(now_ms, lambda: self._loop.call_later(REFUSALS_S, self._send_refusals))
         self._partitions = Partitions(self._send)
         self._registry = RegistrySession(
             config,
@@ -167,6 +173,9 @@ class Coordinator:
         self._channel.send(message)
         if self._channel.pending:
             self._loop.add_writer(self._channel.fileno(), self._flush_control)
+
+    def _send_refusals(self) -> None:
+        self._send(["refusals", self._audit.take_counts()])
 
     def _flush_control(self) -> None:
         self._channel.flush()

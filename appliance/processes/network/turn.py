@@ -1,10 +1,11 @@
-"""Shared by all parts of a network worker: the time of this turn of the loop, and a log with a bounded rate."""
+"""Shared by all parts of a network worker: the time of this turn of the loop, and logs with a bounded rate."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
+from ...security.audit_log import Audit
 from ..clock import now_ms
 
 COMPLAINTS_MAX: Final = 20
@@ -16,10 +17,11 @@ logger = logging.getLogger(__name__)
 class Turn:
     """The present turn of the loop.  The worker sets ``now_ms`` when a turn begins, and ``stopping`` once."""
 
-    __slots__ = ("_complaints", "_complaints_ms", "now_ms", "stopping")
+    __slots__ = ("_complaints", "_complaints_ms", "audit", "now_ms", "stopping")
 
     def __init__(self) -> None:
         self.now_ms = now_ms()
+        self.audit = Audit(lambda: self.now_ms)
         self.stopping = False
         self._complaints = self._complaints_ms = 0
 

@@ -207,7 +207,7 @@ class NetworkWorker:
             return 0
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
-        if connections.by_fd or len(self._partitions.files):
+        if connections.by_fd or len(self._partitions.files) or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + CHECK_MS)
         deadline_ms = self._wait_lists.next_deadline_ms()
         if deadline_ms is not None:
@@ -279,7 +279,7 @@ class NetworkWorker:
         self._producing.forget(connection)
 
     def _check_timeouts(self) -> None:
-        """Check time limits, and send numbers to the supervisor; once a second while there are clients or files."""
+        """Check time limits, and send numbers to the supervisor; once a second while there is anything to check."""
         self._check_ms = now = self._turn.now_ms
         self._partitions.files.drop_unlinked()
         if now - self._memory_ms >= MEMORY_MS:
@@ -292,6 +292,8 @@ class NetworkWorker:
         if limits != self._limits:
             self._limits = limits
             self._control.send(["limits", limits])
+        if refusals := self._turn.audit.take_counts():
+            self._control.send(["refusals", refusals])
         stats = (count, self._accepting.refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now

@@ -7,6 +7,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["coordinator"] +fd
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
+                       ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
     from any child     ["refused", ...]   a message of ours for which the child had no descriptors or memory
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
@@ -49,7 +50,10 @@ RECONNECT_MS: Final = 1_000
 
 
 class ChildEvents:
-    """Passes events on to the parts of the supervisor.  ``on_change`` is called when ``status`` may have changed."""
+    """Passes events on to the parts of the supervisor.
+
+    ``on_change`` is called when ``status`` may have changed, ``on_refusals`` with clients' refusals by reason.
+    """
 
     def __init__(
         self,
@@ -60,11 +64,12 @@ class ChildEvents:
         opening: Opening,
         removals: Removals,
         on_change: Callable[[], None],
+        on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
         self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
         self._opening, self._removals = opening, removals
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
-        self._on_change = on_change
+        self._on_change, self._on_refusals = on_change, on_refusals
 
     def on_message(self, child: Child, message: list[Any]) -> None:
         match message:
@@ -73,6 +78,8 @@ class ChildEvents:
             case ["stats", stats]:
                 self._workers.on_stats(child.key, stats)
                 self._on_change()
+            case ["refusals", counts]:
+                self._on_refusals(counts)
             case ["idle"]:
                 self._writers.retire(child)
             case ["opened"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,12 +45,18 @@ class StatusReport:
         self._written_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
+        self._refusals: Counter[str] = Counter()
         self._save = actions.define("write state.json", lambda _: self.write())
 
     def on_change(self) -> None:
         """Write the report soon, at most every WRITE_MS, because it has changed."""
         if "" not in self._save:
             self._save.want(delay_ms=max(1, self._written_ms + WRITE_MS - now_ms()))
+
+    def add_refusals(self, counts: dict[str, int]) -> None:
+        """Add what a process has refused to clients, by reason (:class:`appliance.security.audit_log.Reason`)."""
+        self._refusals.update(counts)
+        self.on_change()
 
     def enter(self, state: str) -> None:
         """Report another state at once."""
@@ -70,6 +77,7 @@ class StatusReport:
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
             "refused": self._actions.rows(),
             "limits": self._limits(),
+            "refusals": dict(self._refusals),
         }
         self._written_ms = now_ms()
         self._file.replace(msgspec.json.encode(content))

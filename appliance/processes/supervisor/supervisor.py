@@ -197,7 +197,9 @@ class Supervisor:
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._child_events = ChildEvents(
-            hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals, self._on_change
+            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
+            on_change=self._on_change,
+            on_refusals=lambda counts: self._report.add_refusals(counts),
         )
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
         self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared)

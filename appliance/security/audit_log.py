@@ -1,0 +1,146 @@
+"""Writes the audit log, and counts refusals by reason.
+
+One line per event, through the logger ``appliance.audit``, so that ``journalctl -u appliance -g audit:`` shows them::
+
+    logged in: who=User:alice from=10.0.0.7:51234 listener=SASL_SSL mechanism=SCRAM-SHA-512
+    refused: reason="bad credentials" who=User:alice from=10.0.0.7:51236 what=SCRAM-SHA-512
+    changed: who=User:admin from=unix what="create topic" name=web partitions=4
+
+A field with anything but plain characters is written as a JSON string in ASCII, at most VALUE_CHARACTERS_MAX
+characters of it.  So a name that a client chose can neither end a line nor pass for another field.  Passwords, keys and
+verifiers are never passed to this module.
+
+Rates: at most REFUSED_MAX refusals and LOGINS_MAX logins are written per second and process.  The others are counted,
+and one line says how many.  Administrative changes are always written.
+
+Each process has one :class:`Audit`.  It sends :meth:`Audit.take_counts` to the supervisor now and then, which adds them
+up for ``status``.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+logger = logging.getLogger("appliance.audit")
+
+REFUSED_MAX: Final = 20
+LOGINS_MAX: Final = 200
+WINDOW_MS: Final = 1_000
+VALUE_CHARACTERS_MAX: Final = 200
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/,=+*\[\]-]+")
+
+
+class Reason(enum.StrEnum):
+    """Why something was refused; the keys of ``refusals`` in ``status --json``."""
+
+    BAD_CREDENTIALS = "bad credentials"  # also an unknown user: the two must not differ
+    UNKNOWN_MECHANISM = "unknown mechanism"
+    OUT_OF_ORDER = "out of order"  # a message of a login that does not belong there
+    NOT_LOGGED_IN = "not logged in"
+    SESSION_EXPIRED = "session expired"
+    TLS_HANDSHAKE = "tls handshake"
+    CERTIFICATE = "certificate"  # expired, revoked, unknown, incomplete or missing
+    PLAIN_ON_TLS = "plain on tls"
+    TLS_ON_PLAIN = "tls on plain"
+    TIMEOUT = "timeout"  # of a handshake or a login
+    DENIED = "denied"  # logged in, but without the right
+    THROTTLED = "throttled"
+    CONNECTIONS_PER_ADDRESS = "connections per address"
+    CONNECTIONS_PER_USER = "connections per user"
+
+
+class _Rate:
+    """Counts the lines of one kind in the present second."""
+
+    def __init__(self, lines_max: int) -> None:
+        self.lines_max = lines_max
+        self.since_ms = self.count = 0
+
+    def admits(self) -> bool:
+        """Count one event; whether its line may be written."""
+        self.count += 1
+        return self.count <= self.lines_max
+
+    def begin(self, now_ms: int) -> int:
+        """Begin another second; how many lines the last one has left out."""
+        left_out = max(0, self.count - self.lines_max)
+        self.since_ms, self.count = now_ms, 0
+        return left_out
+
+
+class Audit:
+    """The audit log of one process.
+
+    ``clock_ms`` is monotonic.  ``on_pending`` is called with the first refusal after :meth:`take_counts`, for a process
+    without a periodic check: it calls ``take_counts`` soon.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int], on_pending: Callable[[], object] = lambda: None) -> None:
+        self._clock_ms, self._on_pending = clock_ms, on_pending
+        self._refusals = _Rate(REFUSED_MAX)
+        self._logins = _Rate(LOGINS_MAX)
+        self._counts: Counter[str] = Counter()
+
+    def logged_in(self, who: str, peer: str, **details: object) -> None:
+        """Note a login.
+
+        Args:
+            who: the principal, such as ``User:alice``.
+            peer: the address of the client, or ``unix``.
+            details: further fields, such as ``listener`` and ``mechanism``.
+        """
+        if self._may_write(self._logins):
+            logger.info("%s", _line("logged in", who=who, **{"from": peer}, **details))
+
+    def refused(self, reason: Reason, who: str, peer: str, **details: object) -> None:
+        """Count a refusal and note it.  ``who`` is "" when nobody is known; the others as :meth:`logged_in`."""
+        if not self._counts:
+            self._on_pending()
+        self._counts[reason.value] += 1
+        if self._may_write(self._refusals):
+            logger.warning("%s", _line("refused", reason=reason.value, who=who or "-", **{"from": peer}, **details))
+
+    def changed(self, who: str, peer: str, what: str, **details: object) -> None:
+        """Note an administrative change that was carried out: ``what`` in words, ``details`` its arguments."""
+        logger.info("%s", _line("changed", who=who, **{"from": peer}, what=what, **details))
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`take_counts` has something to return."""
+        return bool(self._counts)
+
+    def take_counts(self) -> dict[str, int]:
+        """The refusals by reason since the last call.  Also writes how many lines were left out; call it every second.
+
+        Returns an empty dictionary when there was none.
+        """
+        self._end_windows()
+        taken, self._counts = dict(self._counts), Counter()
+        return taken
+
+    def _may_write(self, rate: _Rate) -> bool:
+        self._end_windows()
+        return rate.admits()
+
+    def _end_windows(self) -> None:
+        now_ms = self._clock_ms()
+        for rate, what in ((self._refusals, "refusals"), (self._logins, "logins")):
+            if now_ms - rate.since_ms >= WINDOW_MS and (left_out := rate.begin(now_ms)):
+                logger.warning("%d more %s were not written (at most %d per second)", left_out, what, rate.lines_max)
+
+
+def _line(event: str, **fields: object) -> str:
+    return f"{event}: " + " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    if len(text) > VALUE_CHARACTERS_MAX:
+        text = text[:VALUE_CHARACTERS_MAX] + "…"
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
