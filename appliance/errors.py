@@ -18,7 +18,12 @@
     │   ├── StaleProducerEpoch
     │   ├── PositionsFull
     │   ├── UnknownGroup
-    │   └── GroupTooLarge
+    │   ├── GroupTooLarge
+    │   └── NotPermitted       an access rule is missing, or denies it
+    │       ├── TopicNotPermitted
+    │       ├── GroupNotPermitted
+    │       ├── ClusterNotPermitted
+    │       └── TransactionalIdNotPermitted
     ├── ProtocolFault          the peer broke the protocol: close its connection without a reply
     │   └── FrameTooLarge
     ├── Unavailable            a restart, an election or a full disk: the client may retry
@@ -144,6 +149,26 @@ class GroupTooLarge(ClientFault):
     """A group, or a value of one of its members, is larger than allowed."""
 
     code = 81
+
+
+class NotPermitted(ClientFault):
+    exit_status = 77  # EX_NOPERM
+
+
+class TopicNotPermitted(NotPermitted):
+    code = 29
+
+
+class GroupNotPermitted(NotPermitted):
+    code = 30
+
+
+class ClusterNotPermitted(NotPermitted):
+    code = 31
+
+
+class TransactionalIdNotPermitted(NotPermitted):
+    code = 53
 
 
 class ProtocolFault(ApplianceError):
@@ -324,7 +349,9 @@ WORDS: dict[int, str] = {
     ZooKeeperAway.code: "ZooKeeper cannot be reached; groups and changes of topics need it",
     16: "another appliance coordinates the group",
     InvalidTopic.code: "the name of the topic is not valid",
-    29: "not permitted",
+    TopicNotPermitted.code: "not permitted to this user: `appliance acl list` shows the access rules of the topic",
+    GroupNotPermitted.code: "not permitted to this user: `appliance acl list` shows the access rules of the group",
+    ClusterNotPermitted.code: "not permitted to this user: `appliance acl list` shows the access rules of the cluster",
     InvalidTimestamp.code: "the timestamp is out of range",
     UnsupportedVersion.code: "the appliance does not support this version of the request",
     TopicExists.code: "the topic exists already",

@@ -1,0 +1,220 @@
+"""Decisions are those of a model that goes through all rules one after another, as Kafka's documentation has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import InvalidRequest
+from appliance.security.acls import (
+    ANYBODY,
+    DECISIONS_MAX,
+    OPERATIONS,
+    UNRESTRICTED,
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    Rights,
+    check,
+    parse,
+    word,
+)
+
+TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
+READ, WRITE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.DESCRIBE
+ALLOW, DENY = Permission.ALLOW, Permission.DENY
+LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
+ALICE, HOST = "User:alice", "10.0.0.1"
+
+NAMES = st.sampled_from(["*", "a", "ab", "abc", "b", "ba"])
+PRINCIPALS = st.sampled_from([ALICE, "User:bob", "User:ANONYMOUS"])
+HOSTS = st.sampled_from([HOST, "10.0.0.2"])
+SOME_OPERATIONS = [READ, WRITE, DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS, Operation.DELETE]
+ACLS = st.builds(
+    Acl,
+    resource=st.sampled_from([TOPIC, GROUP]),
+    name=NAMES,
+    pattern=st.sampled_from([LITERAL, PREFIXED]),
+    principal=st.one_of(PRINCIPALS, st.just(ANYBODY)),
+    host=st.one_of(HOSTS, st.just("*")),
+    operation=st.sampled_from([*SOME_OPERATIONS, Operation.ALL]),
+    permission=st.sampled_from([ALLOW, DENY]),
+)
+
+
+def acl(
+    operation: Operation = READ,
+    name: str = "web",
+    permission: Permission = ALLOW,
+    principal: str = ALICE,
+    host: str = "*",
+    pattern: PatternType = LITERAL,
+    resource: ResourceType = TOPIC,
+) -> Acl:
+    return Acl(resource, name, pattern, principal, host, operation, permission)
+
+
+def is_about(one: Acl, resource: ResourceType, name: str) -> bool:
+    if one.resource != resource:
+        return False
+    if one.pattern == PREFIXED:
+        return name[: len(one.name)] == one.name
+    return one.name in ("*", name)
+
+
+def model(
+    acls: Sequence[Acl], principal: str, host: str, operation: Operation, resource: ResourceType, name: str, open_: bool
+) -> bool:
+    """Kafka's rules, word by word."""
+    about = [one for one in acls if is_about(one, resource, name)]
+    ours = [one for one in about if one.principal in (principal, "User:*") and one.host in (host, "*")]
+    for one in ours:
+        if one.permission == DENY and one.operation in (operation, Operation.ALL):
+            return False
+    enough = {operation, Operation.ALL}
+    if operation == DESCRIBE:
+        enough |= {READ, WRITE, Operation.DELETE, Operation.ALTER}
+    if operation == Operation.DESCRIBE_CONFIGS:
+        enough.add(Operation.ALTER_CONFIGS)
+    if any(one.permission == ALLOW and one.operation in enough for one in ours):
+        return True
+    return open_ and not about
+
+
+@given(
+    st.lists(ACLS, max_size=8),
+    PRINCIPALS,
+    HOSTS,
+    st.sampled_from(SOME_OPERATIONS),
+    st.sampled_from(["a", "ab", "abc", "b", "ba", "c"]),
+    st.booleans(),
+)
+def test_decides_as_the_model(
+    acls: list[Acl], principal: str, host: str, operation: Operation, name: str, open_: bool
+) -> None:
+    access = Rights(acls, without_acl=open_).access(principal, host)
+    for _ in range(2):  # decided, and remembered
+        assert access.may(operation, TOPIC, name) is model(acls, principal, host, operation, TOPIC, name, open_)
+
+
+@given(st.lists(ACLS, max_size=6), PRINCIPALS, HOSTS, st.booleans())
+def test_may_some_says_whether_any_name_is_allowed(acls: list[Acl], principal: str, host: str, open_: bool) -> None:
+    """Names longer than any in a rule stand for all others."""
+    names = ["a", "ab", "abc", "b", "ba", "*", "a~", "ab~", "abc~", "b~", "ba~", "*~", "~"]
+    access = Rights(acls, without_acl=open_).access(principal, host)
+    some = any(model(acls, principal, host, WRITE, TOPIC, name, open_) for name in names)
+    if not open_:  # with it, Kafka does not look whether there is a resource without rules
+        assert access.may_some(WRITE, TOPIC) is some
+    else:
+        assert access.may_some(WRITE, TOPIC) >= some
+
+
+def test_a_denial_wins_and_implies_nothing() -> None:
+    access = Rights([acl(READ), acl(READ, permission=DENY)]).access(ALICE, HOST)
+    assert not access.may(READ, TOPIC, "web")
+    assert access.may(DESCRIBE, TOPIC, "web"), "the denial of Read is none of Describe"
+
+
+def test_super_users_may_everything_whatever_is_denied() -> None:
+    rights = Rights([acl(Operation.ALL, "*", DENY)], {ALICE})
+    assert rights.access(ALICE, HOST).may(Operation.DELETE, TOPIC, "web")
+    assert rights.access(ALICE, HOST).unrestricted
+    assert not rights.access("User:bob", HOST).may(READ, TOPIC, "web")
+
+
+def test_without_authorizer_everybody_may_everything() -> None:
+    assert UNRESTRICTED.may(Operation.ALTER, CLUSTER)
+    assert UNRESTRICTED.may_some(WRITE, TOPIC)
+    assert UNRESTRICTED.writable["anything"]
+    assert not UNRESTRICTED.writable, "it remembers nothing"
+    assert UNRESTRICTED.operations(GROUP, "g") == OPERATIONS[GROUP]
+
+
+def test_lists_the_allowed_operations() -> None:
+    access = Rights([acl(READ), acl(Operation.ALTER_CONFIGS, "w", pattern=PREFIXED)]).access(ALICE, HOST)
+    assert access.operations(TOPIC, "web") == {3, 8, 10, 11}
+    assert access.operations(CLUSTER) == frozenset()
+
+
+def test_remembers_a_bounded_number_of_decisions() -> None:
+    access = Rights([acl(READ, "t", pattern=PREFIXED)]).access(ALICE, HOST)
+    for number in range(2 * DECISIONS_MAX + 1):
+        assert access.readable[f"t{number}"]
+    assert len(access.readable) <= DECISIONS_MAX
+
+
+def test_hosts_without_rules_of_their_own_share_their_access() -> None:
+    rights = Rights([acl(READ, host=HOST)])
+    assert rights.access(ALICE, HOST).may(READ, TOPIC, "web")
+    assert rights.access(ALICE, "10.9.9.9").host == rights.access(ALICE, "10.8.8.8").host == "*"
+    assert not rights.access(ALICE, "10.9.9.9").may(READ, TOPIC, "web")
+
+
+FILTERED = [
+    acl(READ, "web"),
+    acl(WRITE, "web", DENY, "User:bob", HOST),
+    acl(READ, "*"),
+    acl(READ, "we", pattern=PREFIXED),
+    acl(READ, "x", pattern=PREFIXED),
+    acl(READ, "web", resource=GROUP),
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "selected"),
+    [
+        (AclFilter(), [0, 1, 2, 3, 4, 5]),
+        (AclFilter(resource=TOPIC, name="web"), [0, 1]),
+        (AclFilter(name="web", pattern=LITERAL), [0, 1, 5]),
+        (AclFilter(resource=TOPIC, name="web", pattern=PatternType.MATCH), [0, 1, 2, 3]),
+        (AclFilter(pattern=PREFIXED), [3, 4]),
+        (AclFilter(name="we", pattern=PREFIXED), [3]),
+        (AclFilter(name="web", pattern=PREFIXED), []),
+        (AclFilter(pattern=PatternType.MATCH), [0, 1, 2, 3, 4, 5]),
+        (AclFilter(principal="User:bob"), [1]),
+        (AclFilter(host=HOST), [1]),
+        (AclFilter(operation=WRITE), [1]),
+        (AclFilter(permission=ALLOW), [0, 2, 3, 4, 5]),
+    ],
+)
+def test_filters_select_as_in_kafka(chosen: AclFilter, selected: list[int]) -> None:
+    assert [number for number, one in enumerate(FILTERED) if chosen.selects(one)] == selected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (acl(Operation.ANY), "one operation"),
+        (acl(pattern=PatternType.MATCH), "Literal or Prefixed"),
+        (acl(name=""), "name"),
+        (acl(principal="alice"), "User:NAME"),
+        (acl(host=""), "host"),
+        (acl(name="x" * 256), "name"),
+        (acl(Operation.ALTER, "web", resource=CLUSTER), "kafka-cluster"),
+    ],
+)
+def test_refuses_rules_that_mean_nothing(wrong: Acl, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        check(wrong)
+
+
+@given(ACLS)
+def test_survives_the_way_to_another_process(one: Acl) -> None:
+    check(one)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=Acl) == one
+
+
+@pytest.mark.parametrize("kind", [Operation, ResourceType, PatternType, Permission])
+def test_words_are_those_of_kafka(kind: type[Operation]) -> None:
+    for value in kind:
+        assert parse(kind, word(value)) is parse(kind, value.name) is value
+    assert word(Operation.DESCRIBE_CONFIGS) == "DescribeConfigs"
+    with pytest.raises(InvalidRequest, match="must be one of"):
+        parse(kind, "shout")

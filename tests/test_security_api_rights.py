@@ -1,0 +1,117 @@
+"""The table has every API of both listeners, and says what Kafka's documentation says, with named differences."""
+
+from __future__ import annotations
+
+from appliance.security.acls import OPERATIONS, word
+from appliance.security.api_rights import KAFKA_RIGHTS, NATIVE_RIGHTS, How
+from appliance.wire import native_admin
+from appliance.wire.kafka.apis import APIS
+
+DOCUMENTED = """
+Produce: Write TransactionalId, IdempotentWrite Cluster, Write Topic
+Fetch: ClusterAction Cluster, Read Topic
+ListOffsets: Describe Topic
+Metadata: Describe Topic, Create Cluster, Create Topic
+OffsetCommit: Read Group, Read Topic
+OffsetFetch: Describe Group, Describe Topic
+FindCoordinator: Describe Group, Describe TransactionalId
+JoinGroup: Read Group
+Heartbeat: Read Group
+LeaveGroup: Read Group
+SyncGroup: Read Group
+DescribeGroups: Describe Group
+ListGroups: Describe Cluster, Describe Group
+SaslHandshake:
+ApiVersions:
+CreateTopics: Create Cluster, Create Topic
+DeleteTopics: Delete Topic
+DeleteRecords: Delete Topic
+InitProducerId: Write TransactionalId, IdempotentWrite Cluster
+OffsetForLeaderEpoch: ClusterAction Cluster, Describe Topic
+DescribeAcls: Describe Cluster
+CreateAcls: Alter Cluster
+DeleteAcls: Alter Cluster
+DescribeConfigs: DescribeConfigs Cluster, DescribeConfigs Topic
+AlterConfigs: AlterConfigs Cluster, AlterConfigs Topic
+DescribeLogDirs: Describe Cluster
+SaslAuthenticate:
+CreatePartitions: Alter Topic
+DeleteGroups: Delete Group
+ElectLeaders: ClusterAction Cluster
+IncrementalAlterConfigs: AlterConfigs Cluster, AlterConfigs Topic
+AlterPartitionReassignments: Alter Cluster
+ListPartitionReassignments: Describe Cluster
+OffsetDelete: Delete Group, Read Topic
+DescribeClientQuotas: DescribeConfigs Cluster
+AlterClientQuotas: AlterConfigs Cluster
+DescribeUserScramCredentials: Describe Cluster
+AlterUserScramCredentials: Alter Cluster
+DescribeCluster: Describe Cluster
+DescribeProducers: Read Topic
+DescribeTransactions: Describe TransactionalId
+ListTransactions: Describe TransactionalId
+ListConfigResources: DescribeConfigs Cluster
+DescribeTopicPartitions: Describe Topic
+"""
+"""Kafka 4.1, "Operations and resources on protocols"."""
+
+DIFFERENT = {
+    "Produce": ({"Write Topic"}, "no transactions; idempotence needs no right of its own since Kafka 3.0 (KIP-679)"),
+    "Fetch": ({"Read Topic"}, "no followers"),
+    "OffsetForLeaderEpoch": ({"Describe Topic"}, "no followers"),
+    "InitProducerId": (
+        {"Write TransactionalId", "IdempotentWrite Cluster", "Write Topic"},
+        "Write on any topic is enough, as Kafka's code has it since KIP-679",
+    ),
+    "CreateTopics": (
+        {"Create Cluster", "Create Topic", "DescribeConfigs Topic"},
+        "Kafka's code shows the settings of the new topic to those only who may describe them",
+    ),
+    "DeleteTopics": (
+        {"Delete Topic", "Describe Topic"},
+        "Kafka's code tells the name of a topic that was given by id to those only who may describe it",
+    ),
+    "ElectLeaders": ({"Alter Cluster"}, "what Kafka's code checks"),
+    "DescribeConfigs": (
+        {"DescribeConfigs Cluster", "DescribeConfigs Topic", "DescribeConfigs Group"},
+        "groups have settings since 4.0",
+    ),
+    **dict.fromkeys(
+        ("AlterConfigs", "IncrementalAlterConfigs"),
+        ({"AlterConfigs Cluster", "AlterConfigs Topic", "AlterConfigs Group"}, "groups have settings since 4.0"),
+    ),
+}
+"""API -> what is checked here, and why that is not what the page says."""
+
+
+def documented() -> dict[str, set[str]]:
+    rows = (line.partition(":") for line in DOCUMENTED.strip().splitlines())
+    return {name: {right.strip() for right in rights.split(",") if right.strip()} for name, _, rights in rows}
+
+
+def test_every_kafka_api_has_its_row() -> None:
+    served = {api.name for api in APIS.values()}
+    assert served - KAFKA_RIGHTS.keys() == set(), "an API that is served has no row in security/api_rights.py"
+
+
+def test_every_native_request_and_verb_has_its_row() -> None:
+    requests = {"produce", "fetch", "offsets of partitions", "metadata", "hello"}
+    assert requests | native_admin.VERBS.keys() == NATIVE_RIGHTS.keys()
+
+
+def test_the_rows_are_those_of_kafka() -> None:
+    ours = {
+        name: {f"{word(right.operation)} {word(right.resource)}" for right in row} for name, row in KAFKA_RIGHTS.items()
+    }
+    for name, page in documented().items():
+        expected, why = DIFFERENT.get(name, (page, ""))
+        assert ours[name] == expected, f"{name}: {why or 'see the page'}"
+        assert not why or ours[name] != page, f"{name} is as on the page: no difference to name"
+
+
+def test_rights_are_such_that_can_be_granted() -> None:
+    for name, row in (KAFKA_RIGHTS | NATIVE_RIGHTS).items():
+        for right in row:
+            assert right.operation in OPERATIONS[right.resource], name
+        if row and row[-1].how is How.SUFFICES:
+            raise AssertionError(f"{name}: nothing follows a right that suffices")
