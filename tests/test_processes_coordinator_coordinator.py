@@ -33,7 +33,7 @@ from appliance.processes.coordinator.native_api import NativeApi
 from appliance.wire import native
 from appliance.zookeeper import cluster_identity
 from appliance.zookeeper.ensemble import Ensemble
-from appliance.zookeeper.operations import Operation, Refused, ask, delete, get, list_children, remove_tree
+from appliance.zookeeper.operations import Node, Operation, Refused, ask, delete, get, list_children, remove_tree
 from appliance.zookeeper.paths import TOPICS, BrokerInfo, TopicInfo, decode_broker, encode_topic, topic
 from appliance.zookeeper.session import Session
 
@@ -127,7 +127,7 @@ def test_bad_requests_are_answered_and_garbage_closes_the_connection(alone: Rig)
     assert alone.metadata()["topics"] == []
 
 
-def test_both_doors_see_the_same_topics(alone: Rig) -> None:
+def test_both_listeners_see_the_same_topics(alone: Rig) -> None:
     metadata_all = bytes.fromhex("0003 0001 00000007 ffff ffffffff".replace(" ", ""))  # Metadata v1, no client id
     token = alone.post("kafka", metadata_all, "192.0.2.7:9092")
     alone.until(lambda: token in alone.replies)
@@ -158,7 +158,7 @@ def test_a_bug_in_answering_costs_one_connection_not_the_process(
         assert rig.replies[token] is None and rig.metadata()["topics"] == []
 
 
-def test_pictures_of_thousands_of_partitions_fit(alone: Rig) -> None:
+def test_metadata_of_thousands_of_partitions_fits(alone: Rig) -> None:
     alone.admin("create_topic", name="wide", partitions=3000)
     (topic,) = alone.metadata()["topics"]
     assert topic["partitions"] == [[partition, 0] for partition in range(3000)]
@@ -324,25 +324,29 @@ def test_a_topic_registered_by_hand_is_made_here(tmp_path: Path, connect: str) -
         assert known["partitions"] == [[0, 3], [1, -1]]
 
 
-def test_the_registration_names_doors_and_partitions_and_follows_the_coordinator(tmp_path: Path, connect: str) -> None:
-    def registration() -> BrokerInfo | None:
+def test_the_registration_names_listeners_and_partitions_and_outlives_the_coordinator(
+    tmp_path: Path, connect: str
+) -> None:
+    def registered() -> Node | None:
         (node,) = ask_zookeeper(connect, ask([get("/brokers/ids/7")]))
-        return None if node is Refused.NO_NODE else decode_broker("", node.value)
+        return node if isinstance(node, Node) else None
 
-    settings = ["zookeeper.session_timeout_ms=2000", "kafka.advertised=logs.example:9092"]
-    with member(tmp_path, connect, 7, *settings) as rig:
+    def described(node: Node | None) -> BrokerInfo | None:
+        info = None if node is None else decode_broker("", node.value)
+        return info if info and info.partitions == {"logs": [0, 1]} else None
+
+    with member(tmp_path, connect, 7, "kafka.advertised=logs.example:9092") as rig:
         rig.admin("create_topic", name="logs", partitions=2)
-        rig.until(lambda: (found := registration()) and found.partitions == {"logs": [0, 1]})
-        found = registration()
-        assert found is not None and (found.native, found.kafka) == ("127.0.0.1:9091", "logs.example:9092")
+        rig.until(lambda: described(registered()))
+        before = registered()
+        info = described(before)
+        assert before is not None and info is not None
+        assert (info.native, info.kafka) == ("127.0.0.1:9091", "logs.example:9092")
         rig.kill()
-        rig.fork()
-        rig.until(lambda: rig.zookeeper.get("state") == "connected")
-        # The former life's node is replaced before its session expires; it is there before and after.
-        ids = ask_zookeeper(connect, ask([get("/brokers/ids/7")]))[0].owner
-        rig.until(lambda: (node := ask_zookeeper(connect, ask([get("/brokers/ids/7")]))[0]) and node.owner != ids)
+        rig.fork()  # its node is replaced before the killed one's session expires: peers never see it missing
+        rig.until(lambda: (node := registered()) and node.owner != before.owner)
         assert rig.stop() == 0
-        assert registration() is None
+        assert registered() is None
 
 
 def test_a_broker_that_lost_its_session_registers_again(tmp_path: Path, connect: str) -> None:

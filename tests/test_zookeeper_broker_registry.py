@@ -121,6 +121,36 @@ def test_a_restarted_broker_takes_its_registration_over_and_leaves_anothers() ->
     assert tree.run(BrokerRegistry().brokers()) == {}
 
 
+def test_a_registration_is_never_missing_while_it_is_taken_over() -> None:
+    """Goal: peers do not see a broker leave that is only restarted.  Method: look after every request."""
+    tree, path = Tree(), paths.broker(5)
+    assert tree.run(hold_ephemeral(path, b"old", 1, bool), 1)
+    takeover, replies = hold_ephemeral(path, b"new", 2, bool), None
+    with pytest.raises(StopIteration) as finished:
+        while True:
+            requests = takeover.send(replies)
+            replies = [tree.answer(request, 2) for request in requests]
+            assert path in tree.nodes
+    assert finished.value.value and tree.nodes[path][:3] == (b"new", 0, 2)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_takeover_whose_reply_was_lost_is_repeated(lost: int) -> None:
+    """Method: one of its requests is carried out twice, as a session does that never saw the first reply."""
+    tree, path = Tree(), paths.broker(5)
+    assert tree.run(hold_ephemeral(path, b"old", 1, bool), 1)
+    takeover, replies, turn = hold_ephemeral(path, b"new", 2, bool), None, 0
+    with pytest.raises(StopIteration) as finished:
+        while True:
+            requests = takeover.send(replies)
+            replies = [tree.answer(request, 2) for request in requests]
+            if turn == lost:
+                replies = [tree.answer(request, 2) for request in requests]
+            turn += 1
+    assert turn > lost
+    assert finished.value.value and tree.nodes[path][:3] == (b"new", 0, 2)
+
+
 def test_a_broker_with_more_partitions_than_zookeeper_takes_is_registered_all_the_same() -> None:
     kept = Kept()
     info = BrokerInfo("me", "h", "h:1", "h:2", {f"{n:04}" + "x" * 245: [0] for n in range(4_100)})

@@ -188,7 +188,7 @@ def hold_ephemeral(path: str, value: bytes, session_id: int, ours: Callable[[byt
     """Have an ephemeral node of this session at ``path``, with ``value``.  False when the node is somebody else's.
 
     A node by an earlier session of ours (``ours`` recognises its value) is replaced: it would vanish when that session
-    expires.
+    expires.  One multi deletes and creates it, so that no reader finds it missing.
     """
     for _ in range(ATTEMPTS_MAX):
         (reply,) = yield from ask([create(path, value, ephemeral=True)])
@@ -203,7 +203,9 @@ def hold_ephemeral(path: str, value: bytes, session_id: int, ours: Callable[[byt
             return True
         if not ours(node.value):
             return False
-        yield [delete(path, node.version)]
+        (reply,) = yield [multi([delete(path, node.version), create(path, value, ephemeral=True)])]
+        if not isinstance(reply, Failed):
+            return True
     raise ZooKeeperAway(f"{path} keeps changing")
 
 
