@@ -22,10 +22,11 @@ from .conftest import Broker
 PARTITIONS = 6
 PER_PARTITION = 50
 COMMITS_MAX = 100
+REBALANCED = (KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS)
+"""What a commit is answered when it crosses the reply that ends a rebalance."""
 REJOIN = (
-    KafkaError.ILLEGAL_GENERATION,
+    *REBALANCED,
     KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
 )
@@ -96,16 +97,20 @@ class Members:
                 self.commit(consumer, message)
 
     def commit(self, consumer: Consumer, message: Message) -> None:
-        """Commit.  A commit that crosses the reply that ends a rebalance is refused, and sent again."""
+        """Commit.  One that is refused because of a rebalance is sent again, at most COMMITS_MAX times.
+
+        With ``commits_may_fail`` one that is refused for any of REJOIN is given up instead.
+        """
         for left in range(COMMITS_MAX, 0, -1):
             try:
                 consumer.commit(message=message, asynchronous=False)
                 return
             except KafkaException as error:
-                assert error.args[0].code() in REJOIN, error
-                assert left > 1 or self.commits_may_fail, error
+                code = error.args[0].code()
                 if self.commits_may_fail:
+                    assert code in REJOIN, error
                     return
+                assert code in REBALANCED and left > 1, error
 
     def poll_until_shared(self) -> None:
         """Until each member owns its share and all partitions are owned."""
@@ -217,7 +222,7 @@ def test_a_static_member_of_the_java_client_comes_back_without_a_rebalance(broke
 
 
 def test_the_coordinator_may_die(broker: Broker, topic: str) -> None:
-    """kill -9: members join again, committed positions are kept, every message is seen."""
+    """kill -9: members join again, committed offsets are kept, every message is seen."""
     with members(broker, topic, "range") as group:
         group.join()
         group.join()
@@ -235,7 +240,7 @@ def kill_coordinator(broker: Broker) -> None:
     broker.kill(pid)
 
 
-def test_committed_positions_outlive_a_restart(broker: Broker, topic: str) -> None:
+def test_committed_offsets_outlive_a_restart(broker: Broker, topic: str) -> None:
     group = f"group-{uuid.uuid4()}"
     consumer = Consumer(settings(broker, group, "range"))
     wanted = [TopicPartition(topic, partition, 10 * partition + 1) for partition in range(PARTITIONS)]
