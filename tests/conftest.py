@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from .long import LONG
 from .server import Server
 from .zookeeper_fixture import ensemble, standalone
 
 __all__ = ["ensemble", "standalone"]  # fixtures: here and nowhere else, so that each is made once in a run
 
-LONG = bool(os.environ.get("LONG"))
-settings.register_profile(
-    "suite", deadline=None, max_examples=100 if LONG else 50
-)  # the machine may be busy: no test is about time
+# No deadline: the machine may be busy, and no test is about time.
+settings.register_profile("suite", deadline=None, max_examples=100 if LONG else 50)
 settings.load_profile("suite")
 
 for _number in (signal.SIGHUP, signal.SIGINT):

@@ -42,11 +42,13 @@ from appliance.shared.table import SEGMENTS_MAX, TABLE_BYTES
 from appliance.wire import native
 from appliance.wire.frames import split
 
+from .long import LONG
+
 CONFIG: Final = Config(network=Network(arena_bytes=1 << 20, frame_bytes_max=1 << 18))
 SETTINGS: Final = {"flush.messages": "0"}
 X, Y, WORKER = "x", "y", "w"
 ROUNDS_MAX: Final = 200
-LENGTH: Final = int(os.environ.get("INTERLEAVING_STEPS", "5" if os.environ.get("LONG") else "4"))
+LENGTH: Final = int(os.environ.get("INTERLEAVING_STEPS", "5" if LONG else "4"))
 """Of the words; those in which somebody dies have two steps fewer beside the death."""
 
 

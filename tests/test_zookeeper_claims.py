@@ -18,6 +18,7 @@ from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.operations import Operation, Request, ask, create, delete
 from appliance.zookeeper.paths import CommittedOffset, Subscription
 
+from .long import LONG
 from .zookeeper_fixture import Tree
 
 GROUP = "team/a"
@@ -209,7 +210,7 @@ class ClaimMachine(RuleBasedStateMachine):
 
 
 TestClaims = ClaimMachine.TestCase
-TestClaims.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClaims.settings = settings(max_examples=150 if LONG else 60, stateful_step_count=40, deadline=None)
 
 
 def test_no_request_of_a_claimed_write_can_do_without_the_claim() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
+from ..long import LONG
 from .adapters import CLIENTS, DEADLINE_S, Client, confluent_events, confluent_read, expected, new_topic
 from .conftest import Broker
 from .proxy import CuttingProxy
 
-MESSAGES = int(os.environ.get("MESSAGES", "300000"))
-"""In the long run: ``MESSAGES=1000000``."""
+MESSAGES = 1_000_000 if LONG else 300_000
 
 
 @pytest.fixture(scope="module")

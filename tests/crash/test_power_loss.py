@@ -26,13 +26,14 @@ from appliance.log.files import SYSTEM
 from appliance.log.recovery import RecoveryPoint
 from appliance.processes.writer.producers import Producers
 
+from ..long import LONG
 from ..power_loss import Disk, Image, Tree, plant
 from ..producing import Partition, Promises, check_promises
 
 MEMORY = Path("/dev/shm")
 NAME = "t-0"
 STATES_PER_MOMENT = 12
-RUNS = int(os.environ.get("POWER_LOSS_RUNS", "3"))
+RUNS = int(os.environ.get("POWER_LOSS_RUNS", "6" if LONG else "3"))
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ def test_a_row_that_is_too_large_is_named(topics: Topics, topic: str) -> None:
 def test_a_killed_driver_writes_everything_once(
     spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
 ) -> None:
-    """Killed once in the middle of its micro-batches; DRIVER_KILLS=3: three times."""
+    """Killed three times in the middle of its micro-batches."""
     source, sink = topics.create(f"{topic}-from", partitions=2), topics.create(f"{topic}-to", partitions=2)
     count = 6000
     for partition in range(2):
@@ -280,7 +280,7 @@ def test_a_killed_driver_writes_everything_once(
     def written_bytes() -> int:
         return sum(path.stat().st_size for path in topics.server.data_dir.glob(f"{sink}-*/*.log"))
 
-    for _ in range(int(os.environ.get("DRIVER_KILLS", "1"))):
+    for _ in range(3):
         driver, before = start(), written_bytes()
 
         def written(driver: subprocess.Popen[bytes] = driver, before: int = before) -> bool:
