@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from appliance.processes.supervisor.liveness import state_of
 from appliance.shared import memory
+
+from .ready import readable
 
 START_S_MAX = 30
 STOP_S_MAX = 30
@@ -65,9 +69,7 @@ class Server:
 
     def wait_serving(self) -> Server:
         assert self.process is not None and self.process.stdout is not None
-        poll = select.poll()  # select() knows no descriptors above 1023
-        poll.register(self.process.stdout, select.POLLIN)
-        line = self.process.stdout.readline() if poll.poll(START_S_MAX * 1000) else ""
+        line = self.process.stdout.readline() if readable(self.process.stdout, START_S_MAX) else ""
         if not line.startswith("appliance: serving"):
             self.process.terminate()
             raise NotServing(f"exit status {self._wait()}, said {line!r}\n{self.log()}")
@@ -139,6 +141,18 @@ class Server:
             self.stop()
         elif self.process.returncode < 0:  # killed, and nothing will be started here again to clean up
             memory.unlink_all(memory.instance_of(self.data_dir))
+
+
+@contextmanager
+def stopped(pid: int, *, may_die: bool = False) -> Iterator[None]:
+    """A process stands still (SIGSTOP) until the end.  ``may_die``: somebody may kill it meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: state_of(pid) in ({"T", "Z", ""} if may_die else {"T"}), "the process to stand still")
+        yield
+    finally:
+        with suppress(ProcessLookupError) if may_die else nullcontext():
+            os.kill(pid, signal.SIGCONT)
 
 
 def wait_for(condition: Any, what: str, seconds_max: float = 20) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import socket
 import threading
 import time
@@ -39,6 +37,7 @@ from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import LISTENER, Rig, pump
 from .ready import writable
+from .server import stopped
 from .zookeeper_fixture import fresh_connect, running
 
 T = TypeVar("T")
@@ -357,9 +356,8 @@ def test_a_broker_that_lost_its_session_registers_again(tmp_path: Path, connect:
 
     with member(tmp_path, connect, 0, "zookeeper.session_timeout_ms=1000") as rig:
         rig.until(registered)
-        os.kill(rig.pid, signal.SIGSTOP)
-        rig.until(lambda: not registered())
-        os.kill(rig.pid, signal.SIGCONT)
+        with stopped(rig.pid):
+            rig.until(lambda: not registered())
         rig.until(registered)
         rig.admin("create_topic", name="logs")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from .clients.proxy import CuttingProxy
 from .coordinator_fixture import Rig, pump
 from .kafka_apis_fixture import SUBSCRIPTION
 from .kafka_messages import decode_response, fill, message, request_frame
+from .server import stopped
 from .zookeeper_fixture import fresh_connect, now_ms
 
 KEY = {api.name: key for key, api in APIS.items()}
@@ -148,15 +147,12 @@ def test_a_coordinator_that_is_cut_off_coordinates_nothing_and_its_commits_are_n
 def test_a_coordinator_that_slept_through_its_session_writes_nothing_when_it_wakes(pair: Pair) -> None:
     first = pair.join_soon(1)
     assert pair.commit(1, first, 50) == 0
-    os.kill(pair.rigs[1].pid, signal.SIGSTOP)
-    try:
-        awake, pair.rigs = pair.rigs, [pair.rigs[0]]
+    with stopped(pair.rigs[1].pid):
+        both, pair.rigs = pair.rigs, [pair.rigs[0]]
         pair.pump(lambda: pair.coordinator(0) == 0)
         second = pair.join_soon(0)
         assert pair.commit(0, second, 1_000) == 0
-    finally:
-        pair.rigs = awake
-        os.kill(pair.rigs[1].pid, signal.SIGCONT)
+        pair.rigs = both
     assert pair.commit(1, first, 60) != 0, "the first thing that it does"
     pair.pump(lambda: pair.coordinator(0) == pair.coordinator(1) == 1)
     pair.join_soon(1)

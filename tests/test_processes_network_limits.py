@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
 import subprocess
 import time
@@ -20,7 +19,7 @@ from appliance.wire import native
 from .measures import cpu_s
 from .native_peer import Peer
 from .ready import readable
-from .server import Server, wait_for
+from .server import Server, stopped, wait_for
 
 BATCH = encode_values([b"one", b"two", b"three"], 1_000)
 SMALL = {
@@ -78,14 +77,11 @@ def test_a_writer_that_stands_still_stops_nobody_but_its_own(make_appliance: Cal
         assert peer.produce("stuck", BATCH)[0] == peer.produce("t", BATCH)[0] == 0
         writers = lambda: [row["pid"] for row in server.processes("writer") if row["topic"] == "stuck"]  # noqa: E731
         (pid,) = wait_for(writers, "the writer to be shown")
-        server.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             for one in stuck:
                 one.send([native.PRODUCE, 1, "stuck", 0, 1, 10_000], BATCH)
             for _ in range(50):
                 assert peer.produce("t", BATCH)[0] == 0
-        finally:
-            server.kill(pid, signal.SIGCONT)
         assert sorted(one.receive()[0][1] for one in stuck) == [0] * len(stuck)
 
 
@@ -111,16 +107,13 @@ def test_a_client_that_is_not_read_any_more_and_closes_is_noticed(make_appliance
         (writer,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
         (worker,) = server.pids("network")
         before = sockets(worker)
-        server.kill(writer, signal.SIGSTOP)
-        try:
+        with stopped(writer):
             client = Peer(server.native)
             assert sockets(worker) == before + 1
             for _ in range(100):
                 client.send([native.PRODUCE, 1, "t", 0, 1, 10_000], BATCH)
             client.close()
             wait_for(lambda: sockets(worker) == before, "the worker to close its end")
-        finally:
-            server.kill(writer, signal.SIGCONT)
         assert peer.produce("t", BATCH)[0] == 0
 
 
@@ -132,15 +125,12 @@ def test_questions_about_a_log_whose_writer_stands_still_are_bounded(make_applia
         assert peer.produce("t", BATCH)[0] == 0
         (pid,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
         (worker,) = server.pids("network")
-        server.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             parts = [["t", 0, -1, -1]] * 1_000
             for _ in range(300):
                 peer.send([native.OFFSETS, 1, parts])
             peer.receive()
             assert other.admin("topics") is not None
-        finally:
-            server.kill(pid, signal.SIGCONT)
         assert server.pids("network") == [worker]
 
 

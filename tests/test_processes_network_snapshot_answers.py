@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -17,19 +16,10 @@ from appliance.processes.snapshot import PRODUCER_IDS_LOW
 from appliance.wire import native
 
 from .native_peer import Peer
-from .server import Server, wait_for
+from .server import Server, stopped, wait_for
 
 STALL_S_MAX = 2.0
 """Far below librdkafka's and the coordinator's time limits, far above what a busy machine takes."""
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def topics_of(peer: Peer, *names: str) -> dict[str, int]:

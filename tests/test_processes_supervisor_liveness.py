@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from appliance.records.encode import encode_values
 from appliance.shared.heartbeats import Heart, Heartbeats
 
 from .native_peer import Peer
-from .server import Server, wait_for
+from .server import Server, stopped, wait_for
 
 BATCH = encode_values([b"one"], 1_000)
 TIMEOUT_MS = 2_000
@@ -84,19 +83,6 @@ def test_the_state_of_a_process_is_read_from_the_system() -> None:
     assert state_of(2**22 + 1) == ""
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """SIGSTOP; SIGCONT afterwards if it is still there."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
-
-
 @pytest.mark.parametrize("role", ["network", "writer", "coordinator"])
 def test_a_stopped_process_is_found_and_replaced(make_appliance: Callable[..., Server], role: str) -> None:
     server = make_appliance(**{"network.workers": 1, "liveness.timeout_ms": TIMEOUT_MS})
@@ -104,7 +90,7 @@ def test_a_stopped_process_is_found_and_replaced(make_appliance: Callable[..., S
         peer.create("t")
         peer.produce("t", BATCH, acks=-1)
         (pid,) = wait_for(lambda: server.pids(role), f"the {role} to be shown")
-        with stopped(pid):
+        with stopped(pid, may_die=True):
             wait_for(
                 lambda: f"(pid {pid}) has not moved for 2000 ms (liveness.timeout_ms): killed" in server.log(), "it"
             )
@@ -123,7 +109,7 @@ def test_whoever_waits_for_what_hangs_is_answered(make_appliance: Callable[..., 
         peer.create("t")
         peer.produce("t", BATCH, acks=-1)
         (pid,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
-        with stopped(pid):
+        with stopped(pid, may_die=True):
             answers = [peer.produce("t", BATCH, acks=-1)[0] for _ in range(2)]
     assert set(answers) <= {0, 5}
 

@@ -22,7 +22,7 @@ from appliance.shared.table import TABLE_BYTES, WAITS
 from appliance.wire import native
 
 from .native_peer import Peer
-from .server import NotServing, Server, wait_for
+from .server import NotServing, Server, stopped, wait_for
 from .small_machine import SmallMachine, fill, small_machine
 
 BATCH = encode_values([b"one"], 1_000)
@@ -281,13 +281,10 @@ def test_a_stopped_writer_and_any_number_of_questions_do_not_end_a_worker(
         peer.produce("t", BATCH)
         (worker,), (pid,) = server.pids("network"), wait_for(lambda: server.pids("writer"), "the writer to be shown")
         peer.produce("t", BATCH)
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with stopped(pid):
             for _ in range(2):
                 peer.call([native.OFFSETS, 4, [["t", 0, -1, -1]] * 10_000])
             peer.end("t")
-        finally:
-            os.kill(pid, signal.SIGCONT)
         assert server.pids("network") == [worker]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from appliance.zookeeper.session import Session
 
 from ..group_readers import SESSION_MS
 from ..native_peer import Peer
-from ..server import Server, wait_for
+from ..server import Server, stopped, wait_for
 from .group_load import Group
 from .load import Load, check
 
@@ -80,15 +79,11 @@ def kill_nodes(server: Server, *nodes: int) -> None:
 
 @contextmanager
 def frozen(server: Server, *nodes: int) -> Iterator[None]:
-    """Stopped in their tracks: connections stay, nothing is answered, and nobody restarts them."""
-    pids = [pid_of(server, node) for node in nodes]
-    for pid in pids:
-        server.kill(pid, signal.SIGSTOP)
-    try:
+    """Nodes stand still: connections stay, nothing is answered, and nobody restarts them."""
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(stopped(pid_of(server, node)))
         yield
-    finally:
-        for pid in pids:
-            server.kill(pid, signal.SIGCONT)
 
 
 def ask(server: Server, operation: Operation[Any]) -> Any:
