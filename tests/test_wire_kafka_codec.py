@@ -16,8 +16,7 @@ from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import ADVERTISED, APIS, PRODUCE, SERVED_BY_WORKERS
 from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.requests import Fetch, Forwarded, Local, Offsets, Produce
-from tests.kafka_messages import decode_response, kio_response_again, message, random_values, request_frame
-from tests.test_wire_kafka_forwarded import mutated
+from tests.kafka_messages import decode_response, kio_response_again, message, mutated, random_values, request_frame
 
 CODEC = KafkaCodec(Limits.of(Config()))
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))

@@ -20,12 +20,12 @@ from tests.kafka_messages import (
     decode_response,
     kio_request_again,
     message,
+    mutated,
     name_read,
     random_values,
     request_frame,
     response_frame,
 )
-from tests.test_wire_kafka_forwarded import mutated
 
 CODEC = KafkaCodec(Limits.of(Config()))
 VERSIONS = range(3, 10)
