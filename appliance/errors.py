@@ -24,6 +24,10 @@
     │       ├── GroupNotPermitted
     │       ├── ClusterNotPermitted
     │       └── TransactionalIdNotPermitted
+    ├── LoginFault             reply with the code, then close the connection
+    │   ├── UnknownMechanism
+    │   ├── LoginOutOfOrder
+    │   └── BadCredentials
     ├── ProtocolFault          the peer broke the protocol: close its connection without a reply
     │   └── FrameTooLarge
     ├── Unavailable            a restart, an election or a full disk: the client may retry
@@ -169,6 +173,26 @@ class ClusterNotPermitted(NotPermitted):
 
 class TransactionalIdNotPermitted(NotPermitted):
     code = 53
+
+
+class LoginFault(ApplianceError):
+    exit_status = 77  # EX_NOPERM
+
+
+class UnknownMechanism(LoginFault):
+    code = 33
+
+
+class LoginOutOfOrder(LoginFault):
+    """A message of a login where none, or another, is expected; or a request without the login it needs."""
+
+    code = 34
+
+
+class BadCredentials(LoginFault):
+    """Wrong password or unknown user: which of them is never told."""
+
+    code = 58
 
 
 class ProtocolFault(ApplianceError):
@@ -352,6 +376,9 @@ WORDS: dict[int, str] = {
     TopicNotPermitted.code: "not permitted to this user: `appliance acl list` shows the access rules of the topic",
     GroupNotPermitted.code: "not permitted to this user: `appliance acl list` shows the access rules of the group",
     ClusterNotPermitted.code: "not permitted to this user: `appliance acl list` shows the access rules of the cluster",
+    UnknownMechanism.code: "the appliance does not accept this mechanism for logins",
+    LoginOutOfOrder.code: "the appliance wants a login first, or wants none",
+    BadCredentials.code: "wrong password or unknown user",
     InvalidTimestamp.code: "the timestamp is out of range",
     UnsupportedVersion.code: "the appliance does not support this version of the request",
     TopicExists.code: "the topic exists already",

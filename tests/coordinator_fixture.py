@@ -19,13 +19,14 @@ from typing import Any
 
 import msgpack
 
-from appliance.addresses import PLAINTEXT
+from appliance.addresses import PLAINTEXT, Listener
 from appliance.catalog import Catalog
 from appliance.config import Config
 from appliance.partition_states import ONLINE
 from appliance.processes import coordinator
 from appliance.processes.control import Channel
 from appliance.processes.snapshot import SNAPSHOT, Snapshot
+from appliance.security.principals import Origin
 from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
@@ -190,7 +191,8 @@ class Rig:
         """Send a frame (without size prefix); the token to look for in ``replies``."""
         self._correlation += 1
         self.stream.setblocking(True)
-        self.stream.sendall(msgpack.packb([self._correlation, [protocol, PLAINTEXT, listener], "127.0.0.1:5", frame]))
+        origin = Origin(Listener(protocol, PLAINTEXT, listener), "127.0.0.1:5")
+        self.stream.sendall(msgpack.packb([self._correlation, origin, frame]))
         self.stream.setblocking(False)
         return self._correlation
 

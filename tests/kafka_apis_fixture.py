@@ -24,6 +24,7 @@ from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
 from appliance.kafka_apis.appliance import Extent
 from appliance.kafka_apis.handlers import KafkaApis
 from appliance.names import TopicPartition, check_topic
+from appliance.security.principals import Origin
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker
 
@@ -31,6 +32,7 @@ from .kafka_messages import decode_response, fill, message, request_frame
 
 KEY = {api.name: key for key, api in APIS.items()}
 LISTENER, PEER = Listener("kafka", PLAINTEXT, "127.0.0.1:9092"), "10.0.0.7:5000"
+ORIGIN = Origin(LISTENER, PEER)
 
 
 class FakeCluster:
@@ -211,7 +213,7 @@ class Client:
         key = KEY[name]
         version = APIS[key].version_max if version is None else version
         filled = fill(message(key, "Request")._struct, version, values)
-        return await self.apis.answer(request_frame(key, version, filled, client_id="me"), LISTENER, PEER)
+        return await self.apis.answer(request_frame(key, version, filled, client_id="me"), ORIGIN)
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         """The reply as kafka-python reads it.  Fields that are not given get the definition's defaults."""

@@ -18,7 +18,7 @@ from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS, METADATA, SERVED_BY_WORKERS
 from appliance.wire.kafka.codes import Code
 
-from .kafka_apis_fixture import LISTENER, PEER, Client, FakeCluster, run
+from .kafka_apis_fixture import ORIGIN, Client, FakeCluster, run
 from .kafka_messages import decode_response, message, random_values, request_frame
 
 COLD = [
@@ -41,7 +41,7 @@ def test_random_requests_are_answered_in_kind(key: int, version: int) -> None:
         client = Client(FakeCluster(), session_ms_min=0, session_ms_max=0, rebalance_ms_max=1, id_wait_ms=1)
         for seed in range(6):
             values = random_values(message(key, "Request")._struct, version, random.Random(seed))
-            frame = await client.apis.answer(request_frame(key, version, values, 5), LISTENER, PEER)
+            frame = await client.apis.answer(request_frame(key, version, values, 5), ORIGIN)
             reply = decode_response(key, version, frame)
             assert reply.header.correlation_id == 5
             assert not list(_messages_of_success(reply.to_dict(json=False))), "the message of a success is null"
@@ -64,7 +64,7 @@ def _messages_of_success(reply: object) -> Iterator[object]:
 
 def test_a_version_that_is_not_advertised_is_refused_in_kind() -> None:
     frame = struct.pack(">hhih", 12, 99, 5, -1)
-    reply = run(Client(FakeCluster()).apis.answer(frame, LISTENER, PEER))
+    reply = run(Client(FakeCluster()).apis.answer(frame, ORIGIN))
     assert decode_response(12, APIS[12].version_max, reply).error_code == Code.UNSUPPORTED_VERSION
 
 
@@ -73,7 +73,7 @@ def test_a_version_that_is_not_advertised_is_refused_in_kind() -> None:
 )
 def test_what_is_no_request_closes_the_connection(frame: bytes) -> None:
     with pytest.raises(ProtocolFault):
-        run(Client(FakeCluster()).apis.answer(frame, LISTENER, PEER))
+        run(Client(FakeCluster()).apis.answer(frame, ORIGIN))
 
 
 def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: 
         large = request_frame(METADATA, 4, {"topics": [{"name": "n" * 100}] * 200, **no})
 
         async def ask(frame: bytes, peer: str) -> None:
-            await apis.answer(frame, LISTENER, peer)
+            await apis.answer(frame, ORIGIN._replace(peer=peer))
             order.append(peer if frame is small else f"{peer} large")
 
         asked = [asyncio.create_task(ask(frame, peer)) for frame, peer in ((large, "a"), (small, "a"), (small, "b"))]

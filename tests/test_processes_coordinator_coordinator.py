@@ -28,6 +28,7 @@ from appliance.errors import (
     ZooKeeperAway,
 )
 from appliance.processes.coordinator.native_api import NativeApi
+from appliance.security.principals import Origin
 from appliance.wire import native
 from appliance.zookeeper import cluster_identity
 from appliance.zookeeper.ensemble import Ensemble
@@ -145,10 +146,10 @@ def test_a_bug_in_answering_costs_one_connection_not_the_process(
 ) -> None:
     answer = NativeApi.answer
 
-    async def answer_or_break(api: NativeApi, frame: bytes, listener: Listener) -> bytes:
+    async def answer_or_break(api: NativeApi, frame: bytes, origin: Origin) -> bytes:
         if b"break" in frame:
             raise ZeroDivisionError("a bug")
-        return await answer(api, frame, listener)
+        return await answer(api, frame, origin)
 
     monkeypatch.setattr(NativeApi, "answer", answer_or_break)
     with Rig(tmp_path, configs.load(overrides=LOCAL)) as rig:
@@ -167,7 +168,8 @@ def test_metadata_of_thousands_of_partitions_fits(alone: Rig) -> None:
 def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -> None:
     """Goal: bounded memory, and everything is answered once it listens.  Method: fill the stream both ways."""
     frame = native.encode_frame([native.METADATA, 7, ["x" * 200] * 5])[4:]
-    message = msgpack.packb([0, ["native", PLAINTEXT, LISTENER], "p", frame])  # no other request has this token
+    origin = Origin(Listener("native", PLAINTEXT, LISTENER), "p:1")
+    message = msgpack.packb([0, origin, frame])  # no other request has this token
     whole, sent = message * 64, 0
     while writable(alone.stream, 0.3):
         sent += alone.stream.send(whole[sent % len(message) :])

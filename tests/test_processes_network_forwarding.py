@@ -10,6 +10,7 @@ import msgpack
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.processes.network.forwarding import CoordinatorLink
+from appliance.security.principals import Origin
 
 
 class Coordinators:
@@ -30,7 +31,7 @@ class Coordinators:
             while True:
                 unpacker.feed(self.socket.recv(1 << 20))
         except BlockingIOError:
-            return [message[3] for message in unpacker if len(message) > 1]
+            return [message[2] for message in unpacker if len(message) > 1]
 
     def answer(self, token: int) -> None:
         self.socket.sendall(msgpack.packb([token, b"reply"]))
@@ -41,7 +42,8 @@ class Coordinators:
 
 
 def request() -> Any:
-    return SimpleNamespace(connection=SimpleNamespace(listener=Listener("kafka", PLAINTEXT, "l:1"), peer="p"))
+    origin = Origin(Listener("kafka", PLAINTEXT, "l:1"), "p:1", "User:a")
+    return SimpleNamespace(connection=SimpleNamespace(origin=origin))
 
 
 def test_a_frame_that_two_coordinators_have_died_of_is_not_sent_to_a_third() -> None:

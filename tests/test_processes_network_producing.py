@@ -12,6 +12,7 @@ import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Network
+from appliance.processes.network.client_session import ClientSession
 from appliance.processes.network.connection_state import Connection
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.handing_over import HandingOver
@@ -45,7 +46,8 @@ class Rig:
     def connection(self) -> Connection:
         ours, theirs = socket.socketpair()
         self._sockets += [ours, theirs]
-        made = Connection(ours, Listener("native", PLAINTEXT, ""), "", cast(Codec, None), Inbox(self.buffers))
+        listener = Listener("native", PLAINTEXT, "")
+        made = Connection(ours, listener, "", cast(Codec, None), Inbox(self.buffers), ClientSession())
         self.connections.add(made)
         return made
 

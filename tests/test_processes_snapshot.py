@@ -13,8 +13,13 @@ from appliance.catalog import Topic, new_id
 from appliance.config import TopicSettings
 from appliance.processes import snapshot
 from appliance.processes.snapshot import Facts, Publisher, Snapshot
+from appliance.security.scram import Verifier
+from appliance.security.security_state import SecurityState
 
 FACTS = Facts("cluster", 1, True, "zk:2181", {"kafka": "", "native": ""}, {}, TopicSettings())
+
+
+NOBODY = SecurityState()
 
 
 def over_the_stream(message: list[Any]) -> list[Any]:
@@ -27,8 +32,8 @@ class Worker:
         self.publisher, self.snapshot = Publisher(), Snapshot()
         self.told: list[list[Any]] = []
 
-    def tell(self, facts: Facts, topics: dict[str, Topic]) -> None:
-        self.told += [over_the_stream(message) for message in self.publisher.changes(facts, topics)]
+    def tell(self, facts: Facts, topics: dict[str, Topic], security: SecurityState = NOBODY) -> None:
+        self.told += [over_the_stream(message) for message in self.publisher.changes(facts, topics, security)]
 
     def take(self, count: int) -> None:
         for _ in range(min(count, len(self.told))):
@@ -40,7 +45,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.facts, self.topics = FACTS, dict[str, Topic]()
+        self.facts, self.topics, self.security = FACTS, dict[str, Topic](), NOBODY
         self.workers = [Worker(), Worker()]
         self.size = snapshot.TOPICS_PER_MESSAGE
         snapshot.TOPICS_PER_MESSAGE = 2  # type: ignore[misc]
@@ -63,9 +68,14 @@ class Machine(RuleBasedStateMachine):
             "cluster", 1, auto_create, "zk:2181", {"kafka": "", "native": "n:1"}, listeners, TopicSettings()
         )
 
+    @rule(user=st.sampled_from("abc"), iterations=st.integers(4096, 4098))
+    def add_user(self, user: str, iterations: int) -> None:
+        verifier = Verifier(b"salt", iterations, b"stored", b"server")
+        self.security = SecurityState({**self.security.users, user: {"SCRAM-SHA-256": verifier}})
+
     @rule(worker=st.integers(0, 1))
     def tell(self, worker: int) -> None:
-        self.workers[worker].tell(self.facts, self.topics)
+        self.workers[worker].tell(self.facts, self.topics, self.security)
 
     @rule(worker=st.integers(0, 1), count=st.integers(1, 5))
     def take(self, worker: int, count: int) -> None:
@@ -81,10 +91,11 @@ class Machine(RuleBasedStateMachine):
     @rule(worker=st.integers(0, 1))
     def catch_up(self, worker: int) -> None:
         one = self.workers[worker]
-        one.tell(self.facts, self.topics)
+        one.tell(self.facts, self.topics, self.security)
         one.take(len(one.told))
         seen = one.snapshot
         assert seen.complete and seen.topics() == self.topics and seen.auto_create == self.facts.auto_create
+        assert seen.security == self.security
         kafka, native = (Listener(protocol, PLAINTEXT, "here:1") for protocol in ("kafka", "native"))
         assert [broker.id for broker in seen.brokers(kafka)] == sorted({1, *self.facts.peers})
         assert [broker.host for broker in seen.brokers(native)] == [
@@ -109,7 +120,7 @@ def test_nothing_is_told_when_nothing_has_changed() -> None:
     worker = Worker()
     topics = {"a": Topic("a", {0: [1]}, {}, new_id())}
     worker.tell(FACTS, topics)
-    assert [message[0] for message in worker.told] == ["begin", "facts", "topics", "end"]
+    assert [message[0] for message in worker.told] == ["begin", "facts", "security", "topics", "end"]
     worker.told.clear()
     worker.tell(FACTS, topics)
     worker.tell(Facts("cluster", 1, True, "zk:2181", {"kafka": "", "native": ""}, {}, TopicSettings()), topics)
@@ -124,7 +135,7 @@ def test_a_snapshot_that_is_being_replaced_is_used_until_the_new_one_is_whole() 
     worker.publisher = Publisher()
     new = {"b": Topic("b", {0: [1]}, {}, new_id())}
     worker.tell(FACTS, new)
-    for _ in range(3):
+    for _ in range(4):
         worker.take(1)
         assert worker.snapshot.topics() == old
     revision = worker.snapshot.revision

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from ..addresses import Listener
 from ..errors import ApplianceError, ClientFault
 from ..groups.group_coordinator import GroupCoordinator
 from ..groups.group_lookup_api import GroupLookupApi
 from ..groups.member_api import MemberApi
 from ..groups.offsets_api import OffsetsApi
 from ..groups.store import GroupStore
+from ..security.principals import Origin
 from ..wire.kafka import forwarded
 from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from ..wire.kafka.call import Call, Handler
@@ -112,17 +112,17 @@ class KafkaApis:
         }
         assert not handlers, f"not advertised: {sorted(handlers)}"
 
-    async def answer(self, frame: bytes | memoryview, listener: Listener, peer: str) -> bytes:
-        """The reply frame.  ``listener``: where the client connected to; ``peer``: its "host:port".
+    async def answer(self, frame: bytes | memoryview, origin: Origin) -> bytes:
+        """The reply frame.
 
         Raises:
             ProtocolFault: close the connection.
         """
         try:
-            header, request = await self._codec.decode(frame, peer)
+            header, request = await self._codec.decode(frame, origin.peer)
         except ClientFault as error:
             return forwarded.encode_refusal(frame, error.code)
-        call = Call(request, header.api_version, header.correlation_id, header.client_id, listener, peer)
+        call = Call(request, header.api_version, header.correlation_id, header.client_id, origin)
         try:
             answer = await self._handlers[header.api_key](call)
         except ApplianceError as error:  # something is missing just now; handlers answer all else themselves

@@ -6,6 +6,7 @@ The coordinator sends each worker the changes, on the stream that also brings it
     [0, ["facts", {...}]]                       :class:`Facts`, all of them
     [0, ["topics", [[name, id, [[partition, [broker ...]] ...], {setting: value}] ...]]]     new, or changed
     [0, ["gone", [name ...]]]                   deleted
+    [0, ["security", packed]]                   :class:`SecurityState`, all of it
     [0, ["end"]]
     [0, ["producer ids", first, count]]     for the worker to give to clients; the worker asks for them with [0]
 
@@ -39,6 +40,7 @@ import msgspec
 from ..addresses import Listener, first_with, parse_addresses, parse_listeners
 from ..catalog import Topic
 from ..config import TopicSettings
+from ..security.security_state import SecurityState, pack, unpack
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 
 SNAPSHOT: Final = 0
@@ -86,17 +88,21 @@ class Publisher:
         self._facts: Facts | None = None
         self._seen: Mapping[str, Topic] | None = None
         self._topics: dict[str, Topic] = {}
+        self._security: SecurityState | None = None
 
-    def changes(self, facts: Facts, topics: Mapping[str, Topic]) -> Iterator[list[Any]]:
+    def changes(self, facts: Facts, topics: Mapping[str, Topic], security: SecurityState) -> Iterator[list[Any]]:
         """Messages with all changes since the last call.
 
-        ``topics`` and each topic in it are immutable: a change makes a new object, so identity shows what has changed.
+        ``topics``, each topic in it and ``security`` are immutable: a change makes a new object, so identity shows what
+        has changed.
         """
         first = self._facts is None
         if first:
             yield ["begin"]
         if facts != self._facts:
             yield ["facts", msgspec.to_builtins(facts, str_keys=False)]
+        if security is not self._security:
+            yield ["security", pack(security)]
         if topics is not self._seen:
             gone = [name for name in self._topics if name not in topics]
             new = (topic for name, topic in topics.items() if self._topics.get(name) is not topic)
@@ -106,7 +112,7 @@ class Publisher:
                 yield ["gone", gone[start : start + TOPICS_PER_MESSAGE]]
         if first:
             yield ["end"]
-        self._facts, self._seen, self._topics = facts, topics, dict(topics)
+        self._facts, self._seen, self._topics, self._security = facts, topics, dict(topics), security
 
 
 def _row(topic: Topic) -> list[Any]:
@@ -160,6 +166,8 @@ class Snapshot:
     def __init__(self) -> None:
         self.complete = False
         self.revision = 0
+        self.security = SecurityState()
+        """Identity shows whether it has changed."""
         self.producer_ids = ProducerIdStock()
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
@@ -176,6 +184,8 @@ class Snapshot:
                 self._next = {}
             case ["facts", facts]:
                 self._next_facts = msgspec.convert(facts, Facts)
+            case ["security", packed]:
+                self.security = unpack(packed)
             case ["topics", rows]:
                 for name, topic_id, partitions, settings in rows:
                     self._next[name] = Topic(name, dict(partitions), settings, topic_id)

@@ -1,1 +1,1 @@
-"""Who may do what, as pure values: users, rights, quotas, secrets, and the audit log.  No sockets, no processes."""
+"""Who may do what, as pure values: users, logins, rights, quotas, secrets, the audit log.  No sockets, no processes."""

@@ -27,7 +27,6 @@ from uuid import uuid4
 
 import msgspec
 
-from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...errors import ApplianceError, ProtocolFault
@@ -35,6 +34,7 @@ from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
 from ...security.audit_log import Audit
+from ...security.principals import Origin
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
@@ -51,6 +51,7 @@ from .producer_ids import ProducerIds
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
 from .retention_enforcer import RetentionEnforcer
+from .security_registry import SecurityRegistry
 from .this_broker import ThisBroker
 from .topic_steps import TopicSteps
 from .topic_sync import TopicSync
@@ -112,7 +113,10 @@ class Coordinator:
             on_connected=self._on_connected,
             on_brokers=self._on_brokers,
             on_topic=lambda name, info: self._topic_sync.on_topic(name, info),
+            on_security=lambda: self._security.on_changed(),
         )
+        self._security = SecurityRegistry(data_dir, self._registry, self._spawn)
+        self._security.on_change = self._publish_soon
         self._brokers = LiveBrokers(config, self._registry)
         self._catalog = Catalog.load(data_dir)
         self._publishing = False
@@ -129,7 +133,9 @@ class Coordinator:
     def _compose_apis(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
         self._producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
-        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._producer_ids)
+        self._broker = ThisBroker(
+            config, data_dir, brokers, topics, partitions, registry, self._security, self._producer_ids
+        )
         self._groups = RegisteredGroups(
             registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.positions_max
         )
@@ -234,6 +240,7 @@ class Coordinator:
             give_back_memory()
             steps = (
                 self._topic_sync.reconcile,
+                self._security.repeat,
                 lambda: self._retention.run(self._config),
                 self._groups.offsets.claims.tidy,
                 self._expire,
@@ -266,6 +273,7 @@ class Coordinator:
     async def _connected(self) -> None:
         known = self._broker.cluster_id
         try:
+            await self._security.synchronise()
             await self._topic_sync.synchronise()
         finally:
             if not known:
@@ -312,18 +320,18 @@ class Coordinator:
     def _publish(self, due: WorkerStream | None = None) -> None:
         """Bring the snapshots of the workers up to date; congested workers are skipped, except ``due``."""
         self._publishing = False
-        state, topics = self._broker.state, self._catalog.topics
+        state, topics, security = self._broker.state, self._catalog.topics, self._security.state
         behind = [one for one in self._workers.values() if one.published != state and (one is due or not one.congested)]
         if behind:
             facts = self._broker.facts
             for stream in behind:
-                stream.publish(state, facts, topics)
+                stream.publish(state, facts, topics, security)
 
-    async def _answer(self, listener: Listener, peer: str, frame: bytes) -> bytes | None:
+    async def _answer(self, origin: Origin, frame: bytes) -> bytes | None:
         try:
-            if listener.protocol == "kafka":
-                return await self._kafka.answer(frame, listener, peer)
-            return await self._native.answer(frame, listener)
+            if origin.listener.protocol == "kafka":
+                return await self._kafka.answer(frame, origin)
+            return await self._native.answer(frame, origin)
         except ProtocolFault as error:
-            log.info("%s listener: closing the connection of %s: %s", listener.protocol, peer, error)
+            log.info("%s listener: closing the connection of %s: %s", origin.listener.protocol, origin.peer, error)
             return None

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from ... import status
-from ...addresses import Listener
 from ...broker.metadata_answers import MetadataAnswers
 from ...catalog import Topic
 from ...errors import ApplianceError, InvalidRequest, UnknownGroup
 from ...groups.group_state import Group, State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
+from ...security.principals import Origin
 from ...wire import native, native_admin
 from ...wire.native_admin import (
     AlterTopic,
@@ -84,15 +84,15 @@ class NativeApi:
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
 
-    async def answer(self, frame: bytes, listener: Listener) -> bytes:
-        """The reply to a forwarded frame; ``listener`` is the one that its client connected to.
+    async def answer(self, frame: bytes, origin: Origin) -> bytes:
+        """The reply to a forwarded frame.
 
         Raises:
             ProtocolFault: close the connection.
         """
         request = native.decode_forwarded(memoryview(frame))
         if isinstance(request, native.MetadataRequest):
-            return native.encode_frame([request.correlation, 0, self._metadata.native(request.topics, listener)])
+            return native.encode_frame([request.correlation, 0, self._metadata.native(request.topics, origin.listener)])
         code, message, result = await self._admin(request.verb, request.arguments)
         return native.encode_frame([request.correlation, code, message, result])
 

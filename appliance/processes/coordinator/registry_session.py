@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from ...config import Config
 from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
+from ...zookeeper import security_nodes
 from ...zookeeper.broker_registry import BrokerRegistry
 from ...zookeeper.group_registry import GroupRegistry
 from ...zookeeper.operations import Operation
@@ -45,6 +46,7 @@ class RegistrySession:
         on_connected: Callable[[], None],
         on_brokers: Callable[[], None],
         on_topic: Callable[[str, TopicInfo | None], None],
+        on_security: Callable[[], None],
     ) -> None:
         """
         Args:
@@ -55,6 +57,7 @@ class RegistrySession:
             on_connected: called when the session works (again); changes may have been missed.
             on_brokers: called when a broker has come, gone or changed.
             on_topic: called when a topic was found, has changed, or (None) is not registered any more.
+            on_security: called when users, access rules or quotas have changed.
         """
         self.enabled = bool(config.zookeeper.connect or config.zookeeper.nodes)
         self.brokers: dict[int, BrokerInfo] = {}
@@ -66,7 +69,7 @@ class RegistrySession:
         self._broker_id = config.broker.id
         self._timeout_ms = config.zookeeper.session_timeout_ms
         self._describe, self._on_state, self._on_connected = describe, on_state, on_connected
-        self._on_topic, self._on_brokers = on_topic, on_brokers
+        self._on_topic, self._on_brokers, self._on_security = on_topic, on_brokers, on_security
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
         self._started = asyncio.Event()
@@ -105,6 +108,7 @@ class RegistrySession:
             self._loop.add_reader(session.fileno(), self._poll)
             self.topics.watch_topics(session, self._on_topic)
             self.topics.watch_brokers(session, self._broker_changed)
+            session.watch_value(security_nodes.REVISION, lambda _: self._on_security())
             self._started.set()
             self.announce()
             self._poll()

@@ -22,6 +22,7 @@ from .live_brokers import LiveBrokers
 from .partitions import Partitions
 from .producer_ids import ProducerIds
 from .registry_session import RegistrySession
+from .security_registry import SecurityRegistry
 from .topics import Topics
 
 DELETE_RECORDS_MS_MAX: Final = 10_000
@@ -42,6 +43,7 @@ class ThisBroker:
         topics: Topics,
         partitions: Partitions,
         registry: RegistrySession,
+        security: SecurityRegistry,
         producer_ids: ProducerIds,
     ) -> None:
         self._config = config
@@ -50,6 +52,7 @@ class ThisBroker:
         self._topics = topics
         self._partitions = partitions
         self._registry = registry
+        self._security = security
         self._producer_ids = producer_ids
 
     def reload(self, config: Config) -> None:
@@ -86,8 +89,8 @@ class ThisBroker:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Changes whenever the facts or the topics may have changed; cheap to compare."""
-        return self.revision, self.zookeeper, self.cluster_id, self._topics.catalog.topics
+        """Changes whenever the facts, the topics or the security state may have changed; cheap to compare."""
+        return self.revision, self._security.revision, self.zookeeper, self.cluster_id, self._topics.catalog.topics
 
     @property
     def facts(self) -> snapshot.Facts:

@@ -1,9 +1,9 @@
 """The stream between the coordinator and one network worker.
 
-The worker sends ``[token, listener, peer, frame]``.  The answer is ``[token, reply frame]`` or
-``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is gone, ``[0]`` asks for
-producer ids.  The coordinator does not read from a worker that does not take its answers, or has REQUESTS_MAX
-unanswered requests.  Between the answers it sends the worker's snapshot (``processes.snapshot``).
+The worker sends ``[token, origin, frame]``; an origin is a :class:`~appliance.security.principals.Origin`.  The answer
+is ``[token, reply frame]`` or ``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is
+gone, ``[0]`` asks for producer ids.  The coordinator does not read from a worker that does not take its answers, or has
+REQUESTS_MAX unanswered requests.  Between the answers it sends the worker's snapshot (``processes.snapshot``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import msgpack
 from ...addresses import Listener
 from ...catalog import Topic
 from ...errors import ApplianceError
+from ...security.principals import Origin
+from ...security.security_state import SecurityState
 from ..snapshot import SNAPSHOT, Facts, Publisher
 
 REQUESTS_MAX: Final = 8192
@@ -25,8 +27,8 @@ REQUESTS_MAX: Final = 8192
 STREAM_OVERHEAD_BYTES: Final = 4096
 """Bytes of a message on a worker's stream besides its frame, at most."""
 
-Answer = Callable[[Listener, str, bytes], Coroutine[Any, Any, bytes | None]]
-"""(listener, peer, frame) → reply frame, or None to close the connection."""
+Answer = Callable[[Origin, bytes], Coroutine[Any, Any, bytes | None]]
+"""(origin, frame) → reply frame, or None to close the connection."""
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +74,13 @@ class WorkerStream(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def publish(self, state: tuple[Any, ...], facts: Facts, topics: Mapping[str, Topic]) -> None:
+    def publish(
+        self, state: tuple[Any, ...], facts: Facts, topics: Mapping[str, Topic], security: SecurityState
+    ) -> None:
         """Send the worker the changes since the last call."""
         self.published = state
         if self._transport is not None:
-            for message in self._publisher.changes(facts, topics):
+            for message in self._publisher.changes(facts, topics, security):
                 self._transport.write(msgpack.packb([SNAPSHOT, message]))
 
     def data_received(self, data: bytes) -> None:
@@ -104,7 +108,8 @@ class WorkerStream(asyncio.Protocol):
                     self._send_producer_ids()
                 continue
             self._unanswered += 1
-            self._serve(*message)
+            token, (listener, *rest), frame = message
+            self._serve(token, Origin(Listener(*listener), *rest), frame)
         self._throttle()
 
     def _send_producer_ids(self) -> None:
@@ -128,13 +133,12 @@ class WorkerStream(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _serve(self, token: int, listener: list[str], peer: str, frame: bytes) -> None:
-        protocol = listener[0]
-        task = asyncio.get_running_loop().create_task(self._answer(Listener(*listener), peer, frame))
+    def _serve(self, token: int, origin: Origin, frame: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(origin, frame))
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._answered(token, protocol, peer, task))
+        task.add_done_callback(lambda task: self._answered(token, origin, task))
 
-    def _answered(self, token: int, protocol: str, peer: str, task: asyncio.Task[bytes | None]) -> None:
+    def _answered(self, token: int, origin: Origin, task: asyncio.Task[bytes | None]) -> None:
         """Send the reply.
 
         A bug in answering closes only that connection: a client that sends the frame again must not be able to end the
@@ -143,7 +147,9 @@ class WorkerStream(asyncio.Protocol):
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("%s listener: a request of %s cannot be answered", protocol, peer, exc_info=error)
+            log.error(
+                "%s listener: a request of %s cannot be answered", origin.listener.protocol, origin.peer, exc_info=error
+            )
         reply = None if task.cancelled() or error is not None else task.result()
         self._publish(self)
         if self._transport is not None:

@@ -19,7 +19,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from ...addresses import Listener
+from ...security.principals import Origin
 from ...wire.requests import Codec, FileRange, Request
+from .client_session import ClientSession
 from .inbox import Inbox
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class Connection:
         "overlap",
         "peer",
         "requests",
+        "session",
         "sock",
         "stalled",
         "stalled_by",
@@ -92,11 +95,14 @@ class Connection:
         "unanswered",
     )
 
-    def __init__(self, sock: socket.socket, listener: Listener, peer: str, codec: Codec, inbox: Inbox) -> None:
+    def __init__(
+        self, sock: socket.socket, listener: Listener, peer: str, codec: Codec, inbox: Inbox, session: ClientSession
+    ) -> None:
         """``listener`` has the address that the client connected to."""
         self.sock = sock
         self.listener, self.peer, self.codec = listener, peer, codec
         self.inbox = inbox
+        self.session = session
         self.requests: deque[Pending] = deque()
         self.unanswered = 0
         self.started = 0
@@ -119,6 +125,11 @@ class Connection:
         """No request starts any more."""
         self.handoff_count = HandoffCount()
         self.hand_over_to: WriterLink | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Where its requests come from, for the coordinator."""
+        return Origin(self.listener, self.peer, self.session.principal)
 
     # ---- order
 

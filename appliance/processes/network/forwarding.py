@@ -49,7 +49,7 @@ class _Frame:
 
 
 class CoordinatorLink:
-    """The stream to the coordinator: ``[token, listener, peer, frame]`` there, ``[token, reply]`` back.
+    """The stream to the coordinator: ``[token, origin, frame]`` there, ``[token, reply]`` back.
 
     ``on_snapshot`` takes the messages of the snapshot, which come on the same stream.
 
@@ -106,7 +106,7 @@ class CoordinatorLink:
             raise ProtocolFault("too much waits for the coordinator already")
         connection = pending.connection
         self._token += 1
-        packed = msgpack.packb((self._token, connection.listener, connection.peer, bytes(frame)))
+        packed = msgpack.packb((self._token, connection.origin, bytes(frame)))
         forwarded = self._frames[self._token] = _Frame(pending, packed)
         self._frames_bytes += len(packed)
         if self.sock is not None:

@@ -64,7 +64,7 @@ class HandingOver:
         sock.setblocking(False)
         one = handed_over
         inbox = Inbox(self._buffers, bytes(one.received))
-        connection = Connection(sock, one.listener, one.peer, one.codec, inbox)
+        connection = Connection(sock, one.listener, one.peer, one.codec, inbox, one.session)
         if one.unsent:
             connection.put(bytes(one.unsent))
         connection.close_when_sent = self._turn.stopping

@@ -38,6 +38,7 @@ from ..child import become_child, give_back_memory
 from ..clock import now_ms
 from ..control import Channel
 from .accepting import Accepting, LimitReached
+from .client_session import ClientSession
 from .connection_state import Connection
 from .connections import STARVED_MS_MAX, Connections
 from .fetching import Fetching
@@ -270,7 +271,7 @@ class NetworkWorker:
         if accepted is not None:
             sock, listener, peer = accepted
             codec, inbox = codec_of(listener.protocol, self._config), Inbox(self._buffers)
-            self._connections.add(Connection(sock, listener, peer, codec, inbox))
+            self._connections.add(Connection(sock, listener, peer, codec, inbox, ClientSession()))
 
     def _on_close(self, connection: Connection) -> None:
         """Forget the waiting requests of a closed connection."""

@@ -22,6 +22,7 @@ from ...wire.requests import Codec
 from .. import handoff
 from ..answers import Answer
 from ..control import Channel
+from .client_session import ClientSession
 
 if TYPE_CHECKING:
     from .connection_state import Connection, Pending
@@ -75,6 +76,7 @@ class HandedOver:
     listener: Listener
     peer: str
     codec: Codec
+    session: ClientSession
     buffer_bytes: int
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
@@ -250,7 +252,7 @@ class WriterLink:
         message = ("handoff", self._token, connection.listener.protocol, acks, buffer_bytes, received)
         self._send(message, (connection.sock.fileno(),))
         self._handed_over[self._token] = HandedOver(
-            connection.listener, connection.peer, connection.codec, buffer_bytes
+            connection.listener, connection.peer, connection.codec, connection.session, buffer_bytes
         )
 
     def recall(self) -> None:

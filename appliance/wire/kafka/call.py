@@ -7,26 +7,31 @@ from typing import Any, NamedTuple
 
 from ...addresses import Listener
 from ...errors import ApplianceError, Unavailable
+from ...security.principals import Origin
 from .codes import Code
 
 
 class Call(NamedTuple):
     """A forwarded request.  ``request`` has kafka-python's field names; a field that the version lacks has its default.
 
-    ``listener`` is the one that the client connected to, ``peer`` the client's "host:port".
+    ``origin``: who sends it, from where, through which listener.
     """
 
     request: Any
     version: int
     correlation_id: int
     client_id: str
-    listener: Listener
-    peer: str
+    origin: Origin
+
+    @property
+    def listener(self) -> Listener:
+        """The listener that the client connected to."""
+        return self.origin.listener
 
     @property
     def client_host(self) -> str:
         """The peer's address as Kafka's tools show it: "/10.0.0.1"."""
-        return "/" + self.peer.rpartition(":")[0].strip("[]")
+        return f"/{self.origin.host}"
 
 
 Answer = Mapping[str, Any] | bytes

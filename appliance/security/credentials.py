@@ -1,0 +1,70 @@
+"""Looks up verifiers for logins, with decoys for unknown users, so that nobody can tell who is known.
+
+A decoy is made from the user's name and a secret that only this appliance has, so it stays the same.  Its salt and
+iterations look like those of some real user, which the name decides.  It is made for known users, too, which takes the
+same time.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Final
+
+from .scram import ITERATIONS_DEFAULT, MECHANISMS, SALT_BYTES, Verifier
+
+PREFERRED: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256")
+"""The order in which PLAIN takes a user's verifiers."""
+_LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz012345"
+
+Users = Mapping[str, Mapping[str, Verifier]]
+"""User → mechanism → verifier."""
+
+
+class Credentials:
+    """The verifiers of all users at one time."""
+
+    def __init__(self, users: Users, secret: bytes) -> None:
+        self._users, self._secret = users, secret
+        verifiers = [(name, verifier) for user in sorted(users) for name, verifier in users[user].items()]
+        self._models = {
+            mechanism: [verifier for name, verifier in verifiers if name == mechanism] for mechanism in MECHANISMS
+        }
+        self._mechanisms = [max(users[user], key=_preference) for user in sorted(users) if users[user]]
+        """What PLAIN would take of each user."""
+
+    def find(self, mechanism: str, user: str) -> tuple[Verifier, bool]:
+        """A verifier, and whether the user is known; a decoy for one who is not."""
+        decoy = self._decoy(mechanism, user)
+        found = self._users.get(user, {}).get(mechanism)
+        return (decoy, False) if found is None else (found, True)
+
+    def find_any(self, user: str) -> tuple[str, Verifier, bool]:
+        """A mechanism that the user has a verifier for, and as :meth:`find`."""
+        own = self._users.get(user)
+        models = self._mechanisms or [PREFERRED[0]]
+        decoy = models[self._number("mechanism", user) % len(models)]
+        mechanism = max(own, key=_preference) if own else decoy
+        return mechanism, *self.find(mechanism, user)
+
+    def _decoy(self, mechanism: str, user: str) -> Verifier:
+        models = self._models[mechanism]
+        salt = self._bytes(f"salt {mechanism}", user)
+        if not models:
+            return Verifier(salt[:SALT_BYTES], ITERATIONS_DEFAULT, salt, salt)
+        model = models[self._number(mechanism, user) % len(models)]
+        salt = (salt * (len(model.salt) // len(salt) + 1))[: len(model.salt)]
+        if model.salt.isalnum():  # Kafka's tools make salts of letters and digits
+            salt = bytes(_LETTERS[byte & 31] for byte in salt)
+        keys = self._bytes(f"keys {mechanism}", user)[: len(model.stored_key)]
+        return Verifier(salt, model.iterations, keys, keys)
+
+    def _bytes(self, purpose: str, user: str) -> bytes:
+        return hmac.digest(self._secret, f"{purpose} {user}".encode("utf-8", "surrogatepass"), "sha512")
+
+    def _number(self, purpose: str, user: str) -> int:
+        return int.from_bytes(self._bytes(purpose, user)[:8])
+
+
+def _preference(mechanism: str) -> int:
+    return -PREFERRED.index(mechanism)

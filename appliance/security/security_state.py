@@ -1,0 +1,46 @@
+"""Holds users, access rules and quotas in one immutable value.
+
+The registry in ZooKeeper, the file in the data directory and the snapshot of each worker hold the same state::
+
+    ZooKeeper ──► coordinator (``processes/coordinator/security_registry.py``) ──► file, every worker
+
+A change makes a new value, so its identity shows whether anything has changed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from .acls import Acl
+from .quotas import Quota
+from .scram import Verifier
+
+
+class SecurityState(Struct, frozen=True):
+    """``users``: user → mechanism → verifier; ``acls`` and ``quotas``: sorted, each once.
+
+    ``secret`` makes the decoys of unknown users; it belongs to this appliance, not to the registry.
+    """
+
+    users: dict[str, dict[str, Verifier]] = {}
+    acls: tuple[Acl, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    secret: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"<SecurityState, {len(self.users)} users, {len(self.acls)} rules, {len(self.quotas)} quotas>"
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(SecurityState).decode
+
+
+def pack(state: SecurityState) -> bytes:
+    """For the workers' stream."""
+    return _pack(state)
+
+
+def unpack(packed: bytes) -> SecurityState:
+    """Raises msgspec.MsgspecError."""
+    return _unpack(packed)
