@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -75,31 +76,18 @@ def limit_of(error: BaseException | None) -> str:
 
 def measure(limit: str, data_dir: Path) -> Measure:
     """What a limit is at the moment, for this process where it is one of each process."""
+    look = _LOOKS.get(limit)
     try:
-        match limit:
-            case "descriptors":
-                used = sum(1 for _ in Path("/proc/self/fd").iterdir())
-                return Measure(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used)
-            case "processes":
-                return _processes()
-            case "memory":
-                return Measure(_group("memory.max"), _group("memory.current"))
-            case "open files":
-                allocated, _, most = Path("/proc/sys/fs/file-nr").read_text().split()
-                return Measure(int(most), int(allocated))
-            case "disk":
-                return _room(data_dir)
-            case "/dev/shm":
-                return _room(Path(SHARED_MEMORY))
+        if look is not None:
+            return look(data_dir)
     except OSError:  # what is lacking may be what it takes to look
         pass
     return Measure(None, None)
 
 
-def _room(path: Path) -> Measure:
-    found = os.statvfs(path)
-    total = found.f_blocks * found.f_frsize
-    return Measure(total, total - found.f_bavail * found.f_frsize)
+def _descriptors() -> Measure:
+    used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    return Measure(resource.getrlimit(resource.RLIMIT_NOFILE)[0], used)
 
 
 def _processes() -> Measure:
@@ -109,6 +97,33 @@ def _processes() -> Measure:
         return Measure(most, _group("pids.current"))
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     return Measure(None if limit == resource.RLIM_INFINITY else limit, None)
+
+
+def _memory() -> Measure:
+    return Measure(_group("memory.max"), _group("memory.current"))
+
+
+def _open_files() -> Measure:
+    allocated, _, most = Path("/proc/sys/fs/file-nr").read_text().split()
+    return Measure(int(most), int(allocated))
+
+
+def _bytes_of(path: Path) -> Measure:
+    """Size and use of a file system."""
+    found = os.statvfs(path)
+    total = found.f_blocks * found.f_frsize
+    return Measure(total, total - found.f_bavail * found.f_frsize)
+
+
+_LOOKS: Final[dict[str, Callable[[Path], Measure]]] = {
+    DESCRIPTORS: lambda _: _descriptors(),
+    PROCESSES: lambda _: _processes(),
+    MEMORY: lambda _: _memory(),
+    OPEN_FILES: lambda _: _open_files(),
+    DISK: _bytes_of,
+    SHARED_MEMORY: lambda _: _bytes_of(Path(SHARED_MEMORY)),
+}
+"""What measures each limit of the machine; it is given the data directory."""
 
 
 def _group(name: str) -> int | None:
