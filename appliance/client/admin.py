@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..names import TopicPartition
 from .cluster_client import Cluster
 
 
@@ -101,7 +102,7 @@ class Admin:
         """The committed offset of each partition."""
         return {(topic, partition): offset for topic, partition, offset in self._ask("offsets", group=group)}
 
-    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int] | Mapping[TopicPartition, int]) -> None:
         """Set the committed offsets of a group.  Running members continue where they are until they are restarted."""
         rows = [[topic, partition, offset] for (topic, partition), offset in offsets.items()]
         self._ask("commit", group=group, offsets=rows)

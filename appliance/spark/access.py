@@ -35,10 +35,11 @@ from ..errors import (
 )
 from ..log import FileCache, LogReader
 from ..log.files import LOG_SUFFIX, File, base_of, log_path, sizes
+from ..names import TopicPartition
 from ..records.batch import walk
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
-from .options import Key, Selection
+from .options import Selection
 from .stream_offsets import Positions, Range, lost
 
 PAUSE_S_MIN: Final = 0.05
@@ -126,7 +127,7 @@ class Access:
 
     # ---- partitions and offsets
 
-    def keys(self, selection: Selection) -> list[Key]:
+    def keys(self, selection: Selection) -> list[TopicPartition]:
         """The partitions that are selected.
 
         Raises:
@@ -134,7 +135,7 @@ class Access:
         """
         return self.patiently(lambda: self._keys(selection))
 
-    def _keys(self, selection: Selection) -> list[Key]:
+    def _keys(self, selection: Selection) -> list[TopicPartition]:
         named = {*selection.topics, *(topic for topic, _ in selection.assigned)}
         found = self.cluster.refresh(named or None).topics
         topics = {name: each for name, each in found.items() if not each.error and name in (named or found)}
@@ -143,7 +144,7 @@ class Access:
                 there = sorted(name for name, each in self.cluster.refresh(None).topics.items() if not each.error)
                 raise UnknownPartition(f"no topic {name!r}: there are {', '.join(there) or 'none at all'}")
         keys = [
-            (name, partition)
+            TopicPartition(name, partition)
             for name, each in sorted(topics.items())
             for partition in range(len(each.leaders))
             if selection.wants(name, partition)
@@ -153,19 +154,19 @@ class Access:
                 raise UnknownPartition(f"there is no partition {topic}-{partition}")
         return keys
 
-    def offsets(self, times: Mapping[Key, int]) -> Positions:
+    def offsets(self, times: Mapping[TopicPartition, int]) -> Positions:
         """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: there is none."""
         return self.patiently(lambda: self._offsets(times)) if times else {}
 
-    def _offsets(self, times: Mapping[Key, int]) -> Positions:
+    def _offsets(self, times: Mapping[TopicPartition, int]) -> Positions:
         if any(topic not in self.cluster.snapshot.topics for topic, _ in times):
             self.cluster.refresh(None)
-        by_leader: dict[int, list[Key]] = {}
+        by_leader: dict[int, list[TopicPartition]] = {}
         for key in times:
             by_leader.setdefault(self.cluster.leader(*key), []).append(key)
         found: Positions = {}
         for broker_id, keys in by_leader.items():
-            parts = [[topic, partition, times[topic, partition], -1] for topic, partition in keys]
+            parts = [[*key, times[key], -1] for key in keys]
             reply = self.connection(broker_id).call(OFFSETS, parts, timeout_s=REQUEST_TIMEOUT_S)
             for key, (error, offset, _, _) in zip(keys, reply.header[2], strict=True):
                 if error:
@@ -213,7 +214,7 @@ class Access:
                     position = following
                     patience.progress()
             except OffsetOutOfRange:
-                key = wanted.topic, wanted.partition
+                key = wanted.key
                 start = self.offsets({key: EARLIEST})[key]
                 if start <= position:
                     raise
@@ -234,7 +235,7 @@ class Access:
                 reply = _wait(with_leader)
                 error, _, end, _ = reply.header[2][0]
                 if error:
-                    raise _named(error, (topic, partition))
+                    raise _named(error, wanted.key)
                 if not reply.payload:
                     raise RequestTimedOut(f"{topic}-{partition} ends at {end}, but has ended at {wanted.end} before")
                 position = (position if at_start else _start(reply.payload, wanted, position)) + len(reply.payload)
@@ -318,5 +319,5 @@ def _wait(connection: Connection) -> Any:
             raise RequestTimedOut(f"{connection} did not answer within {REQUEST_TIMEOUT_S:g} s")
 
 
-def _named(code: int, key: Key) -> ApplianceError:
-    return from_code(code, f"{key[0]}-{key[1]}: error {code}")
+def _named(code: int, key: TopicPartition) -> ApplianceError:
+    return from_code(code, f"{key.topic}-{key.partition}: error {code}")

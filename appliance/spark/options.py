@@ -20,13 +20,12 @@ from typing import Any, TypeVar
 
 from ..client.broker_connection import parse_bootstrap
 from ..errors import BadValue, UnknownKey
+from ..names import TopicPartition
 from ..records.batch import CODECS
 from ..wire.requests import EARLIEST, LATEST
 
 Value = TypeVar("Value")
 Default = TypeVar("Default")
-Key = tuple[str, int]
-"""A topic and the number of a partition."""
 
 _INSTEAD = {
     "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native listener",
@@ -49,8 +48,8 @@ class Bound:
 
     special: int | None = None
     timestamp: int | None = None
-    offsets: Mapping[Key, int] | None = None
-    timestamps: Mapping[Key, int] | None = None
+    offsets: Mapping[TopicPartition, int] | None = None
+    timestamps: Mapping[TopicPartition, int] | None = None
     latest_if_later: bool = False
     """Whether a time after the newest record means the end of the log; else it is an error."""
 
@@ -66,7 +65,7 @@ class Selection:
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
-    assigned: tuple[Key, ...] = ()
+    assigned: tuple[TopicPartition, ...] = ()
 
     def wants(self, topic: str, partition: int) -> bool:
         if self.assigned:
@@ -188,25 +187,25 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _assignment(text: str) -> tuple[Key, ...]:
+def _assignment(text: str) -> tuple[TopicPartition, ...]:
     return tuple(_per_partition(text, lambda spec: {partition: 0 for partition in spec}))
 
 
-def _numbers(text: str) -> dict[Key, int]:
+def _numbers(text: str) -> dict[TopicPartition, int]:
     return _per_partition(text, dict)
 
 
-def _per_partition(text: str, items: Callable[[Any], Mapping[Any, Any]]) -> dict[Key, int]:
+def _per_partition(text: str, items: Callable[[Any], Mapping[Any, Any]]) -> dict[TopicPartition, int]:
     """Parses ``{"topic": {"0": 23, ...}, ...}``, the connector's form."""
     spec = json.loads(text)
     if not isinstance(spec, dict) or not spec:
         raise ValueError('use JSON like {"topic": {"0": 23, "1": -1}}; for assign {"topic": [0, 1]}')
-    found: dict[Key, int] = {}
+    found: dict[TopicPartition, int] = {}
     for topic, partitions in spec.items():
         for partition, value in items(partitions).items():
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{value!r} is not a whole number")
-            found[topic, int(partition)] = value
+            found[TopicPartition(topic, int(partition))] = value
     return found
 
 
@@ -224,7 +223,7 @@ def _offsets(text: str, least: int) -> Bound:
 
 def _bound(reader: _Reader, side: str, default: int, latest_if_later: bool) -> Bound:
     offsets = reader.take(f"{side}Offsets", lambda text: _offsets(text, EARLIEST), Bound(special=default))
-    timestamps: dict[Key, int] = reader.take(f"{side}OffsetsByTimestamp", _numbers, {})
+    timestamps: dict[TopicPartition, int] = reader.take(f"{side}OffsetsByTimestamp", _numbers, {})
     timestamp = reader.take(f"{side}Timestamp", _number(0), -1)
     if timestamp >= 0:
         return Bound(timestamp=timestamp, latest_if_later=latest_if_later)

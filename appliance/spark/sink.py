@@ -49,11 +49,12 @@ from ..errors import (
     UnknownPartition,
     from_code,
 )
+from ..names import TopicPartition
 from ..records.encode import Fields, encode_batch, encode_values
 from ..records.partitioner import partition_for
 from ..wire.native import ProduceHead
 from .access import REQUEST_TIMEOUT_S, Access, Patience
-from .options import Key, SinkOptions
+from .options import SinkOptions
 
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 EPOCHS: Final = 1 << 15
@@ -122,7 +123,7 @@ def _hashed(key: bytes, partitions: int) -> int:
 class _PartitionQueue:
     """One partition's records that wait for a batch, and its unconfirmed batches, in order."""
 
-    key: Key
+    key: TopicPartition
     head: ProduceHead
     bytes_max: int
     message_bytes_max: int
@@ -140,7 +141,7 @@ class TaskWriter:
         self._options = options
         self._who = who
         self._access = Access(options.bootstrap, options.retry_timeout_ms)
-        self._queues: dict[Key, _PartitionQueue] = {}
+        self._queues: dict[tuple[str, int], _PartitionQueue] = {}  # looked up for every row
         self._partitions: dict[str, int] = {}
         self._turn: dict[str, int] = {}
         self._awaited: dict[Connection, deque[_PartitionQueue]] = {}
@@ -206,7 +207,7 @@ class TaskWriter:
             head = ProduceHead(topic, partition, self._options.acks, int(REQUEST_TIMEOUT_S * 1000))
             limit = int(self._access.cluster.topic(topic).settings.get("max.message.bytes", 1 << 30))
             queue = _PartitionQueue(
-                (topic, partition), head, min(self._options.batch_bytes_max, limit * 9 // 10), limit
+                TopicPartition(topic, partition), head, min(self._options.batch_bytes_max, limit * 9 // 10), limit
             )
             self._queues[topic, partition] = queue
         return queue
@@ -317,8 +318,8 @@ class TaskWriter:
                 error = another
 
 
-def _refusal(code: int, message: str, key: Key) -> ApplianceError:
-    error = from_code(code, f"{key[0]}-{key[1]}: {message or f'error {code}'}")
+def _refusal(code: int, message: str, key: TopicPartition) -> ApplianceError:
+    error = from_code(code, f"{key.topic}-{key.partition}: {message or f'error {code}'}")
     # The partition may be moving to another broker, or the batch was damaged in transit: both are retriable.
     if isinstance(error, ClientFault) and code not in (2, UnknownPartition.code):
         return error

@@ -54,10 +54,11 @@ from pyspark.sql.types import (
 )
 
 from ..errors import BadValue, CorruptBatch
+from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from .access import Access, Home
 from .arrow import Decoder
-from .options import Bound, Key, SourceOptions, sink_options, source_options
+from .options import Bound, SourceOptions, sink_options, source_options
 from .sink import BatchWriter, StreamWriter
 from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, ranges, split, to_json
 
@@ -92,16 +93,16 @@ class Planner:
         self.options = options
         self.access = Access(options.bootstrap, options.retry_timeout_ms)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[TopicPartition]:
         return self.access.keys(self.options.selection)
 
-    def heads(self, keys: Sequence[Key]) -> Positions:
+    def heads(self, keys: Sequence[TopicPartition]) -> Positions:
         return self.access.offsets(dict.fromkeys(keys, LATEST))
 
-    def earliest(self, keys: Sequence[Key]) -> Positions:
+    def earliest(self, keys: Sequence[TopicPartition]) -> Positions:
         return self.access.offsets(dict.fromkeys(keys, EARLIEST))
 
-    def resolve(self, bound: Bound, keys: Sequence[Key], name: str) -> Positions:
+    def resolve(self, bound: Bound, keys: Sequence[TopicPartition], name: str) -> Positions:
         """The offsets that ``bound`` means now.
 
         Raises:
@@ -151,7 +152,7 @@ class Planner:
             self.access.close()
 
 
-def _complete(given: Mapping[Key, int], keys: Sequence[Key], name: str) -> None:
+def _complete(given: Mapping[TopicPartition, int], keys: Sequence[TopicPartition], name: str) -> None:
     for topic, partition in keys:
         if (topic, partition) not in given:
             raise BadValue(f"{name}: give a value for every partition that is read, also for {topic}-{partition}")
@@ -255,14 +256,14 @@ class FilteringReader(BatchReader):
             and each.partition in self._only.get("partition", {each.partition})
         ]
         if self._since_ms is not None:
-            times = {(each.topic, each.partition): self._since_ms for each in wanted}
+            times = {each.key: self._since_ms for each in wanted}
             since = self._planner.access.offsets(times)
             bounds = {key: offset if offset >= 0 else 1 << 63 for key, offset in since.items()}
             wanted = [
                 Range(
                     each.topic,
                     each.partition,
-                    max(each.first, bounds[each.topic, each.partition]),
+                    max(each.first, bounds[each.key]),
                     each.end,
                     each.log_end,
                 )

@@ -22,14 +22,14 @@ from itertools import pairwise
 from typing import Any, Final
 
 from ..errors import OffsetOutOfRange
-from .options import Key
+from ..names import TopicPartition
 
 START: Final = "@start"
 """No topic can have this name."""
 SPLIT_BYTES_MIN: Final = 8 * 1024 * 1024
 """Smallest part into which a range is split only to keep all cores busy: starting a task costs more."""
 
-Positions = dict[Key, int]
+Positions = dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,14 @@ class Range:
     end: int
     log_end: int
 
+    @property
+    def key(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
 
-def to_json(positions: Mapping[Key, int], start: Mapping[Key, int] | None = None) -> dict[str, Any]:
+
+def to_json(
+    positions: Mapping[TopicPartition, int], start: Mapping[TopicPartition, int] | None = None
+) -> dict[str, Any]:
     """Encodes offsets.  ``start``: the first offsets of partitions that no earlier checkpoint has."""
     encoded: dict[str, Any] = {}
     for (topic, partition), offset in sorted(positions.items()):
@@ -60,7 +66,7 @@ def from_json(encoded: Mapping[str, Any]) -> tuple[Positions, Positions | None]:
     """Decodes offsets, and those under ``"@start"`` if there are any."""
     start = encoded.get(START)
     positions = {
-        (topic, int(partition)): int(offset)
+        TopicPartition(topic, int(partition)): int(offset)
         for topic, partitions in encoded.items()
         if topic != START
         for partition, offset in partitions.items()
@@ -68,7 +74,7 @@ def from_json(encoded: Mapping[str, Any]) -> tuple[Positions, Positions | None]:
     return positions, None if start is None else from_json(start)[0]
 
 
-def initial(positions: Mapping[Key, int]) -> dict[str, Any]:
+def initial(positions: Mapping[TopicPartition, int]) -> dict[str, Any]:
     """The result of ``initialOffset``: offsets with an empty ``"@start"``, which marks them as not stored yet."""
     return to_json(positions, {})
 
@@ -77,7 +83,7 @@ def is_initial(encoded: Mapping[str, Any]) -> bool:
     return encoded.get(START) == {}
 
 
-def advance(start: Mapping[Key, int], heads: Mapping[Key, int], bytes_max: int) -> Positions:
+def advance(start: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, int], bytes_max: int) -> Positions:
     """The end of a read of at most ``bytes_max`` bytes (0: no limit) from ``start``, which has every key of ``heads``.
 
     Partitions share the limit in proportion to their unread bytes, so that none falls behind; the first ones get the
@@ -97,7 +103,7 @@ def advance(start: Mapping[Key, int], heads: Mapping[Key, int], bytes_max: int) 
     return {**start, **{key: min(start[key], heads[key]) + share for key, share in shares.items()}}
 
 
-def lost(key: Key, wanted: int, found: int, fail: bool) -> None:
+def lost(key: TopicPartition, wanted: int, found: int, fail: bool) -> None:
     """Handle the loss of the records between ``wanted`` and ``found``.
 
     Raises:
@@ -105,16 +111,16 @@ def lost(key: Key, wanted: int, found: int, fail: bool) -> None:
     """
     if fail:
         raise OffsetOutOfRange(
-            f"{key[0]}-{key[1]}: offset {wanted} is gone, the log starts at {found}: retention was faster than this "
-            "reader, or the topic was created again. To continue from there: option failOnDataLoss=false"
+            f"{key.topic}-{key.partition}: offset {wanted} is gone, the log starts at {found}: retention was faster "
+            "than this reader, or the topic was created again. To continue from there: option failOnDataLoss=false"
         )
 
 
 def ranges(
-    start: Mapping[Key, int],
-    end: Mapping[Key, int],
-    earliest: Mapping[Key, int],
-    latest: Mapping[Key, int],
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
     fail_on_data_loss: bool,
 ) -> list[Range]:
     """The ranges from ``start`` to ``end``, without records that are gone.

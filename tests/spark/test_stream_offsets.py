@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.errors import OffsetOutOfRange
+from appliance.names import TopicPartition
 from appliance.spark.stream_offsets import Range, advance, from_json, initial, is_initial, ranges, split, to_json
 
-A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 keys = st.tuples(st.sampled_from(["a", "b.c", "_x-1"]), st.integers(0, 20))
 positions = st.dictionaries(keys, st.integers(0, 1 << 40), max_size=6)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...log import FileCache, LogReader
+from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import SegmentTable
 from .wait_lists import WaitList
@@ -18,15 +19,13 @@ OPEN_FILES_MAX: Final = 512
 WRITER_SHARE: Final = 4
 """Once half of the arena is taken, at most a quarter of the arena waits for one writer."""
 
-Key = tuple[str, int]
-
 
 class Partition:
     """A partition in this worker: its table, its files, its writer, and the requests that wait at it."""
 
     __slots__ = ("key", "link", "reader", "table", "wait_list")
 
-    def __init__(self, key: Key, table: SegmentTable, reader: LogReader, link: WriterLink) -> None:
+    def __init__(self, key: TopicPartition, table: SegmentTable, reader: LogReader, link: WriterLink) -> None:
         self.key = key
         self.table = table
         self.reader = reader
@@ -48,7 +47,7 @@ class KnownPartitions:
     def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll) -> None:
         self._data_dir, self._number, self._epoll = data_dir, number, epoll
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
-        self._by_key: dict[Key, Partition] = {}
+        self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
         self.files = FileCache(OPEN_FILES_MAX)
         self.get = self._by_key.get
 
@@ -57,7 +56,7 @@ class KnownPartitions:
         """Descriptors that segment files and links to writers may take."""
         return OPEN_FILES_MAX + 2 * len(self._by_key)
 
-    def add(self, key: Key, table_name: str) -> None:
+    def add(self, key: TopicPartition, table_name: str) -> None:
         """Map the partition's table.
 
         Raises:
@@ -66,11 +65,11 @@ class KnownPartitions:
         """
         table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
         table.set_wait(self._number, 0)  # a killed worker may have left its cell set
-        name = f"{key[0]}-{key[1]}"
+        name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
         self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)
 
-    def remove(self, key: Key) -> Partition | None:
+    def remove(self, key: TopicPartition) -> Partition | None:
         """Forget a partition and its files: a new partition may get the same name."""
         partition = self._by_key.pop(key, None)
         if partition is not None:

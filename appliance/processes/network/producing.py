@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 
 from ...broker import plan
 from ...errors import ApplianceError, StorageFault, UnknownPartition, WriterGone
+from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...wire.requests import Produce, ProduceResult
 from .connection_state import Connection, Pending
 from .connections import Connections
 from .handing_over import HandingOver
 from .inbox import Buffers
-from .known_partitions import Key, KnownPartitions, Partition
+from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
 from .writer_link import AppendRequest, Target, WriterLink
 
@@ -40,7 +41,7 @@ class Producing:
         partitions: KnownPartitions,
         handing_over: HandingOver,
         buffers: Buffers,
-        request_writer: Callable[[Key], None],
+        request_writer: Callable[[TopicPartition], None],
     ) -> None:
         self._turn = turn
         self._connections = connections
@@ -224,7 +225,7 @@ class Producing:
 
     # ---- writers come and go
 
-    def join_writer(self, key: Key, sock: socket.socket) -> None:
+    def join_writer(self, key: TopicPartition, sock: socket.socket) -> None:
         """Connect a partition with its new writer."""
         partition = self._partitions.get(key)
         if partition is None:

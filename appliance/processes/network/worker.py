@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 from ...addresses import Listener
 from ...config import Config
+from ...names import TopicPartition
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
@@ -45,7 +46,7 @@ from .fetching import Fetching
 from .forwarding import Forwarding
 from .handing_over import HandingOver
 from .inbox import Buffers, Inbox
-from .known_partitions import Key, KnownPartitions
+from .known_partitions import KnownPartitions
 from .offset_lookups import OffsetLookups
 from .producing import Producing
 from .snapshot_answers import SnapshotAnswers
@@ -228,11 +229,11 @@ class NetworkWorker:
         for message, fds in self._control.receive():
             match message:
                 case ["table", topic, partition, name]:
-                    self._add_partition((topic, partition), name)
+                    self._add_partition(TopicPartition(topic, partition), name)
                 case ["drop", topic, partition]:
-                    self._drop_partition((topic, partition))
+                    self._drop_partition(TopicPartition(topic, partition))
                 case ["writer", topic, partition]:
-                    self._producing.join_writer((topic, partition), socket.socket(fileno=fds[0]))
+                    self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
                 case ["retire", topic, partition]:
                     if (known := self._partitions.get((topic, partition))) is not None:
                         self._producing.retire_writer(known)
@@ -243,7 +244,7 @@ class NetworkWorker:
                 case ["stop"]:
                     self._turn.stopping = True
 
-    def _add_partition(self, key: Key, table_name: str) -> None:
+    def _add_partition(self, key: TopicPartition, table_name: str) -> None:
         try:
             self._partitions.add(key, table_name)
         except FileNotFoundError:  # the partition was dropped since: the next message reports it
@@ -251,7 +252,7 @@ class NetworkWorker:
         except OSError:
             self._control.send(["refused", "table", *key])
 
-    def _drop_partition(self, key: Key) -> None:
+    def _drop_partition(self, key: TopicPartition) -> None:
         partition = self._partitions.remove(key)
         if partition is None:
             return
@@ -260,7 +261,7 @@ class NetworkWorker:
         for delayed in partition.wait_list:
             delayed.owner.answer(delayed)
 
-    def _request_writer(self, key: Key) -> None:
+    def _request_writer(self, key: TopicPartition) -> None:
         self._control.send(["need", *key])
 
     # ---- clients come and go
