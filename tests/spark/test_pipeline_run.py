@@ -102,7 +102,7 @@ def check_totals(made: Settings, changes: str, topics: Topics) -> None:
     rows = errors.to_pylist()
     assert len(rows) == 20 and all((row["count"], row["errors"]) == (100, 10) for row in rows)
     assert {round(row["error_rate"], 6) for row in rows} == {0.1}
-    assert sum(each["count"] for each in heaviest(made, "talkers", 10)) == 2000
+    assert sum(each["count"] for each in heaviest(made, "talkers", 10).rows) == 2000
     assert len(visits) == 7 and sum(visits.column("count").to_pylist()) == 2000
     told = {}
     for message in consumed(topics.server, changes, 20):

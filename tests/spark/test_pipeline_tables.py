@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from appliance.spark.pipeline.parquet_store import ParquetStore
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.table_files import Change, NewFile, split
 from appliance.spark.pipeline.tables import EventFiles, Store, claim, open_store
+from appliance.spark.pipeline.times import MICROS
 
 SCHEMA = pa.schema([("topic", pa.string()), ("date", pa.string()), ("n", pa.int64())])
 Make = Callable[[], Store]
@@ -53,9 +55,21 @@ def write(store: Store, settings: Settings, batch: int, numbers: list[int], atte
     return files.files
 
 
-def change(days: dict[str, int]) -> Change:
-    columns = {"date": pa.array(list(days), pa.string()), "n": pa.array(list(days.values()), pa.int64())}
-    return Change(pa.table(columns), tuple(days))
+TOTALS = pa.schema([("date", pa.string()), ("start", MICROS), ("end", MICROS), ("n", pa.int64())])
+
+
+def part_rows(day: str, number: int) -> pa.Table:
+    noon = datetime.fromisoformat(f"{day}T12:00Z")
+    return pa.table([[day], [noon], [noon + timedelta(minutes=1)], [number]], schema=TOTALS)
+
+
+def change(store: Store, days: dict[str, int | None]) -> Change:
+    """A row for each of these dates in place of what there is; None: no row."""
+    contents = []
+    for day, number in days.items():
+        (part,) = store.parts("counts", [day]) or [None]
+        contents.append((part, part_rows(day, number or 0).slice(0, 0 if number is None else 1)))
+    return Change(tuple(contents), TOTALS)
 
 
 def seen(settings: Settings) -> list[int]:
@@ -85,13 +99,16 @@ def test_files_are_seen_when_they_are_committed(settings: Settings, make: Make) 
     assert len(files) == 2, "one for each partition"
     if settings.output.format == "parquet":
         assert seen(settings) == []
-    store.change(0, "counts", change({"2026-11-20": 2, "2026-11-21": 1}))
+    store.change(0, "counts", change(store, {"2026-11-20": 2, "2026-11-21": 1}))
     store.commit(0, files)
     assert seen(settings) == [1, 2, 3] and store.done(0) and not store.done(1)
     assert totals(store) == {"2026-11-20": 2, "2026-11-21": 1}
-    found = store.read("counts", ["2026-11-21", "2026-11-22"])
+    parts = store.parts("counts", ["2026-11-21", "2026-11-22"])
+    assert [(part.date, part.rows) for part in parts] == [("2026-11-21", 1)]
+    assert parts[0].last - parts[0].first == 60_000_000
+    found = store.read("counts", parts)
     assert found is not None and found.column("n").to_pylist() == [1]
-    store.change(1, "counts", change({"2026-11-21": 5}))
+    store.change(1, "counts", change(store, {"2026-11-21": 5}))
     store.commit(1, write(store, settings, 1, [4]))
     assert seen(settings) == [1, 2, 3, 4]
     assert totals(store) == {"2026-11-20": 2, "2026-11-21": 5}
@@ -99,10 +116,10 @@ def test_files_are_seen_when_they_are_committed(settings: Settings, make: Make) 
 
 def test_a_repeated_micro_batch_adds_nothing(settings: Settings, make: Make) -> None:
     first = make()
-    first.change(0, "counts", change({"2026-11-20": 1}))
+    first.change(0, "counts", change(first, {"2026-11-20": 1}))
     first.commit(0, write(first, settings, 0, [1, 2, 3]))
     again = make()
-    again.change(0, "counts", change({"2026-11-20": 9}))
+    again.change(0, "counts", change(again, {"2026-11-20": 9}))
     again.commit(0, write(again, settings, 0, [1, 2, 3]))
     assert seen(settings) == [1, 2, 3] and totals(again) == {"2026-11-20": 1}
 
@@ -116,9 +133,9 @@ def test_a_failed_attempt_is_not_seen(settings: Settings, make: Make) -> None:
 
 def test_a_date_that_loses_its_rows_is_empty(settings: Settings, make: Make) -> None:
     store = make()
-    store.change(0, "counts", change({"2026-11-20": 1, "2026-11-21": 1}))
+    store.change(0, "counts", change(store, {"2026-11-20": 1, "2026-11-21": 1}))
     store.commit(0, [])
-    store.change(1, "counts", Change(change({"2026-11-20": 2}).rows, ("2026-11-20", "2026-11-21", "2026-11-22")))
+    store.change(1, "counts", change(store, {"2026-11-20": 2, "2026-11-21": None}))
     store.commit(1, [])
     assert totals(store) == {"2026-11-20": 2}
 
@@ -142,7 +159,7 @@ def test_a_driver_killed_at_any_step_of_a_commit(
             finished = not _commit_until(patch, step, store, batch, files)
         assert store.done(batch) or len(seen(settings)) == expected, "nothing of it is seen before the commit"
         again = make()
-        again.change(batch, "counts", change({"2026-11-20": batch}))
+        again.change(batch, "counts", change(again, {"2026-11-20": batch}))
         again.commit(batch, write(again, settings, batch, [batch * 10 + 1, batch * 10 + 2, batch * 10 + 3]))
         expected += 3
         assert len(seen(settings)) == expected == len(set(seen(settings))), f"stopped at step {step}"
@@ -168,7 +185,7 @@ def _commit_until(patch: pytest.MonkeyPatch, step: int, store: ParquetStore, bat
     patch.setattr(Path, "replace", counted(Path.replace))
     patch.setattr(parquet_store.shutil, "rmtree", counted(parquet_store.shutil.rmtree))
     try:
-        store.change(batch, "counts", change({"2026-11-20": batch}))
+        store.change(batch, "counts", change(store, {"2026-11-20": batch}))
         store.commit(batch, files)
     except Stopped:
         return True

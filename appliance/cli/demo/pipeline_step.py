@@ -79,7 +79,7 @@ def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
     from ...spark.pipeline.pipeline_status import heaviest
     from ...spark.pipeline.settings import load
 
-    talkers = heaviest(load(config), TALKERS, TOP)
+    talkers = heaviest(load(config), TALKERS, TOP).rows
     return Tables(
         seconds=result["seconds"],
         parsed=result["parsed"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from .file_statistics import file_statistics
 from .settings import Output
-from .table_files import EVENTS, Change, NewFile, Partition
+from .table_files import EVENTS, Change, NewFile, Part, Partition, write_file
 
 
 class DeltaStore:
@@ -48,22 +50,30 @@ class DeltaStore:
         return CommitProperties(app_transactions=[Transaction(self._app, batch)])
 
     def change(self, batch: int, table: str, change: Change) -> None:
-        from deltalake import write_deltalake
+        from deltalake import DeltaTable
+        from deltalake.transaction import RemoveAction
 
         if self.done(batch, table):
             return
-        path, properties = str(self._root / table), self._properties(batch)
-        if self._open(table) is None:
-            write_deltalake(path, change.rows, partition_by=["date"], commit_properties=properties)
-            return
-        days = ", ".join(f"'{day}'" for day in change.days)
-        write_deltalake(
-            path, change.rows, mode="overwrite", predicate=f"date IN ({days})", commit_properties=properties
-        )
+        opened = self._open(table)
+        if opened is None:
+            opened = DeltaTable.create(str(self._root / table), change.schema, partition_by=["date"])
+        now_ms = int(time.time() * 1000)
+        actions: list[Any] = []
+        for part, rows in change.contents:
+            if part is not None:
+                actions.append(RemoveAction(part.path, True, now_ms, partition_values={"date": part.date}))
+            if len(rows):
+                date = rows.column("date")[0].as_py()
+                path = self._root / table / f"{uuid.uuid4().hex}.parquet"
+                write_file(path, rows.drop_columns(["date"]), self._settings.compression)
+                stats = file_statistics(pq.read_metadata(path))
+                actions.append(_added(path.name, path.stat().st_size, {"date": date}, now_ms, stats))
+        properties = self._properties(batch)
+        opened.create_write_transaction(actions, "append", change.schema, ["date"], commit_properties=properties)
 
     def commit(self, batch: int, files: Sequence[NewFile]) -> None:
         from deltalake import DeltaTable
-        from deltalake.transaction import AddAction
 
         if self.done(batch):
             return
@@ -75,23 +85,37 @@ class DeltaStore:
             table = DeltaTable.create(path, self._schema, partition_by=partition_by)
         now_ms = int(time.time() * 1000)
         actions = [
-            AddAction(
-                path=Path(file.final).name,
-                size=file.bytes,
-                partition_values=dict(file.partition),
-                modification_time=now_ms,
-                data_change=True,
-                stats=json.dumps({"numRecords": file.rows}),
-            )
-            for file in files
+            _added(Path(file.final).name, file.bytes, dict(file.partition), now_ms, file.statistics) for file in files
         ]
         table.create_write_transaction(
             actions, "append", self._schema, partition_by, commit_properties=self._properties(batch)
         )
 
-    def read(self, table: str, days: Sequence[str] | None = None) -> pa.Table | None:
+    def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:
         opened = self._open(table)
         if opened is None:
-            return None
-        wanted = [("date", "in", list(days))] if days is not None else None
-        return opened.to_pyarrow_table(filters=wanted)
+            return []
+        found = pa.table(opened.get_add_actions(flatten=True))
+        dates = found.column("partition.date")
+        if days is not None:
+            found = found.filter(pc.is_in(dates, pa.array(days, pa.string())))
+        names = ("partition.date", "path", "num_records", "min.start", "max.end")
+        columns = [found.column(name) for name in names[:3]]
+        columns += [found.column(name).cast(pa.int64()) for name in names[3:]]
+        return [Part(*row) for row in zip(*(column.to_pylist() for column in columns), strict=True)]
+
+    def read(self, table: str, parts: Sequence[Part] | None = None) -> pa.Table | None:
+        if parts is None:
+            opened = self._open(table)
+            return None if opened is None else opened.to_pyarrow_table()
+        found = []
+        for part in parts:
+            rows = pq.ParquetFile(self._root / table / part.path).read()
+            found.append(rows.append_column("date", pa.array([part.date] * len(rows), pa.string())))
+        return pa.concat_tables(found, promote_options="default") if found else None
+
+
+def _added(path: str, size: int, partition: dict[str, str | None], now_ms: int, stats: str) -> Any:
+    from deltalake.transaction import AddAction
+
+    return AddAction(path, size, partition, now_ms, True, stats)

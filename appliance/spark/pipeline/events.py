@@ -163,6 +163,10 @@ def _check_columns(settings: Settings, schema: pa.Schema) -> None:
         if name not in schema.names:
             raise BadValue(f"{where}: there is no column {name!r}: there are {', '.join(schema.names)}")
 
+    for name in settings.output.sort_by:
+        check(name, "output.sort_by")
+        if name in settings.output.partition_by:
+            raise BadValue(f"output.sort_by: {name!r} is in partition_by: a file has one value of it")
     for name in settings.output.partition_by:
         check(name, "output.partition_by")
         if not pa.types.is_string(schema.field(name).type):
@@ -170,8 +174,17 @@ def _check_columns(settings: Settings, schema: pa.Schema) -> None:
                 f"output.partition_by: {name!r} is {schema.field(name).type}: directories are named by texts"
             )
     for aggregate in settings.aggregate:
-        for name in aggregate.by:
-            check(name, f"aggregate {aggregate.name}")
+        where = f"aggregate {aggregate.name}"
+        for name in (*aggregate.by, *filter(None, [aggregate.of])):
+            check(name, where)
+        if aggregate.kind == "percentiles" and not _is_number(schema.field(aggregate.of).type):
+            raise BadValue(
+                f"{where}: {aggregate.of!r} is {schema.field(aggregate.of).type}: percentiles are of numbers"
+            )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .settings import Output
-from .table_files import EVENTS, Change, NewFile, Partition, directory, store_json, sync_directories, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition, directory, store_json, sync_directories, write_file
+from .times import MICROS
 
 STAGING: Final = "_staging"
 COMMITS: Final = "_commits"
@@ -45,14 +46,13 @@ class ParquetStore:
         return f"{STAGING}/{batch:09d}/{inner}/{name}", f"{inner}/{batch:09d}-{task:05d}-{number:04d}.parquet"
 
     def change(self, batch: int, table: str, change: Change) -> None:
-        dates = change.rows.column("date")
-        for day in change.days:
-            rows = change.rows.filter(pc.equal(dates, day)).drop_columns(["date"])
-            final = f"{table}/{directory({'date': day})}/totals.parquet"
-            if len(rows) or (self._root / final).exists():
-                staged = f"{STAGING}/{batch:09d}/{table}/{day}-{uuid.uuid4().hex}.parquet"
-                write_file(self._root / staged, rows, self._settings.compression)
-                self._moves.append([staged, final])
+        for part, rows in change.contents:
+            name = f"{uuid.uuid4().hex}.parquet"
+            date = part.date if part is not None else rows.column("date")[0].as_py()
+            final = f"{table}/{part.path if part is not None else f'{directory(dict(date=date))}/{name}'}"
+            staged = f"{STAGING}/{batch:09d}/{table}/{name}"
+            write_file(self._root / staged, rows.drop_columns(["date"]), self._settings.compression)
+            self._moves.append([staged, final])
 
     def commit(self, batch: int, files: Sequence[NewFile]) -> None:
         moves = [*self._moves, *([file.staged, file.final] for file in files)]
@@ -96,11 +96,32 @@ class ParquetStore:
                 changed |= {target.parent, target.parent.parent}
         sync_directories(changed)
 
-    def read(self, table: str, days: Sequence[str] | None = None) -> pa.Table | None:
+    def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:
+        root = self._root / table
+        chosen = sorted(root.glob("date=*")) if days is None else [root / directory({"date": day}) for day in days]
+        return [part_of(path, root) for each in chosen for path in sorted(each.glob("[!._]*.parquet"))]
+
+    def read(self, table: str, parts: Sequence[Part] | None = None) -> pa.Table | None:
         found = []
-        for path in sorted((self._root / table).glob("date=*/totals.parquet")):
-            day = unquote(path.parent.name.removeprefix("date="))
-            if days is None or day in days:
-                rows = pq.ParquetFile(path).read()
-                found.append(rows.append_column("date", pa.array([day] * len(rows), pa.string())))
+        for part in self.parts(table) if parts is None else parts:
+            rows = pq.ParquetFile(self._root / table / part.path).read()
+            found.append(rows.append_column("date", pa.array([part.date] * len(rows), pa.string())))
         return pa.concat_tables(found, promote_options="default") if found else None
+
+
+def part_of(path: Path, root: Path) -> Part:
+    """The part that this file of totals is, from the statistics in its footer."""
+    footer = pq.read_metadata(path)
+    (first, _), (_, last) = (statistics(footer, name) for name in ("start", "end"))
+    date = unquote(path.parent.name.removeprefix("date="))
+    return Part(date, str(path.relative_to(root)), footer.num_rows, first, last)
+
+
+def statistics(footer: pq.FileMetaData, name: str) -> tuple[int, int]:
+    """The lowest and highest time of a column, in microseconds; -1 without rows."""
+    if not footer.num_rows:
+        return -1, -1
+    column = footer.schema.names.index(name)
+    groups = [footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups)]
+    bounds = pa.array([each for group in groups for each in (group.min, group.max)], MICROS).cast(pa.int64())
+    return pc.min(bounds).as_py(), pc.max(bounds).as_py()

@@ -32,12 +32,14 @@ from pyspark.sql.types import StructType
 from ...errors import BadValue
 from ..options import SinkOptions
 from ..sink import TaskWriter, identity
+from .aggregates import build
 from .events import Transform, by_topic
 from .settings import OWN_TABLES, Settings, decode
-from .table_files import Change, NewFile
+from .table_files import NewFile
 from .tables import EventFiles, open_store
 from .times import MICROS_MAX
-from .totals import Sessions, Sums, build, micros_of
+from .total_parts import change, touched_days
+from .totals import Sums, Total, micros_of
 
 FORMAT: Final = "appliance-pipeline"
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
@@ -175,7 +177,7 @@ class Job:
         return merged(self._totals[name], self._partials[name])
 
 
-def merged(total: Sums | Sessions, partials: Sequence[pa.Table]) -> pa.Table:
+def merged(total: Total, partials: Sequence[pa.Table]) -> pa.Table:
     """Merges partials into one."""
     return total.merge(partials).drop_columns(["changed"]) if len(partials) > 1 else partials[0]
 
@@ -245,24 +247,23 @@ class Committer:
                 self._change(batch, number, total, merged(total, partials))
         self._store.commit(batch, [file for work in works for file in work.files])
 
-    def _change(self, batch: int, number: int, total: Sums | Sessions, partial: pa.Table) -> None:
-        days = total.touched(partial)
-        whole = total.merge([partial], self._store.read(total.name, days))
-        rows = total.finish(whole)
+    def _change(self, batch: int, number: int, total: Total, partial: pa.Table) -> None:
+        parts = self._store.parts(total.name, touched_days(total, partial))
+        found, changed = change(total, partial, parts, lambda each: self._store.read(total.name, each))
         if total.topic:
-            changed = rows.filter(pc.greater(whole.column("changed"), 0))
             if total.k:
                 changed = changed.filter(pc.less_equal(changed.column("rank"), total.k))
             who = identity(f"{self._space}/{total.name}", number, batch)
             TaskWriter(sink_options(self._settings, total.topic), who).write(messages(total, changed))
-        self._store.change(batch, total.name, Change(rows, tuple(days)))
+        self._store.change(batch, total.name, found)
 
 
-def messages(total: Sums | Sessions, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+def messages(total: Total, rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Each row as JSON.  All versions of a row have the same key; the newest one is valid."""
     names = ["start", *total.by]
     keys, values = [], []
-    for row in rows.drop_columns(["date"]).to_pylist():
+    hidden = [name for name in ("date", "sketch") if name in rows.column_names]
+    for row in rows.drop_columns(hidden).to_pylist():
         plain = {name: each.isoformat() if isinstance(each, datetime) else each for name, each in row.items()}
         keys.append(json.dumps({name: plain[name] for name in names}).encode())
         values.append(json.dumps({"aggregate": total.name} | plain, ensure_ascii=False).encode())

@@ -15,6 +15,7 @@ from ..access import Access
 from ..stream_offsets import Positions
 from .audit_verdicts import Verdict, verdict, windows
 from .settings import Settings
+from .space_saving import Ranking, heaviest_of_all
 from .state_directory import State
 from .table_files import EVENTS
 from .tables import open_store
@@ -69,14 +70,11 @@ def summary(settings: Settings, now: datetime | None = None) -> Summary:
     return Summary(parsed, dead, size, audit, f"{settings.output.path}/{EVENTS}")
 
 
-def heaviest(settings: Settings, name: str, count: int) -> list[dict[str, Any]]:
-    """The rows of an aggregate with the highest counts over all windows."""
+def heaviest(settings: Settings, name: str, most: int) -> Ranking:
+    """See :func:`~.space_saving.heaviest_of_all`."""
     table = read_total(settings, name)
     by = next(list(each.by) for each in settings.aggregate if each.name == name)
-    if table is None:
-        return []
-    found = table.group_by(by).aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])
-    return [{**{key: row[key] for key in by}, "count": row["count_sum"]} for row in found.slice(0, count).to_pylist()]
+    return Ranking([], 0) if table is None else heaviest_of_all(table, by, most)
 
 
 class Position(NamedTuple):

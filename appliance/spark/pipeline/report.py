@@ -87,7 +87,7 @@ def _title(aggregate: Aggregate) -> str:
 
 def _painter(settings: Settings, aggregate: Aggregate, table: pa.Table) -> Callable[[Any], None]:
     if aggregate.kind == "top":
-        rows = heaviest(settings, aggregate.name, aggregate.k)
+        rows = heaviest(settings, aggregate.name, aggregate.k).rows
         return lambda axis: _bars(axis, aggregate, rows)
     if aggregate.kind == "sessions":
         return lambda axis: _lengths(axis, table)
@@ -171,7 +171,7 @@ def _page(settings: Settings, judged: Sequence[Window], picture: bytes, now: dat
     parts.append(_table("Dead letters", [{"reason": name, "lines": count} for name, count in found.dead.items()]))
     for each in settings.aggregate:
         if each.kind == "top":
-            parts.append(_table(_title(each), heaviest(settings, each.name, each.k)))
+            parts.append(_table(_title(each), heaviest(settings, each.name, each.k).rows))
     faulty = [each for each in judged if each.verdict != "balanced"]
     parts.append(_table("Windows that do not balance", [each._asdict() for each in faulty]))
     return "\n".join(part for part in parts if part) + "</html>\n"

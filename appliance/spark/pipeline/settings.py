@@ -98,24 +98,33 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = "zstd"
     raw: bool = False
     """Keep the whole line, as column ``line``."""
+    sort_by: tuple[str, ...] = ()
+    """Columns by which each file is sorted, so that readers can leave out parts of it."""
     buffer_bytes: Annotated[int, Meta(ge=MIB, le=4 * GIB)] = 64 * MIB
     """Events that a task keeps in memory before it writes files."""
 
 
 class Aggregate(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
-    kind: Literal["count", "errors", "top", "sessions"]
+    kind: Literal["count", "errors", "top", "sessions", "distinct", "percentiles"]
     by: tuple[str, ...] = ()
     """Columns to group by; for "top" the counted values, for "sessions" the owner of a session."""
     window_ms: Milliseconds = 60_000
     k: Annotated[int, Meta(ge=1, le=10_000)] = 10
     """top: how many values of a window are reported."""
     keep: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """top: how many values of a window are kept; others are dropped with their counts."""
+    """top: how many values of a window are kept.  With more, counts are too high, at most by lines / keep."""
+    of: str = ""
+    """distinct, percentiles: the column whose values are counted, or ranked."""
+    percentiles: Annotated[tuple[Annotated[float, Meta(ge=0, le=100)], ...], Meta(min_length=1, max_length=20)] = (
+        50,
+        90,
+        99,
+    )
     gap_ms: Milliseconds = 1_800_000
     """sessions: silence of this length ends one."""
-    session_ms: Milliseconds = 86_400_000
-    """sessions: longest session."""
+    session_ms: Milliseconds = 7 * 86_400_000
+    """sessions: longest session.  All sessions end at its multiples, counted from 1970-01-01 UTC."""
     topic: str = ""
     """Also publish every change, as JSON, to this topic."""
 
@@ -277,6 +286,13 @@ def _check(settings: Settings, where: str) -> None:
             raise BadValue(f"{where}: aggregate {aggregate.name!r}: the name is taken, also by {', '.join(OWN_TABLES)}")
         if aggregate.kind in ("top", "sessions") and not aggregate.by:
             raise BadValue(f"{where}: aggregate {aggregate.name!r}: say by which columns")
+        if (aggregate.kind in ("distinct", "percentiles")) != bool(aggregate.of):
+            raise BadValue(f"{where}: aggregate {aggregate.name!r}: `of` is for distinct and percentiles, needed there")
+        if aggregate.kind == "sessions" and aggregate.gap_ms > aggregate.session_ms:
+            raise BadValue(
+                f"{where}: aggregate {aggregate.name!r}: gap_ms is {aggregate.gap_ms} and session_ms "
+                f"{aggregate.session_ms}: a session cannot be shorter than the silence that ends it. Raise session_ms"
+            )
 
 
 def _completed(settings: Settings, base: Path) -> Settings:

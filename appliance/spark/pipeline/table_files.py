@@ -29,14 +29,33 @@ class NewFile:
     partition: tuple[tuple[str, str | None], ...]
     rows: int
     bytes: int
+    statistics: str = ""
+    """Of its columns, as Delta has them; "" for Parquet, whose files have their own."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of totals (see ``total_parts``); ``path``: relative to the table.
+
+    ``first``: the lowest ``start`` of its rows, ``last``: the highest ``end``, in microseconds; -1 without rows.
+    """
+
+    date: str
+    path: str
+    rows: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
 class Change:
-    """New content of a table of totals: ``rows`` replace all rows of these dates."""
+    """New content of parts of a table of totals with this schema.
 
-    rows: pa.Table
-    days: tuple[str, ...]
+    ``contents``: rows of one date, and the part that they replace, or None for a new part.
+    """
+
+    contents: tuple[tuple[Part | None, pa.Table], ...]
+    schema: pa.Schema
 
 
 def split(table: pa.Table, by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:

@@ -1,7 +1,7 @@
 """Stores tables that a micro-batch changes as a whole or not at all, for any reader of Parquet or Delta.
 
     <path>/events/topic=web/date=2026-11-20/…     one file for each task and micro-batch
-    <path>/<total>/date=2026-11-20/…              one file for each date, replaced when its totals change
+    <path>/<total>/date=2026-11-20/…              files of one date each, replaced when totals change
     <path>/_pipeline.json                         the pipeline that owns this output
     <path>/_staging/, <path>/_commits/            Parquet only, see below
 
@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ...errors import BadValue
 from .delta_store import DeltaStore
+from .file_statistics import file_statistics
 from .parquet_store import ParquetStore
 from .settings import Output, Settings
-from .table_files import EVENTS, Change, NewFile, Partition, split, store_json, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition, split, store_json, write_file
 
 OWNER: Final = "_pipeline.json"
 
@@ -62,8 +64,12 @@ class Store(Protocol):
         """Add files of events and finish the micro-batch, unless it has been committed already."""
         ...
 
-    def read(self, table: str, days: Sequence[str] | None = None) -> pa.Table | None:
-        """Committed rows of a table of totals (of these dates); None when there are none."""
+    def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:
+        """The parts of a table of totals (of these dates)."""
+        ...
+
+    def read(self, table: str, parts: Sequence[Part] | None = None) -> pa.Table | None:
+        """Committed rows of a table of totals (of these parts); None when there are none."""
         ...
 
 
@@ -125,6 +131,9 @@ class EventFiles:
         for partition, rows in split(table, self._settings.partition_by):
             staged, final = self._store.place(*self._who, len(self.files), partition)
             path = Path(self._settings.path) / staged
+            if self._settings.sort_by:
+                rows = rows.sort_by([(name, "ascending") for name in self._settings.sort_by])
             write_file(path, rows, self._settings.compression)
-            file = NewFile(staged, final, tuple(partition.items()), len(rows), path.stat().st_size)
+            found = file_statistics(pq.read_metadata(path)) if self._settings.format == "delta" else ""
+            file = NewFile(staged, final, tuple(partition.items()), len(rows), path.stat().st_size, found)
             self.files.append(file)
