@@ -1,4 +1,4 @@
-"""Defines all exceptions of the appliance, grouped by what must happen next.
+"""Defines all exceptions of the appliance, grouped by what must happen next::
 
     ApplianceError
     ├── ClientFault            reply with the code, keep the connection

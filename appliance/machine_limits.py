@@ -1,4 +1,4 @@
-"""Limits of the machine that an appliance can reach: which one an error is about, its value, and what to do.
+"""Limits of the machine that an appliance can reach: which one an error is about, its value, and what to do::
 
     name           what is limited                                       value            in use
     descriptors    of one process (RLIMIT_NOFILE)                        descriptors      descriptors

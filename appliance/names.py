@@ -1,6 +1,6 @@
 """Checks the names and values that clients give: topics, groups, members, notes.
 
-The same rules hold for both listeners.
+The same rules hold for both listeners::
 
     name or value                           at most             error above it
     topic                                   249 characters      InvalidTopic; only [a-zA-Z0-9._-], not "." or ".."

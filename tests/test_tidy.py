@@ -361,6 +361,17 @@ def test_examples_in_docstrings_parse() -> None:
     assert count >= 10, "examples are found"
 
 
+def test_tables_in_docstrings_are_marked_as_such() -> None:
+    """An indented block follows a line that ends with ``::``: else a tool that wraps or renders text destroys it.
+
+    Except for sections such as ``Raises:``, and for the help texts of commands, which have a markup of their own.
+    """
+    for name, text in sources():
+        for docstring in docstrings(text) if not name.startswith("cli/") else ():
+            for lead, first in re.findall(r"(?:^|\n)(\S[^\n]*)\n\n(    [^\n]*)", inspect.cleandoc(docstring)):
+                assert lead.endswith("::"), f"{name}: {lead!r} before {first!r}"
+
+
 def test_names_in_docstrings_exist() -> None:
     """Files, members of classes and names in double backticks, and what Sphinx roles point at."""
     for name, text in sources():

@@ -2,7 +2,7 @@
 
 A producer numbers its records per partition.  For each producer id the partition's writer keeps its epoch, the next
 sequence, the offsets of its last ``RECENT_MAX`` batches, and the number of consecutive records before the next one that
-it has admitted (``known``).  A batch may be
+it has admitted (``known``).  A batch may be::
 
     the next one                         appended
     one of the recent ones               a repeat, answered with its first offsets: a Kafka producer keeps at most

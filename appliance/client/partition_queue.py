@@ -2,7 +2,7 @@
 
 A :class:`PartitionQueue` returns the batch to send next (:meth:`~PartitionQueue.take`), with its numbers.  Its owner
 reports every reply (:meth:`~PartitionQueue.on_reply`) and every lost connection
-(:meth:`~PartitionQueue.on_connection_lost`).  Time is an argument, in seconds.
+(:meth:`~PartitionQueue.on_connection_lost`).  Time is an argument, in seconds::
 
     waiting ──take──▶ in_flight ──on_reply──▶ done
        ▲                  │

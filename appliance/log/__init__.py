@@ -11,7 +11,7 @@ Words:
 - The log is written to the page cache up to its *log end offset* and flushed to the disk up to the *flushed offset*.
   Readers may read up to the *high watermark*.
 
-Files:
+Files::
 
     <base:020d>.log              record batches, one after the other (``segment``)
     <base:020d>.index            finds batches by offset and by time (``index``)

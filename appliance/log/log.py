@@ -18,7 +18,7 @@ Appending is all or nothing, also across a roll.  A full disk (:class:`DiskFull`
 (:class:`OutOfResources`) leaves the log unchanged: try again later.  Any other failure of the disk is a
 :class:`StorageFault`: this process writes no more to the log.
 
-The order of writes to the disk, so that the log opens after a power loss at any moment:
+The order of writes to the disk, so that the log opens after a power loss at any moment::
 
     on the disk first                         before
     the recovery point                        the first append: it distinguishes a torn write from damage

@@ -1,4 +1,4 @@
-"""Records which topic a partition's directory belongs to: a small file in it holds the topic's id.
+"""Records which topic a partition's directory belongs to: a small file in it holds the topic's id::
 
     <data>/<topic>-<partition>/partition.metadata      two lines: "version: 0" and "topic_id: <32 digits>", as Kafka's
     <data>/<topic id>-<partition>.deleted/             a deleted partition, until its files are deleted

@@ -1,4 +1,4 @@
-"""Checks and places record batches by their header.  Owns the layout of Kafka's RecordBatch v2.
+"""Checks and places record batches by their header.  Owns the layout of Kafka's RecordBatch v2::
 
     at  size  field                     at  size  field
      0   8    base offset               27   8    base timestamp (of the first record, ms)

@@ -1,6 +1,6 @@
 """Lists the rights that each API of both listeners needs: the one table of what is checked.
 
-An API needs every right of its row; ``how`` says what a missing one leads to:
+An API needs every right of its row; ``how`` says what a missing one leads to::
 
     WHOLE     the request is refused: CLUSTER_, GROUP_ or TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     EACH      each named resource by itself is refused, the others are served: TOPIC_AUTHORIZATION_FAILED...

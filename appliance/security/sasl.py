@@ -1,4 +1,4 @@
-"""The server's side of one login, whichever listener it comes through: a mechanism, then its messages.
+"""The server's side of one login, whichever listener it comes through: a mechanism, then its messages::
 
     state       choose, known      choose, unknown      message
     NEW         CHOSEN             UnknownMechanism     LoginOutOfOrder

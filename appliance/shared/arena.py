@@ -1,7 +1,7 @@
 """Allocates the arena: shared memory that a network worker receives into and writers write from, without a copy.
 
 Each incarnation of a network worker has one arena.  The worker allocates *extents* of whole blocks for its connections
-and ``recv``s into them.  A writer gets positions and reads the record batches in place.  An extent is free again when
+and receives into them.  A writer gets positions and reads the record batches in place.  An extent is free again when
 its connection uses another one and writers have answered all append requests in it.
 
 Each byte of an extent has one storing process: the worker until it sends the position to a writer, then that writer

@@ -1,4 +1,4 @@
-"""A Spark data source that reads and writes the log in Arrow batches.
+"""A Spark data source that reads and writes the log in Arrow batches::
 
     import appliance.spark
     lines = spark.read.format("appliance").option("subscribe", "logs").load()

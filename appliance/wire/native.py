@@ -3,7 +3,7 @@
 A frame is ``u32 size | u32 header size | msgpack array header | payload``, big-endian; ``size`` counts the bytes
 after it.  The payload holds record batches as they are in the log.  The first request of a connection is ``hello``.
 Requests may be pipelined; replies have the order of the requests.  A header with another shape than below, with a
-number out of bounds or with an unknown api number closes the connection: the bytes after it cannot be trusted.
+number out of bounds or with an unknown api number closes the connection: the bytes after it cannot be trusted::
 
     request header [api, correlation id, ...]                     reply header [correlation id, error, ...]
 

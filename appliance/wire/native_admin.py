@@ -1,6 +1,6 @@
 """Decodes the arguments of the native protocol's admin requests, and specifies their verbs.
 
-``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like):
+``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like)::
 
     create_topic    {name, partitions?, settings?}        {name, partitions}
     ensure_topic    {name}                                {name, partitions}; created if auto_create is on

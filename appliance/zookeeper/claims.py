@@ -1,4 +1,4 @@
-"""Claims the coordination of a group, and writes its committed offsets under that claim: operations, without I/O.
+"""Claims the coordination of a group, and writes its committed offsets under that claim: operations, without I/O::
 
     path                                      kind        value
     /consumers/<group>                        persistent  GroupInfo, JSON; empty while nothing is known

@@ -1,4 +1,4 @@
-"""Stores the cluster's id, and marks of deleted topics, which distinguish a deletion from lost data.
+"""Stores the cluster's id, and marks of deleted topics, which distinguish a deletion from lost data::
 
     path                       kind         value
     /cluster/id                persistent   text, chosen once by the first broker

@@ -4,7 +4,7 @@ An operation is a generator.  It yields a list of :class:`Request`, receives the
 order, and returns its result.  :class:`~.session.Session` runs operations from an event loop or in a blocked thread.
 The tests run the same operations against a dictionary, one request at a time in any order.
 
-A reply is a :class:`Refused`, or by verb:
+A reply is a :class:`Refused`, or by verb::
 
     get, exists            a Node
     children               a list of names

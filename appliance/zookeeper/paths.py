@@ -1,4 +1,4 @@
-"""Defines names and values of all nodes in ZooKeeper.  Bytes in, values out; no I/O.
+"""Defines names and values of all nodes in ZooKeeper.  Bytes in, values out; no I/O::
 
     path                                            kind        value
     /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners, and partitions stored there

@@ -1,4 +1,4 @@
-"""Stores users, access rules and quotas in ZooKeeper, as Kafka keeps them, and reads them: as operations.
+"""Stores users, access rules and quotas in ZooKeeper, as Kafka keeps them, and reads them: as operations::
 
     path                                       value, JSON
     /config/users/<user>                       {"version": 1, "config": {"SCRAM-SHA-256": verifier, quota: number}}

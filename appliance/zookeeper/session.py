@@ -1,4 +1,4 @@
-"""Keeps one session with ZooKeeper, with a bound on every wait, and reports every loss of the session.
+"""Keeps one session with ZooKeeper, with a bound on every wait, and reports every loss of the session::
 
     kazoo's threads ──(inbox, eventfd)──▶ poll() in the owner's thread: replies, watches, states, deadlines
 

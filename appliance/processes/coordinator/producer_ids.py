@@ -1,6 +1,6 @@
-"""Gives out producer ids, each once.  The file ``<data>/producer-id`` holds the generation.
+"""Gives out producer ids, each once.  The file ``<data>/producer-id`` holds the generation::
 
-    id = broker id << 32 | generation << GENERATION_SHIFT | counter
+    an id: broker id << 32 | generation << GENERATION_SHIFT | counter
 
 The generation is stored as decimal text.  It is raised, and synced, before the first id of a generation is given out;
 the successor of a killed coordinator starts a new generation.  A data directory without the file starts at a random

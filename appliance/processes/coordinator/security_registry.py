@@ -1,4 +1,4 @@
-"""Keeps the users, access rules and quotas: in ZooKeeper, in a file, and with every worker.
+"""Keeps the users, access rules and quotas: in ZooKeeper, in a file, and with every worker::
 
                       with ZooKeeper                                 without it (zookeeper.nodes = 0)
     the registry      the nodes of ``zookeeper/security_nodes``      the file

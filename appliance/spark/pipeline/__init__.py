@@ -1,4 +1,4 @@
-"""The pipeline: it reads topics and writes tables, aggregates, dead letters and an audit.
+"""The pipeline: it reads topics and writes tables, aggregates, dead letters and an audit::
 
     appliance pipeline run pipeline.toml
 

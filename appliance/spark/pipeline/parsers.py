@@ -1,7 +1,7 @@
 """Parses lines into columns: one parser for each kind of log, each for a whole Arrow array at once.
 
 Every event has the common columns ``time host service level message``; a parser may add typed ones of its own.  A line
-that a parser does not take is not matched, and may get a reason.  No line raises an error.
+that a parser does not take is not matched, and may get a reason.  No line raises an error::
 
     syslog              RFC 3164 as sent (<PRI>), and as files hold it, also with an ISO time: facility, pid
     syslog5424          RFC 5424: facility, pid, msgid, structured

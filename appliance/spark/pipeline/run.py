@@ -1,4 +1,4 @@
-"""Runs a pipeline as one streaming query, from the command line, ``spark-submit``, or a notebook.
+"""Runs a pipeline as one streaming query, from the command line, ``spark-submit``, or a notebook::
 
     run(load(Path("pipeline.toml")), once=True)
 

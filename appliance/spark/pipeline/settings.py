@@ -1,4 +1,4 @@
-"""Reads and checks a pipeline's settings, one TOML file.  The structs below document its keys, defaults and bounds.
+"""Reads and checks a pipeline's settings, one TOML file.  The structs below document its keys, defaults and bounds::
 
     [pipeline]            name, address of the appliance, directory of the state
     [input]               start, size and interval of micro-batches

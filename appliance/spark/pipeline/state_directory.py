@@ -1,4 +1,4 @@
-"""Keeps the state of a pipeline between runs, in its state directory.
+"""Keeps the state of a pipeline between runs, in its state directory::
 
     identity        permanent id of the pipeline; names its output, and its producer ids follow from it
     lock            held while the pipeline runs; content: the pid

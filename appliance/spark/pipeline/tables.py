@@ -1,4 +1,4 @@
-"""Stores tables that a micro-batch changes as a whole or not at all, for any reader of Parquet or Delta.
+"""Stores tables that a micro-batch changes as a whole or not at all, for any reader of Parquet or Delta::
 
     <path>/events/topic=web/date=2026-11-20/…     one file for each task and micro-batch
     <path>/<total>/date=2026-11-20/…              files of one date each, replaced when totals change

@@ -11,7 +11,7 @@ Reply::
     [topic { name  [partition { i32 index  i16 error  i64 timestamp  i64 offset
                                 i32 leader epoch (4+) }] }]
 
-Timestamps are ms or one of
+Timestamps are ms or one of::
 
     -1          the latest offset
     -2          the earliest offset
