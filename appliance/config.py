@@ -68,7 +68,7 @@ class ZooKeeper(Struct, frozen=True):
         Meta(
             ge=0,
             le=65_536,
-            description="Java heap of each local node, in MiB; 0 = 32 and 1 more per 1024 of offsets.positions_max",
+            description="Java heap of each local node, in MiB; 0 = 32 and 1 more per 1024 of offsets.committed_max",
         ),
     ] = 0
     session_timeout_ms: Annotated[
@@ -152,10 +152,10 @@ class Producers(Struct, frozen=True):
 
 _OFFSET_NAMES = {"retention_ms": "retention.ms"}
 FULL_GROUPS = 10
-"""Number of groups that may commit an offset in every partition, when ``offsets.positions_max`` is 0."""
+"""Number of groups that may commit an offset in every partition, when ``offsets.committed_max`` is 0."""
 HEAP_MB_MIN = 32
 """Heap in MiB that a node of the ensemble needs for itself, registrations and shown members."""
-POSITION_BYTES = KIB
+COMMITTED_BYTES = KIB
 """Heap of a node for one committed offset, rounded up: about 400 bytes, and path and value of up to 512.
 
 Heaps of 16 and 28 MiB were full with 20,000 and 48,000 committed offsets of 50 bytes: 450 bytes each, beside 7 MiB.
@@ -173,7 +173,7 @@ class Offsets(Struct, frozen=True, rename=_OFFSET_NAMES):
             description="committed offsets of a group are deleted when it has been empty this long",
         ),
     ] = 7 * 86_400_000
-    positions_max: Annotated[
+    committed_max: Annotated[
         int,
         Meta(
             ge=0,
@@ -328,14 +328,14 @@ class Config(Struct, frozen=True):
     log: Log = Log()
 
     @property
-    def positions_max(self) -> int:
+    def committed_max(self) -> int:
         """Largest number of committed offsets of all groups together."""
-        return self.offsets.positions_max or FULL_GROUPS * self.topics.partitions_max
+        return self.offsets.committed_max or FULL_GROUPS * self.topics.partitions_max
 
     @property
     def heap_mb(self) -> int:
-        """The Java heap of each local node in MiB: as configured, or large enough for ``positions_max``."""
-        return self.zookeeper.heap_mb or HEAP_MB_MIN + -(-self.positions_max * POSITION_BYTES // MIB)
+        """The Java heap of each local node in MiB: as configured, or large enough for ``committed_max``."""
+        return self.zookeeper.heap_mb or HEAP_MB_MIN + -(-self.committed_max * COMMITTED_BYTES // MIB)
 
     def value(self, name: str) -> Scalar:
         """The value of the key with this dotted name."""

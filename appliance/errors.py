@@ -16,7 +16,7 @@
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
     │   ├── StaleProducerEpoch
-    │   ├── PositionsFull
+    │   ├── OffsetsFull
     │   ├── UnknownGroup
     │   ├── GroupTooLarge
     │   └── NotPermitted       an access rule is missing, or denies it
@@ -138,8 +138,8 @@ class StaleProducerEpoch(ClientFault):
     code = 47
 
 
-class PositionsFull(ClientFault):
-    """There are ``offsets.positions_max`` committed offsets: new ones are refused, existing ones can be changed."""
+class OffsetsFull(ClientFault):
+    """There are ``offsets.committed_max`` committed offsets: new ones are refused, existing ones can be changed."""
 
     code = 28
 

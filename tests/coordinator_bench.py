@@ -90,7 +90,7 @@ class Bench:
             config, data_dir, self.brokers, self.topics, self.partitions, registry, self.security, ids
         )
         self.groups = RegisteredGroups(
-            registry, self.brokers, self.broker.topics, self.spawn, clock_ms, offsets_max=config.positions_max
+            registry, self.brokers, self.broker.topics, self.spawn, clock_ms, offsets_max=config.committed_max
         )
         self.measurements = Measurements(data_dir, self.partitions, self.topics, self.brokers, clock_ms)
         self.table = SegmentTable([0] * (ROWS + 8))

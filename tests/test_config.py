@@ -145,10 +145,10 @@ def test_topic_settings_refuse_with_a_code_that_clients_know() -> None:
 
 
 def test_the_ensembles_heap_follows_from_the_positions_that_groups_may_have() -> None:
-    assert (load().positions_max, load().heap_mb) == (100_000, 130)
+    assert (load().committed_max, load().heap_mb) == (100_000, 130)
     few = load(None, ["topics.partitions_max=100"])
-    assert (few.positions_max, few.heap_mb) == (1_000, 33)
-    assert load(None, ["offsets.positions_max=1048576"]).heap_mb == 32 + 1_024
+    assert (few.committed_max, few.heap_mb) == (1_000, 33)
+    assert load(None, ["offsets.committed_max=1048576"]).heap_mb == 32 + 1_024
     assert load(None, ["zookeeper.heap_mb=48"]).heap_mb == 48
     with pytest.raises(BadValue, match="must be 0, or at least 16"):
         load(None, ["zookeeper.heap_mb=15"])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from appliance.errors import ApplianceError, NotCoordinator, PositionsFull, RequestTimedOut, ZooKeeperAway
+from appliance.errors import ApplianceError, NotCoordinator, OffsetsFull, RequestTimedOut, ZooKeeperAway
 from appliance.names import TopicPartition
 from appliance.processes.coordinator import committed_offsets, group_claims
 from appliance.processes.coordinator.commit_queue import State
@@ -389,12 +389,12 @@ def test_positions_have_a_maximum_with_a_name() -> None:
         broker = Broker(Tree(), offsets_max=4)
         parts = [TopicPartition("logs", n) for n in range(6)]
         refused = await broker.offsets.commit("g", {part: CommittedOffset(1) for part in parts})
-        assert {part: type(error) for part, error in refused.items()} == dict.fromkeys(parts[4:], PositionsFull)
+        assert {part: type(error) for part, error in refused.items()} == dict.fromkeys(parts[4:], OffsetsFull)
         assert await broker.commit(2, parts[0]) == {}, "those that exist may change"
         long = CommittedOffset(1, "x" * UNIT_BYTES)
         assert PART in await broker.offsets.commit("g", {PART: long}), "a long note counts as more"
         assert await broker.commit(None, parts[3]) == {}
-        assert isinstance((await broker.offsets.commit("h", {PART: long}))[PART], PositionsFull)
+        assert isinstance((await broker.offsets.commit("h", {PART: long}))[PART], OffsetsFull)
         assert await broker.offsets.commit("h", {PART: CommittedOffset(1)}) == {}
         assert await broker.offsets.remove("g") and await broker.offsets.commit("h", {PART: long}) == {}
 
@@ -405,7 +405,7 @@ def test_what_others_have_is_counted_too() -> None:
     async def scenario() -> None:
         broker = Broker(Tree(), offsets_max=3)
         broker.offsets.counted({"theirs": {PART: 10, OTHER: 10 + UNIT_BYTES}})
-        assert isinstance((await broker.commit(1))[PART], PositionsFull)
+        assert isinstance((await broker.commit(1))[PART], OffsetsFull)
         broker.offsets.counted({"theirs": {PART: 10}})
         assert await broker.commit(1) == {}
 
@@ -461,12 +461,12 @@ def test_positions_expire_unless_they_change_or_somebody_is_there() -> None:
         seen = tree.run(claims.look("g"))
         await broker.commit(2)
         broker.members.add("g")
-        assert await broker.offsets.expire("g", seen.positions) == 0
+        assert await broker.offsets.expire("g", seen.nodes) == 0
         broker.members.clear()
-        assert await broker.offsets.expire("g", seen.positions) == 1
+        assert await broker.offsets.expire("g", seen.nodes) == 1
         assert await broker.stored() == {PART: 2}
         seen = tree.run(claims.look("g"))
-        assert await broker.offsets.expire("g", seen.positions) == 1
+        assert await broker.offsets.expire("g", seen.nodes) == 1
         assert not any(path.startswith("/consumers/") for path in tree.nodes)
 
     run(scenario())

@@ -24,7 +24,7 @@ from .zookeeper_fixture import fresh_connect, now_ms
 
 KEY = {api.name: key for key, api in APIS.items()}
 KAFKA = "127.0.0.1:9092"
-POSITIONS_MAX = 60
+COMMITTED_MAX = 60
 STALL_MS_MAX = 3_000
 """On a machine that does nine other things; the attacks used to stall everybody for 90 s or for ever."""
 
@@ -36,7 +36,7 @@ def connect(standalone: Ensemble) -> str:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, connect: str) -> Iterator[Rig]:
-    keys = [f"zookeeper.connect={connect}", f"offsets.positions_max={POSITIONS_MAX}"]
+    keys = [f"zookeeper.connect={connect}", f"offsets.committed_max={COMMITTED_MAX}"]
     with Rig(tmp_path_factory.mktemp("limits"), configs.load(overrides=keys)) as running:
         running.admin("create_topic", name="logs", partitions=4)
         running.until(lambda: running.zookeeper.get("state") == "connected")
@@ -176,12 +176,12 @@ def test_asking_for_positions_that_nobody_has_leaves_nothing(rig: Rig, connect: 
 def test_notes_are_bounded_in_bytes_and_positions_in_number(rig: Rig) -> None:
     assert commit(rig, "notes", 5, "\U0001f600" * 1_025) == Code.OFFSET_METADATA_TOO_LARGE
     assert commit(rig, "notes", 5, "ü" * 2_048) == 0
-    codes = [commit(rig, f"many-{n}", 1) for n in range(POSITIONS_MAX)]
+    codes = [commit(rig, f"many-{n}", 1) for n in range(COMMITTED_MAX)]
     stored = codes.count(0)
-    assert POSITIONS_MAX - 20 < stored < POSITIONS_MAX and set(codes[stored:]) == {28}, "INVALID_COMMIT_OFFSET_SIZE"
+    assert COMMITTED_MAX - 20 < stored < COMMITTED_MAX and set(codes[stored:]) == {28}, "INVALID_COMMIT_OFFSET_SIZE"
     assert commit(rig, "many-0", 2) == 0 and commit(rig, "honest", 7) == 0, "what there is may change"
     code, text = rig.refusal("commit", group="one more", offsets=[["logs", 0, 1]])
-    assert code == 28 and "offsets.positions_max" in text
+    assert code == 28 and "offsets.committed_max" in text
     rig.admin("delete_offsets", group="many-0")
     assert commit(rig, "one more", 1) == 0, "what is deleted makes room"
     honest(rig)

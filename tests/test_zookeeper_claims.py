@@ -68,11 +68,11 @@ def test_positions_are_written_with_their_parents_and_followed() -> None:
     held = taken(tree)
     tree.run(claims.write(GROUP, held, {PART: CommittedOffset(7, "m", leader_epoch=3), OTHER: CommittedOffset(8)}))
     assert tree.run(claims.read(GROUP, [PART]))[PART][:2] == (7, "m") and stored(tree) == {PART: 7, OTHER: 8}
-    assert held.positions == {PART: len(b'{"offset":7,"metadata":"m","leader_epoch":3}'), OTHER: 1}
+    assert held.sizes == {PART: len(b'{"offset":7,"metadata":"m","leader_epoch":3}'), OTHER: 1}
     tree.run(claims.write(GROUP, held, {PART: None, OTHER: CommittedOffset(9)}, GroupInfo("consumer", 5)))
-    assert stored(tree) == {OTHER: 9} and held.positions.keys() == {OTHER}
+    assert stored(tree) == {OTHER: 9} and held.sizes.keys() == {OTHER}
     again = taken(tree)
-    assert again.info == GroupInfo("consumer", 5) and again.positions == {OTHER: 1}
+    assert again.info == GroupInfo("consumer", 5) and again.sizes == {OTHER: 1}
 
 
 def test_what_somebody_changed_behind_our_back_is_seen_when_it_is_in_the_way() -> None:
@@ -104,7 +104,7 @@ def test_only_what_has_not_changed_expires() -> None:
     tree.run(claims.write(GROUP, held, {PART: CommittedOffset(1), OTHER: CommittedOffset(1)}))
     seen = tree.run(claims.look(GROUP))
     tree.run(claims.write(GROUP, held, {OTHER: CommittedOffset(2)}))
-    assert tree.run(claims.expire(GROUP, held, seen.positions)) == 1
+    assert tree.run(claims.expire(GROUP, held, seen.nodes)) == 1
     assert stored(tree) == {OTHER: 2}
 
 
@@ -220,7 +220,7 @@ def test_no_request_of_a_claimed_write_can_do_without_the_claim() -> None:
     changes: dict[TopicPartition, Any] = {PART: CommittedOffset(1), OTHER: CommittedOffset(2)}
     for operation in (
         claims.write(GROUP, held, changes, GroupInfo("consumer")),
-        claims.expire(GROUP, held, tree.run(claims.look(GROUP)).positions),
+        claims.expire(GROUP, held, tree.run(claims.look(GROUP)).nodes),
         claims.write(GROUP, held, dict.fromkeys(changes)),
     ):
         requests: list[Request] = []

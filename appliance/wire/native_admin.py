@@ -11,14 +11,14 @@
     status          {}                                    see :mod:`appliance.status`
     groups          {}                                    [{group, protocol, state, members: how many}]
     group           {group}                               {group, protocol, state, members: [MEMBER],
-                                                           partitions: [POSITION]}
+                                                           partitions: [COMMITTED]}
     offsets         {group}                               [[topic, partition, offset]]
     commit          {group, offsets: [[t, p, offset]]}    nil; stores all that is not refused
     delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions: the whole group
 
     PARTITION       {partition, leader, start, end, bytes, messages, state}
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
-    POSITION        {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
+    COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
 
 Any broker accepts these requests.  It passes ``commit`` and ``delete_offsets`` on to the group's coordinator.
 ``forwarded`` marks a request that another broker has passed on.

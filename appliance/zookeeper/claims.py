@@ -13,8 +13,6 @@ Every write of :func:`write`, :func:`expire` and :func:`remove` is a multi that 
 ZooKeeper carries it out only while that claim exists, so a coordinator that lost its claim or its session cannot write.
 Requests of one session are carried out in the order of sending.  A write that was given up therefore comes before all
 later ones, or never.
-
-In this module the *positions* of a group are its committed offsets.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class Held(NamedTuple):
 
     path: str
     info: GroupInfo
-    positions: dict[TopicPartition, int]
+    sizes: dict[TopicPartition, int]
 
     @property
     def group_path(self) -> str:
@@ -91,12 +89,12 @@ class Held(NamedTuple):
 class Seen(NamedTuple):
     """A group, read without a claim.
 
-    ``members``: whether it has any, of either listener.  ``positions``: the nodes of its offsets, without values.
+    ``members``: whether it has any, of either listener.  ``nodes``: those of its committed offsets, without values.
     """
 
     info: GroupInfo
     members: bool
-    positions: dict[TopicPartition, Node]
+    nodes: dict[TopicPartition, Node]
 
 
 def decode_info(value: bytes) -> GroupInfo:
@@ -148,11 +146,11 @@ def _our_leftovers(group: str, others: list[str], claimant: Claimant) -> Operati
 
 
 def _sizes(group: str) -> Operation[dict[TopicPartition, int]]:
-    nodes = yield from positions(group)
+    nodes = yield from offset_nodes(group)
     return {part: node.size for part, node in nodes.items()}
 
 
-def positions(group: str) -> Operation[dict[TopicPartition, Node]]:
+def offset_nodes(group: str) -> Operation[dict[TopicPartition, Node]]:
     """The nodes of all committed offsets of a group, without their values."""
     topics = [name for name in (yield from list_children(paths.offsets(group))) if is_topic(name)]
     listed = yield from ask([children(paths.offsets(group, topic)) for topic in topics])
@@ -182,7 +180,7 @@ def write(
     changes: Mapping[TopicPartition, CommittedOffset | None],
     info: GroupInfo | None = None,
 ) -> Operation[None]:
-    """Store committed offsets, delete those that are None, store ``info`` if given.  Updates ``held.positions``.
+    """Store committed offsets, delete those that are None, store ``info`` if given.  Updates ``held.sizes``.
 
     Raises:
         NotCoordinator: the claim is gone.  Of a large write, earlier parts may have been carried out.
@@ -204,9 +202,9 @@ def write(
             raise ZooKeeperAway(f"offsets of group {group!r} keep changing; try again")
         for part, value in some.items():
             if value is None:
-                held.positions.pop(part, None)
+                held.sizes.pop(part, None)
             else:
-                held.positions[part] = len(value)
+                held.sizes[part] = len(value)
 
 
 def _lost(group: str) -> NotCoordinator:
@@ -215,7 +213,7 @@ def _lost(group: str) -> NotCoordinator:
 
 def _requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Iterator[Request]:
     for part, value in values.items():
-        path, there = paths.offset(group, part), part in held.positions
+        path, there = paths.offset(group, part), part in held.sizes
         if value is not None:
             yield set_value(path, value, -1) if there else create(path, value)
         elif there:
@@ -223,15 +221,15 @@ def _requests(group: str, held: Held, values: Mapping[TopicPartition, bytes | No
 
 
 def _read_again(group: str, held: Held, values: Mapping[TopicPartition, bytes | None]) -> Operation[None]:
-    """Correct ``held.positions`` after a write that found other nodes than expected; create missing parents."""
+    """Correct ``held.sizes`` after a write that found other nodes than expected; create missing parents."""
     topics = {part.topic for part, value in values.items() if value is not None}
     yield from ask([create(paths.offsets(group, topic)) for topic in sorted(topics)])
     nodes = yield from ask([exists(paths.offset(group, part)) for part in values])
     for part, node in zip(values, nodes, strict=True):
         if isinstance(node, Node):
-            held.positions.setdefault(part, node.size)
+            held.sizes.setdefault(part, node.size)
         else:
-            held.positions.pop(part, None)
+            held.sizes.pop(part, None)
 
 
 def _chunks(values: Mapping[TopicPartition, bytes | None]) -> Iterator[dict[TopicPartition, bytes | None]]:
@@ -259,7 +257,7 @@ def expire(group: str, held: Held, old: Mapping[TopicPartition, Node]) -> Operat
         if isinstance(reply, Failed) and reply.part_index == 0:
             raise _lost(group)
         if not isinstance(reply, Failed):
-            held.positions.pop(part, None)
+            held.sizes.pop(part, None)
             gone += 1
     return gone
 
@@ -295,8 +293,8 @@ def remove(group: str, held: Held) -> Operation[None]:
     members = yield from list_children(paths.consumers(group))
     if members:
         raise InvalidRequest(f"group {group!r} has {len(members)} live members; stop them first")
-    held.positions.update((yield from _sizes(group)))
-    yield from write(group, held, dict.fromkeys(held.positions))
+    held.sizes.update((yield from _sizes(group)))
+    yield from write(group, held, dict.fromkeys(held.sizes))
     yield from vacate(group, held)
 
 
@@ -309,5 +307,5 @@ def look(group: str) -> Operation[Seen]:
     node, members = yield [get(paths.group(group)), children(paths.consumers(group))]
     if isinstance(node, Refused):
         raise UnknownGroup(f"there is no group {group!r}")
-    found = yield from positions(group)
+    found = yield from offset_nodes(group)
     return Seen(decode_info(node.value), not isinstance(members, Refused) and bool(members), found)

@@ -6,7 +6,7 @@ with it.  A commit waits at most COMMIT_MS_MAX for ZooKeeper.  Then it fails and
 never stored over a newer one.  (A write that was sent already may still be stored, before all later ones.)
 
 Bounds: ``offsets_max`` offsets, as counted by the last check of all groups and corrected with every write; a new offset
-beyond it is refused with :class:`PositionsFull` (see :mod:`.offset_count`).  The number of waiting commits is bounded
+beyond it is refused with :class:`OffsetsFull` (see :mod:`.offset_count`).  The number of waiting commits is bounded
 by the workers' unanswered requests.
 """
 
@@ -117,7 +117,7 @@ class CommittedOffsets:
                 return
             if entry.held is None or not self.claims.is_held(entry):
                 await self._registry.ask(self._registry.groups.prune(group))
-            elif entry.held.positions:
+            elif entry.held.sizes:
                 await self._note_active(entry, entry.held)
             else:
                 await self.claims.vacate(entry, entry.held)
@@ -137,7 +137,7 @@ class CommittedOffsets:
                 return 0
             gone = await self.claims.carry_out(entry, zookeeper_claims.expire(group, held, old))
             self.count.set(group, held)
-            if not held.positions and not entry.commits:
+            if not held.sizes and not entry.commits:
                 await self.claims.vacate(entry, held)
             return gone
 

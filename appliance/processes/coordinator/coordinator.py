@@ -137,7 +137,7 @@ class Coordinator:
             config, data_dir, brokers, topics, partitions, registry, self._security, self._producer_ids
         )
         self._groups = RegisteredGroups(
-            registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.positions_max
+            registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.committed_max
         )
         self._kafka_groups = GroupCoordinator(self._groups, GroupLimits(), lambda: uuid4().hex)
         claims = self._groups.offsets.claims
@@ -227,7 +227,7 @@ class Coordinator:
         self._config = config
         self._broker.reload(config)
         self._brokers.reload(config)
-        self._groups.offsets.count.offsets_max = config.positions_max
+        self._groups.offsets.count.offsets_max = config.committed_max
         self._topics.reload(config)
         self._registry.announce()
         self._publish_soon()

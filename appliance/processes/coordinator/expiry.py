@@ -1,7 +1,7 @@
 """Deletes the committed offsets of groups that have been empty for ``offsets.retention.ms``.
 
 Every CHECK_MS it reads all groups in ZooKeeper, one after the other, and counts their offsets (see
-``offsets.positions_max``).  For the groups that this broker coordinates:
+``offsets.committed_max``).  For the groups that this broker coordinates:
 
 * A group with members, of either listener, is noted as active at that time.  The note is renewed when it is older than
   an eighth of the retention, so a group whose last member vanished unseen loses at most an eighth.
@@ -69,7 +69,7 @@ class Expiry:
                 seen = await self._registry.ask(claims.look(group))
             except UnknownGroup:
                 continue
-            sizes[group] = {part: node.size for part, node in seen.positions.items()}
+            sizes[group] = {part: node.size for part, node in seen.nodes.items()}
             if self._coordinates(group):
                 try:
                     await self._check(group, seen, retention_ms)
@@ -82,14 +82,14 @@ class Expiry:
     async def _check(self, group: str, seen: Seen, retention_ms: int) -> None:
         now_ms = self._clock_ms()
         if seen.members or self._offsets.claims.has_members(group):
-            if seen.positions and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
+            if seen.nodes and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
                 await self._offsets.note_active(group)
             return
-        if not seen.positions:
+        if not seen.nodes:
             await self._offsets.left(group)
             return
-        since_ms = {part: max(seen.info.active_ms, node.modified_ms) for part, node in seen.positions.items()}
-        old = {part: seen.positions[part] for part, ms in since_ms.items() if now_ms - ms >= retention_ms}
+        since_ms = {part: max(seen.info.active_ms, node.modified_ms) for part, node in seen.nodes.items()}
+        old = {part: seen.nodes[part] for part, ms in since_ms.items() if now_ms - ms >= retention_ms}
         if old:
             gone = await self._offsets.expire(group, old)
             log.info("group %r: %d offsets were deleted: unused for %d ms", group, gone, retention_ms)

@@ -225,7 +225,7 @@ class GroupClaims:
                 await self._release(entry, entry.held)
 
     async def _release(self, entry: GroupQueue, held: Held) -> None:
-        if held.positions:
+        if held.sizes:
             await self._give_back(entry, claims.release(held))
         else:
             await self.vacate(entry, held)

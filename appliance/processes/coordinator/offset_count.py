@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ...errors import PositionsFull
+from ...errors import OffsetsFull
 from ...names import TopicPartition
 from ...zookeeper import paths
 from ...zookeeper.claims import Held
@@ -34,14 +34,14 @@ class OffsetCount:
     def replace(self, sizes: Mapping[str, Mapping[TopicPartition, int]], held: Iterable[tuple[str, Held]]) -> None:
         """Take the result of a check of all groups; for those in ``held`` our own claim is more recent."""
         self._by_group = {
-            group: sum(_units(paths.group(group), part, size) for part, size in positions.items())
-            for group, positions in sizes.items()
+            group: sum(_units(paths.group(group), part, size) for part, size in offsets.items())
+            for group, offsets in sizes.items()
         }
-        self._by_group |= {group: units(claim, claim.positions) for group, claim in held}
+        self._by_group |= {group: units(claim, claim.sizes) for group, claim in held}
         self.total = sum(self._by_group.values())
 
     def set(self, group: str, held: Held) -> None:
-        self.add(group, units(held, held.positions) - self._by_group.get(group, 0))
+        self.add(group, units(held, held.sizes) - self._by_group.get(group, 0))
 
     def add(self, group: str, more: int) -> None:
         self._by_group[group] = self._by_group.get(group, 0) + more
@@ -59,9 +59,9 @@ class OffsetCount:
             after = 0 if to is None else _units(held.group_path, part, len(paths.encode_offset(to)))
             more = after - units(held, [part])
             if more > 0 and more > room:
-                errors[part] = PositionsFull(
+                errors[part] = OffsetsFull(
                     f"there is room for {self.offsets_max} committed offsets of all groups: delete unused groups,"
-                    " or raise offsets.positions_max"
+                    " or raise offsets.committed_max"
                 )
             else:
                 room -= more
@@ -70,7 +70,7 @@ class OffsetCount:
 
 def units(held: Held, parts: Iterable[TopicPartition]) -> int:
     """The units of those of these offsets that the group has."""
-    return sum(_units(held.group_path, part, held.positions[part]) for part in parts if part in held.positions)
+    return sum(_units(held.group_path, part, held.sizes[part]) for part in parts if part in held.sizes)
 
 
 def _units(group_path: str, part: TopicPartition, size: int) -> int:
