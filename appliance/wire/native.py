@@ -18,10 +18,26 @@ number out of bounds or with an unknown api number closes the connection: the by
     9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
 
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
-after the last.  ``timestamp``: EARLIEST, LATEST, MAX_TIMESTAMP or ms; a non-negative ``offset`` selects that offset
-instead.  ``records`` counts the records before ``offset`` since the log began: differences are lag in messages.
-Errors are the numbers of :mod:`appliance.errors`; 0 is none.  The coordinator answers metadata and admin, or a worker
-does from its snapshot of metadata.
+after the last.  Errors are the numbers of :mod:`appliance.errors`; 0 is none.  The coordinator answers metadata and
+admin, or a worker does from its snapshot of metadata.
+
+What offsets asks for, by ``timestamp``, while ``offset`` is -1 (else: that offset itself, or the nearest in the log)::
+
+    ms since 1970       the first record that is not older
+    -1 LATEST           the high watermark
+    -2 EARLIEST         the log start offset
+    -3 MAX_TIMESTAMP    the record with the largest timestamp
+
+Its reply has ``offset`` -1 where there is no such record.  ``records`` counts the records before ``offset`` since the
+log began, so differences are lag in messages.
+
+The maps in replies::
+
+    cluster, broker     id of the cluster, "" while it is not known; id of the broker that answers
+    zookeeper           address of the ensemble, for consumers of native groups; "" without one
+    brokers             [[id, host, port]...]: brokers that are alive, with their native listeners
+    topics              [{name, error, settings: {name: value}, partitions: [[partition, broker id or -1]...]}...]
+    limits              {frame_bytes_max}: the size of the largest request
 
 The bounds are checked while a header is decoded.  Correlation ids are u32.
 Partitions, times in ms and counts of bytes are 0 to 2^31 - 1, offsets and timestamps i64, a topic has at most

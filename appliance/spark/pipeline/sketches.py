@@ -1,4 +1,4 @@
-"""Computes distinct counts and percentiles with sketches of Apache DataSketches, whose error is known.
+"""Computes distinct counts and percentiles with sketches of Apache DataSketches, whose error is known::
 
     kind         sketch                            size of a row    error (95 % of the rows are within it)
     distinct     HyperLogLog, 4,096 registers      up to 2.1 KB     3.3 %, and less below 1,000 values

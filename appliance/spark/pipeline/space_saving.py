@@ -1,6 +1,6 @@
 """Counts the heaviest values of each window with bounded memory and a stated error: Space-Saving.
 
-At most ``keep`` values of a window have a row.  The state of a window is its rows and one number, ``omitted_max``:
+At most ``keep`` values of a window have a row.  The state of a window is its rows and one number, ``omitted_max``::
 
     count         never less than the true count
     count_error   at most so much is ``count`` too high: count - count_error <= true count <= count

@@ -2,7 +2,7 @@
 
 Each task adds up its records (a *partial*).  The driver merges the partials with the stored rows that they can change,
 and replaces these with the result.  So there is no watermark and no line is too late: a window has all lines that have
-arrived until now::
+arrived until now.  The kinds of totals::
 
     kind         computed by                     error
     count        :class:`Sums`                   none
