@@ -109,18 +109,21 @@ def report(
             "--to", metavar="DIR", readable=False, help="Where to; by default the pipeline's state directory."
         ),
     ] = None,
+    zone: Annotated[str, typer.Option("--zone", metavar="NAME", help="Time zone of all times: Europe/Berlin.")] = "UTC",
     as_json: Json = False,
 ) -> None:
     """Draw the tables: one self-contained HTML page, and one PNG.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
         appliance pipeline report web.toml --to /var/www/reports
+
+        appliance pipeline report web.toml --zone Europe/Berlin
     """
     settings = load(config, None, None)
-    from ..spark.pipeline.report import write
+    from ..spark.pipeline.report import write, zone_of
 
-    page, picture = write(settings, directory or settings.state_dir)
+    page, picture = write(settings, directory or settings.state_dir, zone=zone_of(zone))
     if as_json:
         output.print_json({"html": str(page), "png": str(picture)})
         return

@@ -1,192 +1,139 @@
-"""Draws the pipeline's tables: one PNG, and one HTML page with the picture and the numbers in it.
+"""Draws the pipeline's tables: one PNG, and one HTML page with the same pictures and numbers.
 
-There is a panel for each aggregate (counts and error rates over time, heaviest values, lengths of sessions), and one
-for the audit.  The page is self-contained, so it can be mailed.
+``report_panels`` chooses the panels, ``charts`` paints them.  The page is self-contained, so it can be mailed.  Texts
+from messages are shown and never interpreted: they are escaped, and the page forbids scripts and all that is not in it.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from ...errors import BadValue
+from .audit_verdicts import windows
+from .charts import Panel, draw, stack
+from .pipeline_status import Summary, heaviest, read_total, summary
+from .report_panels import bound, panels, title_of
+from .settings import Settings
+from .state_directory import State
 
-from .audit_verdicts import Window, windows
-from .pipeline_status import heaviest, read_total, summary
-from .settings import Aggregate, Settings
-
-LINES_MAX: Final = 8
-"""Most curves in one panel: those of the largest groups."""
-LABEL_CHARACTERS_MAX: Final = 40
 ROWS_MAX: Final = 50
-PANEL_INCHES: Final = (9.0, 3.0)
+POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE: Final = """\
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; color: #222 }
-table { border-collapse: collapse; margin: 1em 0 } th, td { padding: .2em .8em; text-align: left }
-tr:nth-child(even) { background: #f4f4f4 } td.n { text-align: right; font-variant-numeric: tabular-nums }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; color: #222 }
+nav a { margin-right: 1em; white-space: nowrap } figure { margin: 0 0 1em } figcaption { color: #555; font-size: 90% }
+table { border-collapse: collapse; margin: 1em 0; max-width: 100% }
+th, td { padding: .2em .8em; text-align: left } td { overflow-wrap: anywhere } th, .n { white-space: nowrap }
+tr:nth-child(even) { background: #f4f4f4 } .n { text-align: right; font-variant-numeric: tabular-nums }
 img { max-width: 100% } .bad { color: #b00020 } .good { color: #1b7f3b }"""
+Row = dict[str, Any]
 
-Panel = tuple[str, Callable[[Any], None]]
+
+def zone_of(name: str) -> tzinfo:
+    """Raises BadValue if there is no such time zone."""
+    try:
+        return UTC if name == "UTC" else ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise BadValue(f"there is no time zone {name!r}: as in UTC, Europe/Berlin") from None
 
 
-def write(settings: Settings, directory: Path, now: datetime | None = None) -> tuple[Path, Path]:
-    """Write the page and the picture to ``directory``.  Returns their paths."""
+def write(settings: Settings, directory: Path, now: datetime | None = None, zone: tzinfo = UTC) -> tuple[Path, Path]:
+    """Write the page and the picture to ``directory``, with times in this zone.  Returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     now = now or datetime.now(UTC)
     picture = directory / f"{settings.pipeline.name}.png"
     page = directory / f"{settings.pipeline.name}.html"
     judged = windows(read_total(settings, "audit"), now, settings.audit.grace_ms)
-    draw(_panels(settings, judged), picture)
-    page.write_text(_page(settings, judged, picture.read_bytes(), now))
+    found = panels(settings, State(settings.state_dir).history(), judged, zone)
+    pictures = draw(found)
+    picture.write_bytes(stack(found, pictures))
+    summed = summary(settings, now)
+    tables = dict(_tables(settings, summed, [each._asdict() for each in judged], zone))
+    page.write_text(_page(settings, summed, list(zip(found, pictures, strict=True)), tables, now.astimezone(zone)))
     return page, picture
 
 
-# ---- the picture
-
-
-def draw(panels: Sequence[Panel], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    width, height = PANEL_INCHES
-    count = max(1, len(panels))
-    figure, axes = pyplot.subplots(count, 1, figsize=(width, height * count), squeeze=False, layout="constrained")
-    for axis, (title, paint) in zip(axes[:, 0], panels, strict=False):
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-        paint(axis)
-    if not panels:
-        axes[0, 0].text(0.5, 0.5, "nothing has been read yet", ha="center")
-        axes[0, 0].set_axis_off()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _panels(settings: Settings, judged: Sequence[Window]) -> list[Panel]:
-    panels: list[Panel] = []
+def _tables(settings: Settings, found: Summary, judged: Sequence[Row], zone: tzinfo) -> Iterator[tuple[str, str]]:
+    """Titles and tables."""
+    yield "Parsed", _table([{"parser": name, "lines": count} for name, count in found.parsed.items()], zone)
+    yield "Dead letters", _table([{"reason": name, "lines": count} for name, count in found.dead.items()], zone)
     for each in settings.aggregate:
-        table = read_total(settings, each.name)
-        if table is not None and len(table):
-            panels.append((_title(each), _painter(settings, each, table)))
-    if judged:
-        panels.append(("audit: sent and arrived", lambda axis: _audit(axis, judged)))
-    return panels
+        if each.kind == "top":
+            ranking = heaviest(settings, each.name, each.k)
+            note = f"<p>summed over all windows; {html.escape(bound(ranking))}</p>" if ranking.rows else ""
+            yield title_of(each), note + _table(ranking.rows, zone)
+    faulty = [each for each in judged if each["verdict"] != "balanced"]
+    yield "Windows that do not balance", _table(faulty, zone)
 
 
-def _title(aggregate: Aggregate) -> str:
-    by = f" by {', '.join(aggregate.by)}" if aggregate.by else ""
-    return f"{aggregate.name}: {aggregate.kind}{by}"
-
-
-def _painter(settings: Settings, aggregate: Aggregate, table: pa.Table) -> Callable[[Any], None]:
-    if aggregate.kind == "top":
-        rows = heaviest(settings, aggregate.name, aggregate.k).rows
-        return lambda axis: _bars(axis, aggregate, rows)
-    if aggregate.kind == "sessions":
-        return lambda axis: _lengths(axis, table)
-    return lambda axis: _curves(axis, aggregate, table)
-
-
-def _label(row: dict[str, Any], by: Iterable[str]) -> str:
-    text = ", ".join("none" if row[name] is None else str(row[name]) for name in by) or "all"
-    return text if len(text) <= LABEL_CHARACTERS_MAX else text[: LABEL_CHARACTERS_MAX - 1] + "…"
-
-
-def _curves(axis: Any, aggregate: Aggregate, table: pa.Table) -> None:
-    """Draw a curve for each of the largest groups; error rates in percent."""
-    by = list(aggregate.by)
-    totals = table.group_by(by).aggregate([("count", "sum")]) if by else None
-    groups: list[dict[str, Any]] = [{}]
-    if totals is not None:
-        groups = totals.sort_by([("count_sum", "descending")]).slice(0, LINES_MAX).to_pylist()
-    for group in groups:
-        rows = table
-        for name in by:
-            column = rows.column(name)
-            rows = rows.filter(pc.is_null(column) if group[name] is None else pc.equal(column, group[name]))
-        rows = rows.sort_by("start")
-        heights = rows.column("count")
-        if aggregate.kind == "errors":
-            heights = pc.multiply(rows.column("error_rate"), 100)
-        axis.plot(_naive(rows.column("start")), heights.to_pylist(), marker=".", lw=1, label=_label(group, by))
-    axis.set_ylabel("errors, %" if aggregate.kind == "errors" else "lines")
-    if by:
-        axis.legend(fontsize=7, frameon=False, ncols=2)
-
-
-def _naive(times: pa.ChunkedArray) -> list[datetime]:
-    return [each.replace(tzinfo=None) for each in times.to_pylist()]
-
-
-def _bars(axis: Any, aggregate: Aggregate, rows: list[dict[str, Any]]) -> None:
-    rows = rows[::-1]
-    axis.barh([_label(row, aggregate.by) for row in rows], [row["count"] for row in rows], color="#4878a8")
-    axis.set_xlabel("lines")
-    axis.tick_params(axis="y", labelsize=8)
-
-
-def _lengths(axis: Any, table: pa.Table) -> None:
-    axis.hist(pc.divide(table.column("seconds"), 60).to_pylist(), bins=30, color="#4878a8")
-    axis.set_xlabel("minutes")
-    axis.set_ylabel("sessions")
-
-
-def _audit(axis: Any, judged: Sequence[Window]) -> None:
-    topics = sorted({each.topic for each in judged})
-    for topic in topics:
-        own = [each for each in judged if each.topic == topic]
-        times = [each.start.replace(tzinfo=None) for each in own]
-        axis.plot(times, [each.counted for each in own], lw=4, alpha=0.3, label=f"{topic}: sent")
-        axis.plot(times, [each.arrived for each in own], marker=".", lw=1, label=f"{topic}: arrived")
-    axis.set_ylabel("messages")
-    axis.legend(fontsize=7, frameon=False, ncols=2)
-
-
-# ---- the page
-
-
-def _page(settings: Settings, judged: Sequence[Window], picture: bytes, now: datetime) -> str:
-    found = summary(settings, now)
-    encoded = base64.b64encode(picture).decode()
+def _page(
+    settings: Settings, found: Summary, shown: Sequence[tuple[Panel, bytes]], tables: dict[str, str], now: datetime
+) -> str:
     name = html.escape(settings.pipeline.name)
+    tables = {title: table for title, table in tables.items() if table}
+    numbers = {title: f"numbers-{index}" for index, title in enumerate(tables)}
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}</title><style>{STYLE}</style>",
-        f"<h1>{name}</h1><p>{now:%Y-%m-%d %H:%M:%S} UTC, topics {html.escape(', '.join(settings.topics))}; "
-        f"events in <code>{html.escape(found.events)}</code></p>",
+        "<!doctype html><html lang=en><head><meta charset=utf-8>",
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f"<meta name=viewport content='width=device-width'><title>{name}</title><style>{STYLE}</style></head><body>",
+        f"<h1 id=top>{name}</h1><p>{now:%Y-%m-%d %H:%M:%S %Z}; all times in {html.escape(now.tzname() or '')}; "
+        f"topics {html.escape(', '.join(settings.topics))}; events in <code>{html.escape(found.events)}</code></p>",
         f"<p>{sum(found.parsed.values()):,} lines parsed, {sum(found.dead.values()):,} dead letters</p>",
     ]
     if found.audit is not None:
         kind = "bad" if found.audit.faulty else "good"
         parts.append(f"<p class={kind}>audit: {html.escape(str(found.audit))}</p>")
-    parts.append(f'<img alt="aggregates" src="data:image/png;base64,{encoded}">')
-    lines = [{"parser": name, "lines": count} for name, count in found.parsed.items()]
-    parts.append(_table("Parsed", lines))
-    parts.append(_table("Dead letters", [{"reason": name, "lines": count} for name, count in found.dead.items()]))
-    for each in settings.aggregate:
-        if each.kind == "top":
-            parts.append(_table(_title(each), heaviest(settings, each.name, each.k).rows))
-    faulty = [each for each in judged if each.verdict != "balanced"]
-    parts.append(_table("Windows that do not balance", [each._asdict() for each in faulty]))
-    return "\n".join(part for part in parts if part) + "</html>\n"
+    links = [(f"panel-{index}", panel.title) for index, (panel, _) in enumerate(shown)]
+    links += [(anchor, f"{title} (numbers)") for title, anchor in numbers.items()]
+    parts.append(f"<nav>{' '.join(_link(*each) for each in links)}</nav>")
+    for index, (panel, picture) in enumerate(shown):
+        title = html.escape(panel.title)
+        more = [_link("top", "top")]
+        more += [_link(numbers[panel.title], "numbers")] if panel.title in numbers else []
+        parts.append(
+            f'<section id=panel-{index}><h2>{title}</h2><figure><img alt="{title}" src="{_url(picture)}">'
+            f"<figcaption>{html.escape(panel.caption)}. {' '.join(more)}</figcaption></figure></section>"
+        )
+    panel_of = {panel.title: f"panel-{index}" for index, (panel, _) in enumerate(shown)}
+    for title, table in tables.items():
+        back = _link(panel_of[title], "picture") if title in panel_of else ""
+        parts.append(f"<section id={numbers[title]}><h2>{html.escape(title)}</h2>{back}{table}</section>")
+    return "\n".join(parts) + "</body></html>\n"
 
 
-def _table(title: str, rows: Sequence[dict[str, Any]]) -> str:
+def _url(picture: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+
+
+def _link(anchor: str, text: str) -> str:
+    return f'<a href="#{anchor}">{html.escape(text)}</a>'
+
+
+def _table(rows: Sequence[Row], zone: tzinfo) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in rows[0])
-    body = "".join(f"<tr>{''.join(_cell(value) for value in row.values())}</tr>" for row in rows[:ROWS_MAX])
+    kinds = [" class=n" if isinstance(value, int | float) else "" for value in rows[0].values()]
+    head = "".join(
+        f"<th{kind}>{html.escape(str(name).replace('_', ' '))}</th>" for name, kind in zip(rows[0], kinds, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(_cells(row.values(), zone))}</tr>" for row in rows[:ROWS_MAX])
     rest = f"<p>and {len(rows) - ROWS_MAX:,} more</p>" if len(rows) > ROWS_MAX else ""
-    return f"<h2>{html.escape(title)}</h2><table><tr>{head}</tr>{body}</table>{rest}"
+    return f"<table><tr>{head}</tr>{body}</table>{rest}"
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, int):
-        return f"<td class=n>{value:,}</td>"
-    return f"<td>{html.escape('none' if value is None else str(value))}</td>"
+def _cells(values: Iterable[Any], zone: tzinfo) -> Iterator[str]:
+    for value in values:
+        match value:
+            case bool() | None | str():
+                yield f"<td>{html.escape('none' if value is None else str(value))}</td>"
+            case int() | float():
+                yield f"<td class=n>{value:,}</td>"
+            case datetime():
+                yield f"<td>{value.astimezone(zone):%Y-%m-%d %H:%M:%S %Z}</td>"
+            case _:
+                yield f"<td>{html.escape(str(value))}</td>"

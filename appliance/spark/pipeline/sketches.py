@@ -78,12 +78,16 @@ class DistinctSketch:
         return round(opened.get_estimate()), int(low), int(np.ceil(high))
 
 
+def percentile_names(percentiles: Sequence[float]) -> list[str]:
+    """The columns of percentiles: p50, p99_9."""
+    return [f"p{each:g}".replace(".", "_") for each in percentiles]
+
+
 class PercentileSketch:
     def __init__(self, percentiles: Sequence[float]) -> None:
         self._ranks = [each / 100 for each in percentiles]
-        names = [f"p{each:g}".replace(".", "_") for each in percentiles]
         self.columns: Mapping[str, pa.DataType] = {
-            f"{name}{end}": pa.float64() for name in names for end in ("", "_low", "_high")
+            f"{name}{end}": pa.float64() for name in percentile_names(percentiles) for end in ("", "_low", "_high")
         }
 
     def values(self, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .events import DAY_US, dates
+from .events import HOUR_US, dates
 from .parsers import ERRORS
 from .times import MICROS
 
@@ -188,9 +188,9 @@ class Sums(Windowed):
 def own_totals(audit_window_ms: int) -> dict[str, Sums]:
     """The pipeline's own tables.
 
-    ledger: the parsed lines and dead letters of each topic; parser "" = not parsed, reason "" = parsed.
+    ledger: the parsed lines and dead letters of each topic and hour; parser "" = not parsed, reason "" = parsed.
     """
     text = pa.string()
-    lines = Sums("ledger", DAY_US, {"topic": text, "parser": text, "reason": text}, ("rows", "bytes"))
+    lines = Sums("ledger", HOUR_US, {"topic": text, "parser": text, "reason": text}, ("rows", "bytes"))
     audit = Sums("audit", audit_window_ms * 1000, {"topic": text}, ("arrived", "counted"))
     return {"ledger": lines, "audit": audit}
