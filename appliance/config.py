@@ -25,9 +25,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from .addresses import Listener, parse_listeners
 from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
+from .security.configuration import Security, Tls, faults_of
 
 OFFSET_MAX = (1 << 63) - 1
 WORKERS_MAX = 64
@@ -44,16 +46,20 @@ class Broker(Struct, frozen=True):
 class Native(Struct, frozen=True):
     listen: Annotated[
         str,
-        Meta(description='address of the native listener, or several: "host:port,[v6]:port"; port 0 = any free one'),
+        Meta(description='listeners: "host:port,SSL://[v6]:port,unix:/path?mode=0660"; port 0 = any free one'),
     ] = "127.0.0.1:9091"
-    advertised: Annotated[str, Meta(description='"host:port" sent to clients; "" = where it listens')] = ""
+    advertised: Annotated[
+        str, Meta(description='"host:port,SSL://host:port" sent to clients instead; "" = where they connected to')
+    ] = ""
 
 
 class Kafka(Struct, frozen=True):
-    listen: Annotated[str, Meta(description='address of the Kafka listener, as native.listen; "" = closed')] = (
+    listen: Annotated[str, Meta(description='"host:port,SASL_SSL://host:port", as Kafka\'s listeners; "" = closed')] = (
         "127.0.0.1:9092"
     )
-    advertised: Annotated[str, Meta(description='"host:port" sent to clients; "" = where it listens')] = ""
+    advertised: Annotated[
+        str, Meta(description="sent to clients instead of the address that they connected to, as native.advertised")
+    ] = ""
 
 
 class ZooKeeper(Struct, frozen=True):
@@ -316,6 +322,8 @@ class Config(Struct, frozen=True):
     broker: Broker = Broker()
     native: Native = Native()
     kafka: Kafka = Kafka()
+    tls: Tls = Tls()
+    security: Security = Security()
     zookeeper: ZooKeeper = ZooKeeper()
     network: Network = Network()
     writer: Writer = Writer()
@@ -326,6 +334,11 @@ class Config(Struct, frozen=True):
     liveness: Liveness = Liveness()
     stop: Stop = Stop()
     log: Log = Log()
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """The listeners of both protocols."""
+        return [*parse_listeners("native", self.native.listen), *parse_listeners("kafka", self.kafka.listen)]
 
     @property
     def committed_max(self) -> int:
@@ -424,5 +437,9 @@ def _check_together(config: Config) -> None:
         raise BadValue(f"topics.partitions = {count}: must be at most topics.partitions_max ({topics.partitions_max})")
     if 0 < config.zookeeper.heap_mb < 16:
         raise BadValue(f"zookeeper.heap_mb = {config.zookeeper.heap_mb}: must be 0, or at least 16")
-    if not config.native.listen:
-        raise BadValue('native.listen = "": must have an address: the command line uses this listener')
+    advertised = [
+        *parse_listeners("native", config.native.advertised),
+        *parse_listeners("kafka", config.kafka.advertised),
+    ]
+    for fault in faults_of(config.listeners, advertised, config.tls, config.security):
+        raise BadValue(fault)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from .addresses import parse_addresses
+from .addresses import parse_listeners
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 Scalar = bool | int | str
@@ -59,11 +59,17 @@ class Key(NamedTuple):
             raise ValueError(f"must be at least {self.least}")
         if self.most is not None and int(parsed) > self.most:
             raise ValueError(f"must be at most {self.most}")
-        if self.attribute == "listen":
-            parse_addresses(str(parsed))
-        elif self.attribute == "advertised" and len(parse_addresses(str(parsed))) > 1:
-            raise ValueError("must be one address")
+        if self.attribute in ("listen", "advertised"):
+            _check_listeners(self.table, str(parsed), self.attribute)
         return parsed
+
+
+def _check_listeners(protocol: str, text: str, attribute: str) -> None:
+    listeners = parse_listeners(protocol, text)
+    if attribute != "advertised":
+        return
+    if len({one.security for one in listeners}) < len(listeners) or any(one.unix for one in listeners):
+        raise ValueError("must be one address for each protocol: clients get only one")
 
 
 def _parse_bool(value: object) -> bool:

@@ -30,6 +30,7 @@
     │   └── BadCredentials
     ├── ProtocolFault          the peer broke the protocol: close its connection without a reply
     │   └── FrameTooLarge
+    │       └── TlsOnPlain
     ├── Unavailable            a restart, an election or a full disk: the client may retry
     │   ├── WriterGone
     │   ├── NotLeader
@@ -202,6 +203,16 @@ class ProtocolFault(ApplianceError):
 class FrameTooLarge(ProtocolFault):
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"peer announced a frame of {size_bytes} bytes, limit {limit_bytes}")
+
+
+class TlsOnPlain(FrameTooLarge):
+    """The size of the first frame is the beginning of a TLS handshake."""
+
+    FIRST_BYTES: ClassVar[int] = 0x1603
+    """Handshake record, version 3.x; the next byte is x."""
+
+    def __str__(self) -> str:
+        return "it speaks TLS, and this listener has none: connect to one with SSL, or without TLS"
 
 
 class Unavailable(ApplianceError):

@@ -6,7 +6,9 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
 
     {"state": "serving",                          from the supervisor; "stopped" when nothing runs
      "data": "/var/lib/appliance", "pid": 4711,   pid null when stopped
-     "listeners": {"native": "127.0.0.1:9091", …},
+     "listeners": {"native": "127.0.0.1:9091", "kafka": "127.0.0.1:9092,SASL_SSL://10.0.0.1:9093",
+                   "local": "unix:/var/lib/appliance/native.sock"},
+     "insecure": ["kafka 10.0.0.1:9092"],         open to other hosts without TLS and authentication
      "zookeeper": {"connect": "…", "state": "connected"},
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
@@ -39,6 +41,7 @@ STATE_FILE = "state.json"
 LOCK_FILE = "lock"
 NOTHING: dict[str, Any] = {
     "listeners": {},
+    "insecure": [],
     "zookeeper": {},
     "processes": [],
     "refused": [],

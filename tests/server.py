@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from appliance.addresses import PLAINTEXT, first_with, parse_listeners
 from appliance.processes.supervisor.liveness import state_of
 from appliance.shared import memory
 
@@ -92,11 +93,15 @@ class Server:
 
     @property
     def native(self) -> str:
-        return str(self.state["listeners"]["native"])
+        return self.address("native")
 
     @property
     def kafka(self) -> str:
-        return str(self.state["listeners"]["kafka"])
+        return self.address("kafka")
+
+    def address(self, protocol: str, security: str = PLAINTEXT) -> str:
+        """The address of a listener."""
+        return first_with(security, parse_listeners(protocol, self.state["listeners"][protocol]))
 
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [row for row in self.state["processes"] if row["role"] == role]

@@ -132,7 +132,7 @@ class Bench:
         self._arena, mapped = memory.create(self._instance, "arena", CONFIG.network.arena_bytes)
         mapped.close()
         listeners = [(Listener("native", PLAINTEXT, ""), self.listener)]
-        arguments = network.WorkerArguments(CONFIG, self.path, 0, self._arena, listeners, self._doorbell)
+        arguments = network.WorkerArguments(CONFIG, self.path, 0, self._arena, listeners, self._doorbell, None)
 
         def make(control: Channel) -> Callable[[], None]:
             worker = NetworkWorker(arguments, control)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import FrameTooLarge
 from appliance.processes.network.inbox import Buffers, Inbox
+from appliance.processes.network.transport import PlainTransport
 from appliance.shared.arena import BLOCK_BYTES, Extent
 
 FRAME_BYTES_MAX = 3 * BLOCK_BYTES
@@ -39,7 +40,7 @@ class Client:
         """As a worker does: receive, take some of the whole frames, leave the others, settle."""
         inbox = self.inbox
         inbox.starved = False
-        assert inbox.receive(self.near)
+        assert inbox.receive(PlainTransport(self.near))
         stalled = False
         if not inbox.starved:
             for number, (start, stop) in enumerate(inbox.frames(FRAME_BYTES_MAX, FRAME_BYTES_MAX)):

@@ -19,6 +19,7 @@ from appliance.processes.network.handing_over import HandingOver
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.producing import Producing
+from appliance.processes.network.transport import PlainTransport
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.writer_link import WriterLink
 from appliance.wire.requests import Codec, Produce, ProducePart
@@ -47,7 +48,7 @@ class Rig:
         ours, theirs = socket.socketpair()
         self._sockets += [ours, theirs]
         listener = Listener("native", PLAINTEXT, "")
-        made = Connection(ours, listener, "", cast(Codec, None), Inbox(self.buffers), ClientSession())
+        made = Connection(PlainTransport(ours), listener, "", cast(Codec, None), Inbox(self.buffers), ClientSession())
         self.connections.add(made)
         return made
 

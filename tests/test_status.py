@@ -36,7 +36,8 @@ def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:
     succeeding("produce", "web", "--partition", "1", *at, stdin=b"a\nb\nc\n")
     assert collect(server.data_dir)["state"] == "serving"
     seen = wait_for(lambda: settled(collect(server.data_dir)), "the writer to be shown")
-    assert seen["listeners"] == {"native": server.native, "kafka": server.kafka}
+    local = f"unix:{server.data_dir}/native.sock"
+    assert seen["listeners"] == {"native": server.native, "kafka": server.kafka, "local": local}
     assert (seen["pid"], seen["zookeeper"]["state"]) == (server.pids("supervisor")[0], "off")
     end = seen["partitions"][1]["end"]
     expected = [("web", 0, 0, 0, 0, 0), ("web", 1, 0, end, end, 3)]

@@ -54,7 +54,7 @@ def start(
 
         appliance start --data /var/lib/appliance
 
-        appliance start --data /tmp/box --set zookeeper.nodes=1 --set kafka.listen=0.0.0.0:9092
+        appliance start --data /tmp/box --set zookeeper.nodes=1 --set kafka.listen=127.0.0.1:9192
 
         appliance start --data box --set native.listen=127.0.0.1:0 --set kafka.listen=127.0.0.1:0
     """
@@ -99,6 +99,8 @@ def status(data: Data = None, connect: Connect = None, as_json: Json = False) ->
 def _print_status(seen: dict[str, Any]) -> None:
     zookeeper = seen["zookeeper"]
     head = [("state", seen["state"]), ("data", seen["data"]), *seen["listeners"].items()]
+    if seen["insecure"]:
+        head.append(("INSECURE", f"open to other hosts without TLS and authentication: {', '.join(seen['insecure'])}"))
     head.append(("zookeeper", " ".join(filter(None, (zookeeper["state"], zookeeper["connect"])))))
     for name, value in head:
         if sys.stdout.isatty():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from ..errors import FrameTooLarge
+from ..errors import FrameTooLarge, TlsOnPlain
 
 _SIZE = struct.Struct(">I")
 SIZE_BYTES = _SIZE.size
@@ -25,6 +25,7 @@ def split(
     Raises:
         FrameTooLarge: a frame has more than ``frame_bytes_max`` bytes, or the first of these frames more than
             ``first_bytes_max``.  Close the connection.
+        TlsOnPlain: its size is the beginning of a TLS handshake.
     """
     frames: list[tuple[int, int]] = []
     bytes_max = frame_bytes_max if first_bytes_max is None else first_bytes_max
@@ -32,7 +33,7 @@ def split(
         body = start + SIZE_BYTES
         (size,) = _SIZE.unpack_from(buffer, start)
         if size > bytes_max:
-            raise FrameTooLarge(size, bytes_max)
+            raise (TlsOnPlain if size >> 16 == TlsOnPlain.FIRST_BYTES else FrameTooLarge)(size, bytes_max)
         if body + size > stop:
             break
         frames.append((body, body + size))

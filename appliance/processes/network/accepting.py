@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import socket
+import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -20,6 +21,8 @@ from ...machine_limits import CONNECTIONS_MAX, DESCRIPTORS, limit_of
 from ...wire.sockets import set_options
 from .turn import Turn
 
+PEER_CREDENTIALS: Final = struct.Struct("iII")
+"""pid, uid, gid: see unix(7)."""
 SPARE_DESCRIPTORS: Final = 64
 """Descriptors that connections leave free: for channels to restarted processes, and for segments in use."""
 ACCEPT_PAUSE_MS: Final = 100
@@ -37,7 +40,10 @@ class LimitReached(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A new connection, its listener at the address that the client connected to, and the client's address."""
+    """A new connection, its listener at the address that the client connected to, and the client's address.
+
+    The address of a client of a Unix socket is "unix:" and its process id.
+    """
 
     sock: socket.socket
     listener: Listener
@@ -77,12 +83,15 @@ class Accepting:
             return None
         if self._reached_by(connections, descriptors) is not None:
             self.refused += 1
-            self._turn.complain("connection of %s refused: network.connections_max reached", peer[0])
+            self._turn.complain("connection of %s refused: network.connections_max reached", peer and peer[0])
             sock.close()
             self._pause()
             return None
         try:
             sock.setblocking(False)
+            if listener.unix:
+                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+                return Accepted(sock, listener, f"unix:{PEER_CREDENTIALS.unpack(credentials)[0]}")
             set_options(sock, peer[0])
             return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
         except OSError:  # gone already

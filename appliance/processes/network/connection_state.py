@@ -6,13 +6,12 @@ request starts when all before it have taken effect; until then it stays in the 
 each partition, and commits.  ``started`` counts started requests that have not taken effect, acks=0 included.
 
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply is sent after
-all before it: clients match replies by order.  Bytes are sent with ``send``, file ranges with ``sendfile``;
-``MSG_MORE`` keeps a header and its batches in one TCP segment.
+all before it: clients match replies by order.  Bytes are sent with ``send``, file ranges with ``send_file`` of the
+connection's transport (:mod:`.transport`); ``MSG_MORE`` keeps a header and its batches in one TCP segment.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from collections import deque
 from itertools import takewhile
@@ -23,6 +22,7 @@ from ...security.principals import Origin
 from ...wire.requests import Codec, FileRange, Request
 from .client_session import ClientSession
 from .inbox import Inbox
+from .transport import Transport
 
 if TYPE_CHECKING:
     from .wait_lists import DelayedRequest
@@ -92,14 +92,21 @@ class Connection:
         "stalled_by",
         "stalled_overlap",
         "started",
+        "transport",
         "unanswered",
     )
 
     def __init__(
-        self, sock: socket.socket, listener: Listener, peer: str, codec: Codec, inbox: Inbox, session: ClientSession
+        self,
+        transport: Transport,
+        listener: Listener,
+        peer: str,
+        codec: Codec,
+        inbox: Inbox,
+        session: ClientSession,
     ) -> None:
         """``listener`` has the address that the client connected to."""
-        self.sock = sock
+        self.transport, self.sock = transport, transport.sock
         self.listener, self.peer, self.codec = listener, peer, codec
         self.inbox = inbox
         self.session = session
@@ -210,7 +217,7 @@ class Connection:
             size += len(piece)
         more = socket.MSG_MORE if len(out) > len(chunks) else 0
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # cheaper than sendmsg
-        sent = self.sock.send(data, more)
+        sent = self.transport.send(data, more)
         self.out_bytes -= sent
         for _ in chunks:
             out.popleft()
@@ -218,7 +225,7 @@ class Connection:
             out.appendleft(data[sent:])
 
     def _send_file(self, piece: FileRange) -> None:
-        sent = os.sendfile(self.sock.fileno(), piece.file.fd, piece.position, piece.count)
+        sent = self.transport.send_file(piece.file.fd, piece.position, piece.count)
         if sent == 0:  # the file is shorter than the table says: only a fault of the disk can cause that
             raise OSError("segment file ends early")
         self.out_bytes -= sent
@@ -229,7 +236,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket and release all memory."""
-        self.sock.close()
+        self.transport.close()
         self.closed = True
         self.out.clear()
         self.requests.clear()

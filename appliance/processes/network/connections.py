@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...config import Network
-from ...errors import ProtocolFault
+from ...errors import ProtocolFault, TlsOnPlain
+from ...security.audit_log import Reason
 from ...wire.requests import FileRange, Local, Produce, Request, decode_frames
 from .connection_state import Connection, Pending
 from .inbox import Buffers
@@ -56,6 +57,8 @@ class Connections:
         """Connections without room for received bytes, those that wait longest first."""
         self.starved_ms = 0
         """When the first of them began to wait, or one was last fed."""
+        self.unread: dict[Connection, None] = {}
+        """Connections whose transport has received bytes that epoll does not report; they are read in the next turn."""
 
     def connect(
         self,
@@ -97,15 +100,22 @@ class Connections:
         connection.active_ms = self._turn.now_ms
         inbox.starved = bool(self.starved) and not first and not inbox
         if not inbox.starved:
-            if not inbox.receive(connection.sock):
-                self.close(connection)
+            if not inbox.receive(connection.transport):
+                self._end(connection)
                 return
             if not self._take_frames(connection):
                 return
         if inbox.starved:
             self._starve(connection)
-        if inbox.starved or connection.stalled:
+        if inbox.starved or connection.stalled or connection.transport.pending:
             self.watch(connection)
+
+    def read_unread(self) -> None:
+        """Read the connections whose transport has received bytes."""
+        unread, self.unread = self.unread, {}
+        for connection in unread:
+            if connection.events & select.EPOLLIN and not connection.closed:
+                self.read(connection)
 
     def _take_frames(self, connection: Connection) -> bool:
         """Start the whole requests that a connection has received, in order; False when it has been closed."""
@@ -124,6 +134,8 @@ class Connections:
                 if connection.closed:
                     return False
         except ProtocolFault as error:
+            if isinstance(error, TlsOnPlain):
+                self._turn.audit.refused(Reason.TLS_ON_PLAIN, "", connection.peer)
             self.disconnect(connection, str(error))
         if connection.closed:
             return False
@@ -276,6 +288,8 @@ class Connections:
             and connection.out_bytes <= limits.send_bytes_max
         ):
             events |= select.EPOLLIN
+            if connection.transport.pending:
+                self.unread[connection] = None
         elif connection.unanswered > limits.requests_max:  # EOF is not read: it may come after requests
             events |= select.EPOLLRDHUP
         if events != connection.events:
@@ -293,6 +307,12 @@ class Connections:
             connection.send()
         except OSError:
             pass  # it was closed by the peer already
+        self.close(connection)
+
+    def _end(self, connection: Connection) -> None:
+        """Close a connection whose stream has ended."""
+        if connection.transport.fault:
+            self._turn.audit.refused(Reason.TLS_HANDSHAKE, "", connection.peer, what=connection.transport.fault)
         self.close(connection)
 
     def close(self, connection: Connection) -> None:

@@ -11,6 +11,7 @@ from .. import handoff
 from .connection_state import Connection
 from .connections import Connections
 from .inbox import Buffers, Inbox
+from .transport import PlainTransport
 from .turn import Turn
 from .writer_link import HandedOver, WriterLink
 
@@ -33,7 +34,8 @@ class HandingOver:
             return
         is_due = connection.handoff_count.is_due(link, acks, self._turn.now_ms)
         no_acks_0 = connection.started <= len(connection.requests)  # one may wait for another writer
-        connection.hand_over_to = link if is_due and no_acks_0 and link.may_hand_over else None
+        may_leave = is_due and no_acks_0 and connection.transport.may_be_handed_over and link.may_hand_over
+        connection.hand_over_to = link if may_leave else None
         if acks == 1 and connection.hand_over_to is not None:  # acks=all goes on reading: its flush may wait for more
             self._connections.watch(connection)
 
@@ -64,7 +66,7 @@ class HandingOver:
         sock.setblocking(False)
         one = handed_over
         inbox = Inbox(self._buffers, bytes(one.received))
-        connection = Connection(sock, one.listener, one.peer, one.codec, inbox, one.session)
+        connection = Connection(PlainTransport(sock), one.listener, one.peer, one.codec, inbox, one.session)
         if one.unsent:
             connection.put(bytes(one.unsent))
         connection.close_when_sent = self._turn.stopping

@@ -19,13 +19,13 @@ Bounds: the arena; ``private_bytes_max`` of private memory, plus the bytes moved
 
 from __future__ import annotations
 
-import socket
 from collections import OrderedDict
 from typing import Final
 
 from ...errors import FrameTooLarge
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
 from ...wire.frames import SIZE_BYTES, split
+from .transport import Transport
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """The largest extent for a connection with large frames, so that one recv takes several."""
@@ -96,7 +96,7 @@ class Inbox:
         """The number of bytes that are not parsed yet."""
         return self._filled - self._parsed
 
-    def receive(self, sock: socket.socket) -> bool:
+    def receive(self, transport: Transport) -> bool:
         """Read once; False at the end of the stream.  With ``starved`` set nothing was read."""
         private = self._private
         if private is not None:
@@ -112,7 +112,7 @@ class Inbox:
                 return True  # whole frames that wait
             target = self._buffers.memory[self._filled : extent.stop]
         try:
-            count = sock.recv_into(target)
+            count = transport.receive_into(target)
         except BlockingIOError:
             return True
         except OSError:

@@ -7,7 +7,9 @@ blocks.
 The parts, each with its own state::
 
     accepting          listeners, refusals
-    connections        receiving, order of requests, sending, closing (connection_state, inbox: of one connection)
+    handshakes         connections of TLS listeners that are not connected yet
+    connections        receiving, order of requests, sending, closing
+                       (connection_state, inbox, transport: of one connection)
     producing          append requests to the writers, their answers (writer_link: one writer)
     handing_over       connections that writers serve themselves
     fetching           fetches, at once or delayed (wait_lists)
@@ -21,14 +23,20 @@ A produce request goes from ``connections`` to ``producing`` to ``writer_link`` 
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from ...addresses import Listener
 from ...config import Config
+from ...errors import BadValue
 from ...names import TopicPartition
+from ...security.configuration import Tls
+from ...security.principals import ANONYMOUS, principal_of
 from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
@@ -38,18 +46,21 @@ from ...wire.requests import Fetch, Forwarded, Offsets, Produce
 from ..child import become_child, give_back_memory
 from ..clock import now_ms
 from ..control import Channel
-from .accepting import Accepting, LimitReached
+from ..tls_files import TlsFiles
+from .accepting import Accepted, Accepting, LimitReached
 from .client_session import ClientSession
 from .connection_state import Connection
 from .connections import STARVED_MS_MAX, Connections
 from .fetching import Fetching
 from .forwarding import Forwarding
 from .handing_over import HandingOver
+from .handshakes import Handshakes
 from .inbox import Buffers, Inbox
 from .known_partitions import KnownPartitions
 from .offset_lookups import OffsetLookups
 from .producing import Producing
 from .snapshot_answers import SnapshotAnswers
+from .transport import PlainTransport, Transport
 from .turn import Turn
 from .wait_lists import WaitLists
 
@@ -64,6 +75,9 @@ MEMORY_MS: Final = 10_000
 """How often freed memory is given back to the system."""
 
 
+logger = logging.getLogger(__name__)
+
+
 class WorkerArguments(NamedTuple):
     """The arguments of a worker, with which the supervisor forks it."""
 
@@ -73,6 +87,7 @@ class WorkerArguments(NamedTuple):
     arena_name: str
     listeners: list[tuple[Listener, socket.socket]]
     doorbell: Doorbell
+    tls: TlsFiles | None
     heart: Heart = alone()
 
 
@@ -99,6 +114,8 @@ class NetworkWorker:
         self._wait_lists = wait_lists = WaitLists(arguments.number)
         self._partitions = partitions = KnownPartitions(arguments.data_dir, arguments.number, len(arena), epoll)
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
+        self._tls = arguments.tls
+        self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
         self._connections = connections = Connections(turn, epoll, buffers, limits)
         self._handing_over = HandingOver(turn, connections, buffers, limits.handoff_bytes_max)
         self._producing = Producing(turn, connections, partitions, self._handing_over, buffers, self._request_writer)
@@ -133,6 +150,7 @@ class NetworkWorker:
     def drain(self) -> None:
         """Answer started requests, then close; the supervisor limits the time for that."""
         self._accepting.close()
+        self._handshakes.close()
         self._wait_lists.answer_all()
         self._connections.close_when_sent(unanswered=Forwarded)
         self._producing.recall()
@@ -163,6 +181,8 @@ class NetworkWorker:
             elif fd == doorbell_fd:
                 self._doorbell.silence()
                 self._wait_lists.retry_reached()
+            elif fd in self._handshakes.by_fd:
+                self._handshakes.on_event(fd)
             elif fd in self._accepting.by_fd:
                 self._accept(fd)
             elif fd == self._forwarding.fd:
@@ -176,6 +196,9 @@ class NetworkWorker:
         if self._accepting.resume_ms:
             self._accepting.resume()
         self._lookups.begin_turn()
+        self._handshakes.begin_turn()
+        if self._connections.unread:
+            self._connections.read_unread()
         if self._control.pending:
             self._control.flush()
         if self._connections.resumed:
@@ -202,6 +225,7 @@ class NetworkWorker:
         if (
             connections.resumed
             or connections.touched
+            or connections.unread
             or self._producing.to_send
             or self._lookups
             or self._wait_lists.unfinished
@@ -209,7 +233,8 @@ class NetworkWorker:
             return 0
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
-        if connections.by_fd or len(self._partitions.files) or self._turn.audit.pending:
+        some = connections.by_fd or self._handshakes.by_fd
+        if some or len(self._partitions.files) or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + CHECK_MS)
         deadline_ms = self._wait_lists.next_deadline_ms()
         if deadline_ms is not None:
@@ -241,6 +266,8 @@ class NetworkWorker:
                     self._forwarding.connect(fds[0])
                 case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
                     self._control.send(message)
+                case ["tls", values]:
+                    self._load_tls(msgspec.convert(values, Tls))
                 case ["stop"]:
                     self._turn.stopping = True
 
@@ -268,11 +295,32 @@ class NetworkWorker:
 
     def _accept(self, fd: int) -> None:
         count = len(self._connections.by_fd) + self._handing_over.count
-        accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max)
-        if accepted is not None:
-            sock, listener, peer = accepted
-            codec, inbox = codec_of(listener.protocol, self._config), Inbox(self._buffers)
-            self._connections.add(Connection(sock, listener, peer, codec, inbox, ClientSession()))
+        accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max + len(self._handshakes.by_fd))
+        if accepted is None:
+            return
+        if accepted.listener.tls and self._tls is not None:
+            self._handshakes.begin(accepted, self._tls.context)
+        else:
+            self._add(PlainTransport(accepted.sock), accepted)
+
+    def _add(self, transport: Transport, accepted: Accepted) -> None:
+        """Add a connection that can be used: one with TLS has completed its handshake."""
+        _, listener, peer = accepted
+        codec, inbox = codec_of(listener.protocol, self._config), Inbox(self._buffers)
+        session = ClientSession(principal_of(transport.subject) if transport.subject else ANONYMOUS)
+        connection = Connection(transport, listener, peer, codec, inbox, session)
+        self._connections.add(connection)
+        if transport.pending:
+            self._connections.read(connection)
+
+    def _load_tls(self, config: Tls) -> None:
+        """Load the files again: the supervisor could."""
+        self._handshakes.reload(config)
+        try:
+            if self._tls is not None:
+                self._tls.load(config)
+        except BadValue as error:
+            logger.error("new connections get the old certificate: %s", error)
 
     def _on_close(self, connection: Connection) -> None:
         """Forget the waiting requests of a closed connection."""
@@ -288,6 +336,7 @@ class NetworkWorker:
             self._memory_ms = now
             give_back_memory()
         self._connections.check_timeouts()
+        self._handshakes.check_timeouts()
         self._producing.check_timeouts()
         count = len(self._connections.by_fd) + self._handing_over.count
         limits = self._accepting.limits(count, self._partitions.descriptors_max)

@@ -2,64 +2,169 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import os
 import socket
+import stat
+from pathlib import Path
 from typing import Final
 
-from ...addresses import PLAINTEXT, Listener, address_text, listeners_text, parse_addresses, parse_listeners
+from ...addresses import (
+    PLAINTEXT,
+    SECURITY,
+    UNIX,
+    Listener,
+    address_text,
+    listeners_text,
+    parse_addresses,
+    parse_listeners,
+    unix_path,
+)
 from ...config import Config
 from ...errors import AddressInUse, BadValue
 from ...machine_limits import limit_of
+from ...security.configuration import faults_of, is_insecure
+from ...wire.sockets import LOCAL_SOCKET, short_path
 from .systemd import inherited_listeners
 
+logger = logging.getLogger(__name__)
+
 BACKLOG: Final = 1024
+LOCAL: Final = "local"
+"""The name in ``status`` of the Unix socket in the data directory."""
+PROTOCOLS: Final = ("native", "kafka")
+PASSED: Final = {protocol: Listener(protocol, PLAINTEXT, "") for protocol in PROTOCOLS} | {
+    f"{protocol}.{security}": Listener(protocol, security, "") for protocol in PROTOCOLS for security in SECURITY
+}
+"""What sockets are that systemd passes, by their names."""
+
+Bound = list[tuple[Listener, socket.socket]]
 
 
-def listen(config: Config) -> list[tuple[Listener, socket.socket]]:
-    """Bind the listeners; sockets that systemd passes under a protocol's name replace its ``listen``.
+def listen(config: Config, data_dir: Path) -> Bound:
+    """Bind all listeners, and a Unix socket in the data directory; sockets that systemd passes replace ``listen``.
 
     Raises:
         AddressInUse: another process listens there.
         BadValue: an address, or a socket that systemd passes, cannot be used; names the key.
         OSError: the machine has no descriptor or no memory left.
     """
-    inherited = inherited_listeners(os.environ, ("native", "kafka"))
-    listeners: list[tuple[Listener, socket.socket]] = []
+    passed = inherited_listeners(os.environ, tuple(PASSED))
+    bound: Bound = []
     for protocol, text in (("native", config.native.listen), ("kafka", config.kafka.listen)):
-        if protocol in inherited:
-            found = [(Listener(protocol, PLAINTEXT, ""), sock) for sock in inherited[protocol]]
-        else:
-            found = [(listener, _bind(listener)) for listener in parse_listeners(protocol, text)]
-        listeners += [(one._replace(address=address_text(sock.getsockname())), sock) for one, sock in found]
-    return listeners
+        here = [(PASSED[name], sock) for name, sockets in passed.items() for sock in sockets]
+        found = [(one, sock) for one, sock in here if one.protocol == protocol]
+        bound += found or [(one, _bind(one)) for one in parse_listeners(protocol, text)]
+    bound = [(_with_port(one, sock), sock) for one, sock in bound]
+    for fault in faults_of([one for one, _ in bound], [], config.tls, config.security):
+        raise BadValue(fault)
+    for warned in insecure(bound, config):
+        logger.warning("INSECURE: %s: whoever reaches this address may do everything (security.allow_insecure)", warned)
+    return bound + _bind_local(data_dir)
 
 
-def texts(listeners: list[tuple[Listener, socket.socket]]) -> dict[str, str]:
-    """The listeners of each protocol as text."""
-    protocols = dict.fromkeys(listener.protocol for listener, _ in listeners)
-    return {name: listeners_text(one for one, _ in listeners if one.protocol == name) for name in protocols}
+def texts(bound: Bound, data_dir: Path) -> dict[str, str]:
+    """The listeners of each protocol as text; LOCAL for the one in the data directory."""
+    local = _local_listener(data_dir)
+    names = [(LOCAL if one == local else one.protocol, one) for one, _ in bound]
+    return {name: listeners_text(one for other, one in names if other == name) for name, _ in names}
+
+
+def insecure(bound: Bound, config: Config) -> list[str]:
+    """The listeners that other hosts reach without TLS and authentication."""
+    return [f"{one.protocol} {one}" for one, _ in bound if is_insecure(one, config.tls)]
+
+
+def remove_sockets(bound: Bound) -> None:
+    """Remove the files of Unix sockets at the end."""
+    for one, _ in bound:
+        if one.unix:
+            with contextlib.suppress(OSError):
+                Path(unix_path(one.address)[0]).unlink()
+
+
+def _with_port(listener: Listener, sock: socket.socket) -> Listener:
+    """The listener with the port that the system has chosen."""
+    return listener if listener.unix else listener._replace(address=address_text(sock.getsockname()))
 
 
 def _bind(listener: Listener) -> socket.socket:
-    ((host, port),) = parse_addresses(listener.address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address[4])
-            sock.listen(BACKLOG)
-        except OSError:
-            sock.close()
-            raise
+        return _bind_unix(listener) if listener.unix else _bind_tcp(*parse_addresses(listener.address)[0])
     except OSError as error:
         if limit_of(error):
             raise
         kind = AddressInUse if error.errno == errno.EADDRINUSE else BadValue
-        raise kind(
-            f"{listener.protocol}.listen = {listener}: {error.strerror};"
-            " choose another address, or port 0 for any free one"
-        ) from None
+        advice = "choose another path" if listener.unix else "choose another address, or port 0 for any free one"
+        raise kind(f"{listener.protocol}.listen = {listener}: {error.strerror}; {advice}") from None
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address[4])
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
     return sock
+
+
+def _local_listener(data_dir: Path) -> Listener:
+    return Listener("native", PLAINTEXT, f"{UNIX}{data_dir.absolute() / LOCAL_SOCKET}")
+
+
+def _bind_local(data_dir: Path) -> Bound:
+    """The Unix socket for commands on this host; none where the file system has no sockets."""
+    listener = _local_listener(data_dir)
+    try:
+        return [(listener, _bind_unix(listener))]
+    except (OSError, ValueError) as error:
+        logger.warning("%s: %s: commands have to use native.listen", listener, error)
+        return []
+
+
+def _bind_unix(listener: Listener) -> socket.socket:
+    """Bind a Unix socket, in place of one that nobody listens at; nobody can connect before its mode is right."""
+    name, mode = unix_path(listener.address)
+    path = Path(name)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    umask = os.umask(0o177)
+    try:
+        with short_path(path) as short:
+            _remove_dead(path, short)
+            sock.bind(short)
+        path.chmod(mode)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(umask)
+    return sock
+
+
+def _remove_dead(path: Path, short: str) -> None:
+    """Remove the socket of a process that was killed.
+
+    Raises:
+        OSError: another process listens there, or the file is no socket.
+    """
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "a file that is no socket has this name")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(short)
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

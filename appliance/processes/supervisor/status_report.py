@@ -39,6 +39,8 @@ class StatusReport:
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
+        self.insecure: list[str] = []
+        """Listeners that other hosts reach without TLS and authentication."""
         self._pid, self._started_s = os.getpid(), wall_s()
         self._data_dir = data_dir
         self._file = StateFile(data_dir / "state.json")
@@ -71,6 +73,7 @@ class StatusReport:
             "instance": self._instance,
             "state": self.state,
             "listeners": self.listeners,
+            "insecure": self.insecure,
             "zookeeper": self._coordinator.zookeeper,
             "processes": self._processes(),
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},

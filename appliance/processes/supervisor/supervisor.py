@@ -9,6 +9,7 @@ This module is the program: start, loop, reload, stop.  The parts::
     children           forks, watches, sends to, reaps all children
     child_events       handles their messages, and their ends
     workers            network workers, their arenas and doorbells
+    certificates       the files of the TLS listeners, loaded again when they change
     coordinator_child  the coordinator and the state of ZooKeeper
     writers            a writer per partition that is in use
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
@@ -40,6 +41,7 @@ from typing import Final
 
 import msgspec
 
+from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
@@ -48,11 +50,12 @@ from ...names import TopicPartition
 from ...shared import memory
 from ..clock import now_ms
 from .actions import REFUSALS, Actions, reason_of, surviving
+from .certificates import Certificates
 from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted, HostedPartition
-from .listeners import listen, texts
+from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .opening import Opening
 from .removal import Removals
@@ -176,6 +179,7 @@ class Supervisor:
         self._instance = memory.instance_of(data_dir)
         self._notifier = Notifier(os.environ)
         self._watchdog_ms = 0
+        self._listeners: list[tuple[Listener, socket.socket]] = []
         self._signals = Signals()
         self._epoll = select.epoll()
         self._epoll.register(self._signals.fileno(), select.EPOLLIN)
@@ -192,6 +196,7 @@ class Supervisor:
         )
         common = (config, data_dir, self._instance, hosted, children, actions)
         self._workers = Workers(*common, on_started=lambda index: self._child_events.on_worker_started(index))
+        self._certificates = Certificates(config, actions, self._workers)
         self._coordinator = CoordinatorChild(*common, self._workers)
         self._opening = Opening(*common, self._workers, self._coordinator)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
@@ -228,13 +233,15 @@ class Supervisor:
                 logger.info("removed shared memory of a killed instance: %s", name)
         _raise_file_limit()
         self._nodes.prepare()
-        listeners = listen(self._config)
-        self._report.listeners = texts(listeners)
+        self._certificates.prepare(any(one.tls for one in self._config.listeners))
+        self._listeners = listen(self._config, self._data_dir)
+        self._report.listeners = texts(self._listeners, self._data_dir)
+        self._report.insecure = insecure(self._listeners, self._config)
         catalog = Catalog.load(self._data_dir)
         for name, partition in catalog.hosted(self._config.broker.id):
             topic = catalog.topics[name]
             self._hosted[TopicPartition(name, partition)] = HostedPartition(topic.id, dict(topic.settings))
-        self._workers.prepare(listeners)
+        self._workers.prepare(self._listeners, self._certificates.files)
         self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def run(self) -> int:
@@ -267,9 +274,10 @@ class Supervisor:
     def _on_serving(self) -> None:
         self._coordinator.end_wait()
         self._report.enter("serving")  # before the line is printed, so that a reader of the line finds this state
-        listeners = " ".join(f"{protocol}={address}" for protocol, address in self._report.listeners.items())
+        listeners = " ".join(f"{name}={text}" for name, text in self._report.listeners.items() if name != LOCAL)
         print(f"appliance: serving {listeners} data={self._data_dir} pid={os.getpid()}", flush=True)
-        self._notifier.send("READY=1", f"STATUS=serving {len(self._hosted)} partitions")
+        warning = f"; INSECURE: {', '.join(self._report.insecure)}" if self._report.insecure else ""
+        self._notifier.send("READY=1", f"STATUS=serving {len(self._hosted)} partitions{warning}")
 
     def _turn(self) -> None:
         """Wait for events, handle them, run the actions that are due."""
@@ -330,6 +338,7 @@ class Supervisor:
             self._config = config
             values = msgspec.to_builtins(config)
             self._workers.reload(config)
+            self._certificates.reload(config)
             self._opening.reload(config)
             self._coordinator.reload(config, values)
             self._writers.reload(config, values)
@@ -365,6 +374,7 @@ class Supervisor:
             self._nodes.end()
         with surviving("removing shared memory"):
             memory.unlink_all(self._instance)
+        remove_sockets(self._listeners)
         self._report.state = "stopped"
         with surviving("writing state.json"):
             self._report.write()

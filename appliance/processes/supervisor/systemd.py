@@ -48,6 +48,8 @@ class Notifier:
 def inherited_listeners(environment: Mapping[str, str], known: Sequence[str]) -> dict[str, list[socket.socket]]:
     """Sockets that systemd has bound for us, by their FileDescriptorName, which is one of ``known``.
 
+    That is a protocol, or a protocol with what secures it: ``kafka``, ``kafka.SASL_SSL``.
+
     They are made non-blocking: several workers accept from one socket, and all but one of them find nothing there.
 
     Raises:

@@ -17,6 +17,7 @@ from ...shared.table import WORKERS_MAX
 from .. import network
 from ..clock import wall_s
 from ..control import Channel
+from ..tls_files import TlsFiles
 from .actions import Actions
 from .children import LISTENERS, Children
 from .fork import Child
@@ -45,6 +46,7 @@ class Workers:
         self._stats: dict[int, dict[str, int]] = {}
         self._limits: dict[int, list[dict[str, Any]]] = {}
         self._listeners: list[tuple[Listener, socket.socket]] = []
+        self._tls: TlsFiles | None = None
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[Doorbell] = []
         self._start = actions.define("start network workers", self._fork)
@@ -58,9 +60,9 @@ class Workers:
 
     # ---- starting
 
-    def prepare(self, listeners: list[tuple[Listener, socket.socket]]) -> None:
-        """Take the listeners, and create the doorbells; called before the first fork."""
-        self._listeners = listeners
+    def prepare(self, listeners: list[tuple[Listener, socket.socket]], tls: TlsFiles | None) -> None:
+        """Take the listeners with their certificate, and create the doorbells; called before the first fork."""
+        self._listeners, self._tls = listeners, tls
         for _, sock in listeners:
             self._children.close_in_child(sock.close, LISTENERS)
         self.doorbells = [Doorbell() for _ in range(self._count)]
@@ -87,7 +89,13 @@ class Workers:
         if index not in self._unused_arenas:
             self._make_arena(index)
         arguments = network.WorkerArguments(
-            self._config, self._data_dir, index, self._arenas[index], self._listeners, self.doorbells[index]
+            self._config,
+            self._data_dir,
+            index,
+            self._arenas[index],
+            self._listeners,
+            self.doorbells[index],
+            self._tls,
         )
         pid = self._pid
 

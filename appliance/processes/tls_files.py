@@ -1,0 +1,100 @@
+"""Loads certificate, key and authorities of the TLS listeners from their files, also again when they change.
+
+Only TLS 1.2 and 1.3 with OpenSSL's own choice of ciphers; no compression, no renegotiation, and no resumption: every
+connection shows its certificate, which is checked against the present files.
+
+The supervisor loads the files first, so a start with wrong files fails, and workers inherit what was loaded.  Later the
+supervisor looks at the files now and then (:meth:`TlsFiles.have_changed`).  Files that cannot be used leave everything
+as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import BadValue
+from ..security.configuration import Tls
+from ..security.secret_files import check_secret_file
+
+REVOCATIONS: Final = b"-----BEGIN X509 CRL-----"
+_VERIFY: Final = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class TlsFiles:
+    """The files of ``[tls]``, and the context that was made of them."""
+
+    def __init__(self, config: Tls) -> None:
+        """Load the files.
+
+        Raises:
+            BadValue: one of them cannot be used; names the key and the remedy.
+        """
+        self.load(config)
+
+    def load(self, config: Tls) -> None:
+        """Load the files again, for the connections that come from now on.
+
+        Raises:
+            BadValue: as the constructor; the old context stays.
+        """
+        self._config = config
+        self._seen = self._looked = _signature(config)
+        self.context = _context(config)
+
+    def have_changed(self) -> bool:
+        """Whether files are others than at the last :meth:`load`, whether that succeeded or not.
+
+        Files that have changed since the last look are not reported yet: certificate and key are replaced one by one.
+        """
+        found = _signature(self._config)
+        settled, self._looked = found == self._looked, found
+        return settled and found != self._seen
+
+
+def _signature(config: Tls) -> list[Any]:
+    """What changes when a file is replaced or written."""
+    found: list[Any] = []
+    for name in (config.certificate, config.key, config.ca):
+        try:
+            status = os.stat(name)  # noqa: PTH116 - a name may be empty
+            found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
+        except OSError:
+            found.append(None)
+    return found
+
+
+def _context(config: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    check_secret_file(Path(config.key), "tls.key")
+    try:
+        context.load_cert_chain(config.certificate, config.key, password=_refuse_password)
+    except OSError as error:  # ssl.SSLError, too
+        raise BadValue(
+            f"tls.certificate = {config.certificate}, tls.key = {config.key}: {_why(error)}:"
+            " must be PEM files, the certificate with those of its issuers behind it, and the key that belongs to it"
+        ) from None
+    if config.ca:
+        try:
+            context.load_verify_locations(config.ca)
+            revocations = REVOCATIONS in Path(config.ca).read_bytes()
+        except OSError as error:
+            raise BadValue(f"tls.ca = {config.ca}: {_why(error)}: must be a PEM file of certificates") from None
+        if revocations:
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    context.verify_mode = _VERIFY[config.client_auth]
+    return context
+
+
+def _refuse_password() -> str:
+    raise BadValue("tls.key is encrypted: store it without a password, for the user of the service alone (0600)")
+
+
+def _why(error: OSError) -> str:
+    reason = getattr(error, "reason", None)
+    return str(reason).lower().replace("_", " ") if reason else str(error.strerror or error)

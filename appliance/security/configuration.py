@@ -1,0 +1,85 @@
+"""Keys of the configuration about security, ``[tls]`` and ``[security]``, and what listeners need of them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from ..addresses import Listener, parse_addresses
+
+
+class Tls(Struct, frozen=True):
+    certificate: Annotated[
+        str,
+        Meta(description="PEM file: certificate of the SSL and SASL_SSL listeners, those of its issuers behind it"),
+    ] = ""
+    key: Annotated[
+        str, Meta(description="PEM file: its private key, not encrypted; 0600, or of root with a group 0640")
+    ] = ""
+    ca: Annotated[
+        str, Meta(description="PEM file: certificates that sign those of clients, and lists of revoked ones")
+    ] = ""
+    client_auth: Annotated[
+        Literal["none", "requested", "required"],
+        Meta(description="certificates of clients: not asked for; valid if there is one; needed"),
+    ] = "none"
+    handshake_ms_max: Annotated[
+        int, Meta(ge=100, le=600_000, description="a connection that has not completed its handshake by then is closed")
+    ] = 10_000
+    handshakes_max: Annotated[
+        int,
+        Meta(ge=1, le=100_000, description="handshakes per worker at a time; another one closes the oldest"),
+    ] = 1_000
+
+
+class Security(Struct, frozen=True):
+    allow_insecure: Annotated[
+        bool,
+        Meta(description="listen on other addresses than loopback without TLS and authentication"),
+    ] = False
+
+
+def is_loopback(listener: Listener) -> bool:
+    """Whether only programs of this host reach the listener."""
+    if listener.unix:
+        return True
+    ((host, _),) = parse_addresses(listener.address)
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_insecure(listener: Listener, tls: Tls) -> bool:
+    """Whether other hosts reach the listener without both TLS and authentication."""
+    authenticated = listener.sasl or tls.client_auth == "required"
+    return not is_loopback(listener) and not (listener.tls and authenticated)
+
+
+def faults_of(
+    listeners: Sequence[Listener], advertised: Sequence[Listener], tls: Tls, security: Security
+) -> Iterator[str]:
+    """What is wrong with listeners of the configuration, each with its remedy."""
+    for one in listeners:
+        key = f"{one.protocol}.listen = {one}"
+        if one.tls and not (tls.certificate and tls.key):
+            yield f"{key}: must have tls.certificate and tls.key, the PEM files to prove with who it is"
+        if one.sasl:
+            yield f"{key}: must be PLAINTEXT or SSL: this version has no logins"
+        if not security.allow_insecure and is_insecure(one, tls):
+            yield (
+                f"{key}: other hosts reach this address, and whoever does may do everything: must be SASL_SSL, or SSL"
+                ' with tls.client_auth = "required", or loopback; or set security.allow_insecure = true'
+            )
+    for one in advertised:
+        securities = sorted({other.security for other in listeners if other.protocol == one.protocol})
+        if one.security not in securities:
+            yield (
+                f"{one.protocol}.advertised = {one}: must have the protocol of a listener of {one.protocol}.listen"
+                f" before the address: {', '.join(securities) or 'there is none'}"
+            )
+    if tls.client_auth != "none" and not tls.ca:
+        yield f"tls.client_auth = {tls.client_auth}: must have tls.ca, the certificates that sign those of clients"
