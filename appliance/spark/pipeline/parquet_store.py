@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from .parquet_compaction import moving
 from .settings import Output
 from .table_files import EVENTS, Change, NewFile, Part, Partition, directory, store_json, sync_directories, write_file
 from .times import MICROS
@@ -88,12 +89,13 @@ class ParquetStore:
         if not manifest.exists():  # an old one, removed after it was carried out
             return
         changed: set[Path] = set()
-        for staged, final in json.loads(manifest.read_text())["moves"]:
-            source, target = self._root / staged, self._root / final
-            if source.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                source.replace(target)
-                changed |= {target.parent, target.parent.parent}
+        with moving(self._root):
+            for staged, final in json.loads(manifest.read_text())["moves"]:
+                source, target = self._root / staged, self._root / final
+                if source.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    source.replace(target)
+                    changed |= {target.parent, target.parent.parent}
         sync_directories(changed)
 
     def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ...client.admin import Admin
 from ...errors import ApplianceError, UnknownPartition
 from ..spark_session import build_session
+from .compaction import Compactor
 from .events import Transform
 from .pipeline_sink import COLUMNS, FORMAT, PipelineSink
 from .pipeline_status import Summary, publish, summary
@@ -75,7 +76,8 @@ def run(
             f"pipeline {settings.pipeline.name}", settings.spark, scratch=state.path / "spark"
         )
         try:
-            return _Run(settings, state, on_progress).follow(start(spark, settings, state, identity, once))
+            with Compactor(settings.output, at_end=once):
+                return _Run(settings, state, on_progress).follow(start(spark, settings, state, identity, once))
         finally:
             if own:
                 spark.stop()

@@ -99,7 +99,15 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     raw: bool = False
     """Keep the whole line, as column ``line``."""
     sort_by: tuple[str, ...] = ()
-    """Columns by which each file is sorted, so that readers can leave out parts of it."""
+    """Columns by which the rows of a file are sorted, so that readers can leave out parts of it."""
+    target_bytes: Annotated[int, Meta(ge=MIB, le=16 * GIB)] = 128 * MIB
+    """Size of the files that small ones are put together to."""
+    compact_ms: Annotated[int, Meta(ge=0, le=366 * 86_400_000)] = 300_000
+    """How often small files are put together; 0: never."""
+    settle_ms: Milliseconds = 3_600_000
+    """A partition to which nothing was added for so long gets rid of all of its small files."""
+    keep_ms: Annotated[int, Meta(ge=0, le=3660 * 86_400_000)] = 7 * 86_400_000
+    """Delta: how long files stay that were put together, for readers of older versions; whole hours."""
     buffer_bytes: Annotated[int, Meta(ge=MIB, le=4 * GIB)] = 64 * MIB
     """Events that a task keeps in memory before it writes files."""
 

@@ -1,0 +1,233 @@
+"""Compaction: fewer files with the same rows, for readers that read meanwhile, and wherever it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import BadValue
+from appliance.spark.pipeline import compaction, parquet_compaction
+from appliance.spark.pipeline.compaction import FILES_MIN, Compactor, EventFile, compact, compactable, due
+from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.tables import Store, claim, open_store
+
+from .test_pipeline_tables import SCHEMA, Make, seen, write
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["parquet", "delta"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    output = {"path": "out", "format": request.param, "sort_by": ["n"], "settle_ms": "1h"}
+    source = [{"topics": ["t"], "parsers": ["plain"]}]
+    return parse({"pipeline": {"name": "p"}, "source": source, "output": output}, tmp_path)
+
+
+@pytest.fixture
+def make(settings: Settings) -> Make:
+    """A store as a new driver opens it."""
+
+    def made() -> Store:
+        claim(settings, "me")
+        store = open_store(settings, "me", SCHEMA)
+        store.prepare()
+        return store
+
+    return made
+
+
+def fill(make: Make, settings: Settings, batches: int) -> None:
+    """Three rows of two dates in each micro-batch."""
+    for batch in range(batches):
+        store = make()
+        store.commit(batch, write(store, settings, batch, [batch * 3 + number for number in range(3)]))
+
+
+def files(settings: Settings) -> list[str]:
+    return [each.path for each in compactable(settings.output).event_files()]
+
+
+# ---- which files
+
+
+def listed(sizes: list[int], partition: str = "p", changed_ms: int = 0) -> list[EventFile]:
+    return [EventFile(partition, f"{index:03d}", size, changed_ms) for index, size in enumerate(sizes)]
+
+
+def test_few_small_files_wait_for_more() -> None:
+    assert list(due(listed([1000] * (FILES_MIN - 1)), MIB, 0, 1)) == []
+    assert [len(each) for each in due(listed([1000] * FILES_MIN), MIB, 0, 1)] == [FILES_MIN]
+    assert [len(each) for each in due(listed([1000, 90_000, 400_000]), MIB, 3_600_000, 3_600_000)] == [3]
+    assert list(due(listed([MIB, MIB * 2 // 3]), MIB, 3_600_000, 3_600_000)) == [], "they are large enough"
+
+
+@given(st.lists(st.integers(1, 3 * MIB), max_size=80), st.booleans())
+def test_groups_are_within_the_target_and_disjoint(sizes: list[int], settled: bool) -> None:
+    groups = list(due(listed(sizes), MIB, 10, 10 if settled else 100))
+    assert all(len(group) >= 2 and sum(each.bytes for each in group) <= MIB for group in groups)
+    assert all(count == 1 for count in Counter(each.path for group in groups for each in group).values())
+
+
+def test_a_row_is_written_again_once_for_each_tier() -> None:
+    """A day of micro-batches of 8 KB: few files at any time, and few bytes written again."""
+    sizes: list[int] = []
+    written = most = 0
+    for _ in range(8640):
+        sizes.append(8192)
+        for group in due(listed(sizes), 128 * MIB, 0, 1):
+            for each in group:
+                sizes.remove(each.bytes)
+            sizes.append(sum(each.bytes for each in group))
+            written += sizes[-1]
+        most = max(most, len(sizes))
+    assert most <= 3 * FILES_MIN and written <= 4 * 8640 * 8192
+
+
+# ---- the rows
+
+
+def test_files_are_put_together_and_rows_stay(settings: Settings, make: Make) -> None:
+    fill(make, settings, 40)
+    before = seen(settings)
+    assert len(files(settings)) == 80
+    found = compact(compactable(settings.output), settings.output)
+    assert (found.files_before, found.files_after) == (80, len(files(settings)))
+    assert found.files_after < 20 and seen(settings) == before == list(range(120))
+    settled = compact(compactable(settings.output), settings.output, settled=True)
+    assert settled.files_after == 2 and seen(settings) == before
+    for path in files(settings):
+        rows = pq.ParquetFile(Path(settings.output.path) / "events" / path).read().column("n").to_pylist()
+        assert rows == sorted(rows)
+    again = make()
+    again.commit(40, write(again, settings, 40, [1000, 1001]))
+    assert seen(settings) == [*before, 1000, 1001] and make().done(40)
+    again.commit(40, write(again, settings, 40, [1000, 1001]))
+    assert len(seen(settings)) == 122, "a repetition adds nothing"
+
+
+def test_readers_see_each_row_once_meanwhile(settings: Settings, make: Make) -> None:
+    """A reader that listed files before an exchange may have to list again; it never gets other rows."""
+    fill(make, settings, 20)
+    expected = list(range(60))
+    found: list[list[int]] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                found.append(seen(settings))
+            except FileNotFoundError:
+                assert settings.output.format == "parquet"
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(3):
+            compact(compactable(settings.output), settings.output, settled=True)
+        while len(found) < 3:
+            assert reader.is_alive()
+    finally:
+        stop.set()
+        reader.join()
+    assert found and all(rows == expected for rows in found)
+
+
+@pytest.mark.parametrize("settings", ["delta"], indirect=True)
+def test_an_older_version_of_delta_can_still_be_read(settings: Settings, make: Make) -> None:
+    from deltalake import DeltaTable
+
+    fill(make, settings, 4)
+    path = f"{settings.output.path}/events"
+    version = DeltaTable(path).version()
+    compact(compactable(settings.output), settings.output, settled=True)
+    assert DeltaTable(path, version=version).to_pyarrow_table().num_rows == 12
+    assert DeltaTable(path).version() > version
+    entries = (Path(path) / "_delta_log").glob("*.json")
+    last = [json.loads(line) for line in max(entries).read_text().splitlines()]
+    changes = [entry[kind]["dataChange"] for entry in last for kind in ("add", "remove") if kind in entry]
+    assert changes and not any(changes), "streams that follow the table are told that no row is new"
+
+
+@pytest.mark.parametrize("settings", ["delta"], indirect=True)
+def test_entries_of_delta_have_statistics(settings: Settings, make: Make) -> None:
+    from deltalake import DeltaTable
+
+    fill(make, settings, 3)
+    table = DeltaTable(f"{settings.output.path}/events")
+    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert {(row["min.n"], row["max.n"], row["null_count.n"]) for row in rows} >= {(0, 0, 0), (1, 2, 0)}
+    assert sum(row["num_records"] for row in rows) == 9
+
+
+@pytest.mark.parametrize("settings", ["parquet"], indirect=True)
+def test_a_compaction_killed_at_any_step(
+    settings: Settings,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    fill(make, settings, 2)
+    before = seen(settings)
+    for step in range(100):
+        left = iter(range(step))
+
+        def counted(real: Any, left: Any = left) -> Any:
+            def run(*arguments: Any, **options: Any) -> Any:
+                if next(left, None) is None:
+                    raise Killed
+                return real(*arguments, **options)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "fsync"), (os, "link"), (parquet_compaction, "exchange")):
+                patch.setattr(owner, name, counted(getattr(owner, name)))
+            patch.setattr(parquet_compaction.shutil, "rmtree", lambda *_, **__: None)
+            try:
+                compact(compactable(settings.output), settings.output, settled=True)
+                break
+            except Killed:
+                pass
+        assert seen(settings) == before, f"stopped at step {step}"
+        fill(make, settings, 3 + step)  # goes on; earlier micro-batches are repetitions
+        before = list(range(3 * (3 + step)))
+        assert seen(settings) == before
+    assert step > 3 and seen(settings) == before
+
+
+def test_a_file_system_that_cannot_exchange_is_named(
+    settings: Settings,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(make, settings, 2)
+    if settings.output.format == "delta":
+        return
+
+    class OldLibrary:
+        def renameat2(self, *_: object) -> int:
+            parquet_compaction.ctypes.set_errno(22)
+            return -1
+
+    monkeypatch.setattr(parquet_compaction, "_libc", OldLibrary())
+    with pytest.raises(BadValue, match="compact_ms = 0"):
+        compact(compactable(settings.output), settings.output, settled=True)
+    assert len(seen(settings)) == 6
+    monkeypatch.setattr(compaction, "due", lambda files, *_: [sorted(files)[:2]])
+    with Compactor(settings.output, at_end=True):
+        pass
+    assert "cannot exchange directories" in caplog.text, "the pipeline goes on"
