@@ -18,6 +18,8 @@ from typing import Any
 from appliance.addresses import PLAINTEXT, first_with, parse_listeners
 from appliance.processes.supervisor.liveness import state_of
 from appliance.shared import memory
+from appliance.zookeeper.kazoo_link import kazoo_client
+from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
 
 from .ready import readable
 
@@ -102,6 +104,22 @@ class Server:
     def address(self, protocol: str, security: str = PLAINTEXT) -> str:
         """The address of a listener."""
         return first_with(security, parse_listeners(protocol, self.state["listeners"][protocol]))
+
+    @property
+    def zookeeper_login(self) -> Login:
+        """How to log in to the local ensemble."""
+        return Login("sasl", LOCAL_USER, (self.data_dir / SECRET_FILE).read_text().strip())
+
+    def zookeeper_client(self) -> Any:
+        """A kazoo client of the local ensemble, not started."""
+        return kazoo_client(self.state["zookeeper"]["connect"], self.zookeeper_login)
+
+    @property
+    def zookeeper_access(self) -> dict[str, str]:
+        """The settings of another appliance that uses the local ensemble of this one."""
+        file = str(self.data_dir / SECRET_FILE)
+        connect = self.state["zookeeper"]["connect"]
+        return {"zookeeper.connect": connect, "zookeeper.user": LOCAL_USER, "zookeeper.password_file": file}
 
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [row for row in self.state["processes"] if row["role"] == role]

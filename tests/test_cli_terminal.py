@@ -59,8 +59,6 @@ class Room:
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
-    from kazoo.client import KazooClient
-
     from appliance.zookeeper import paths
 
     with Server(tmp_path_factory.mktemp("terminal") / "data", **{"zookeeper.nodes": 1}) as server:
@@ -73,7 +71,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
                 producer.send(TOPIC, value, key=text, headers=[(HOSTILE, text)], partition=0).result(20)
             producer.send(TOPIC, b"last", partition=0).result(20)
         made.copy()
-        zookeeper = KazooClient(server.state["zookeeper"]["connect"])
+        zookeeper = server.zookeeper_client()
         zookeeper.start(30)
         member = {"protocol": "kafka", "client": HOSTILE, "host": HOSTILE, "topics": {TOPIC: 1}}
         zookeeper.create(paths.consumer("shown", HOSTILE), json.dumps(member).encode(), ephemeral=True, makepath=True)

@@ -339,11 +339,9 @@ def test_what_another_member_registers_can_neither_hang_nor_end_the_others(
     server: Server, admin: Admin, topic: str
 ) -> None:
     """Goal: a group is stopped by none of its members.  Method: names that such patterns take an age for."""
-    from kazoo.client import KazooClient
-
     name = "a" * 200
     admin.create_topic(name, 2)  # one of the hostile members wants one
-    zookeeper = KazooClient(server.state["zookeeper"]["connect"])
+    zookeeper = server.zookeeper_client()
     zookeeper.start(TIMEOUT_S)
     try:
         for i, value in enumerate(HOSTILE):
@@ -382,8 +380,7 @@ def test_several_appliances_share_one_ensemble(
     server: Server, admin: Admin, topic: str, make_appliance: Callable[..., Server]
 ) -> None:
     """A topic's partitions are spread over them; producer, consumer and group find each where it is."""
-    connect = server.state["zookeeper"]["connect"]
-    other = make_appliance(**{"zookeeper.nodes": 0, "zookeeper.connect": connect, "broker.id": 7})
+    other = make_appliance(**server.zookeeper_access | {"zookeeper.nodes": 0, "broker.id": 7})
     with Admin(other.native) as there:
         until(lambda: {row["name"] for row in there.topics()} >= {row["name"] for row in admin.topics()}, "it joined")
         there.create_topic(topic, 4)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from kazoo.client import KazooClient
 
 from .server import Server, wait_for
 
@@ -293,7 +292,7 @@ def test_the_registry_shows_who_owns_what(crowd: Crowd) -> None:
     crowd.join("confluent")
     crowd.join("kafka-python")
     crowd.wait_until_shared()
-    client = KazooClient(crowd.server.state["zookeeper"]["connect"])
+    client = crowd.server.zookeeper_client()
     client.start()
     try:
         base = f"/consumers/{crowd.group}"

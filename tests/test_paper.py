@@ -74,7 +74,7 @@ def admin(server: Server) -> Iterator[Admin]:
 @pytest.fixture(scope="module")
 def tree(server: Server) -> Iterator[KazooClient]:
     """ZooKeeper, seen from outside."""
-    client = KazooClient(server.state["zookeeper"]["connect"])
+    client = server.zookeeper_client()
     client.start()
     yield client
     client.stop()
@@ -750,8 +750,7 @@ def test_a_failed_broker_leaves_the_registry(
 
 def second_broker(server: Server) -> dict[str, Any]:
     """Settings of another appliance in the same cluster."""
-    connect = server.state["zookeeper"]["connect"]
-    return {"zookeeper.connect": connect, "broker.id": 7, "zookeeper.session_timeout_ms": 1_000}
+    return server.zookeeper_access | {"broker.id": 7, "zookeeper.session_timeout_ms": 1_000}
 
 
 def test_consumers_and_brokers_that_come_and_go_trigger_a_rebalance(

@@ -39,7 +39,7 @@ from appliance.zookeeper.session import Session
 from .coordinator_fixture import LISTENER, Rig, pump
 from .ready import writable
 from .server import stopped
-from .zookeeper_fixture import fresh_connect, running
+from .zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, running, share_login
 
 T = TypeVar("T")
 LOCAL = ["zookeeper.nodes=0"]
@@ -219,13 +219,13 @@ def member(tmp_path: Path, connect: str, broker_id: int, *settings: str) -> Rig:
     """One of several appliances that share an ensemble."""
     data_dir = tmp_path / str(broker_id)
     data_dir.mkdir(exist_ok=True)
-    keys = [f"zookeeper.connect={connect}", f"broker.id={broker_id}", *settings]
+    keys = [f"zookeeper.connect={connect}", f"broker.id={broker_id}", *ACCESS_KEYS, *settings]
     return Rig(data_dir, configs.load(overrides=keys))
 
 
 def ask_zookeeper(connect: str, operation: Operation[T]) -> T:
     """Look into, or meddle with, ZooKeeper from outside."""
-    session = Session(connect, 6_000)
+    session = Session(connect, 6_000, login=LOGIN)
     session.start()
     try:
         return session.call(operation, timeout_ms=20_000)
@@ -242,6 +242,7 @@ def test_the_cluster_has_its_id_when_zookeeper_is_said_to_be_connected(tmp_path:
 
 
 def test_a_broker_with_an_ensemble_of_its_own_has_a_cluster_id_before_that_is_up(tmp_path: Path, connect: str) -> None:
+    share_login(tmp_path)
     with Rig(tmp_path, configs.load(overrides=["zookeeper.nodes=1"])) as rig:
         cluster = rig.metadata()["cluster"]
         assert cluster != ""
@@ -371,7 +372,7 @@ def test_a_second_broker_with_the_same_id_keeps_its_hands_off(tmp_path: Path, co
         first.until(lambda: ask_zookeeper(connect, ask([get("/brokers/ids/0")]))[0] is not Refused.NO_NODE)
         data_dir = tmp_path / "other"
         data_dir.mkdir()
-        keys = [f"zookeeper.connect={connect}", "native.advertised=second:1", *quick]
+        keys = [f"zookeeper.connect={connect}", "native.advertised=second:1", *ACCESS_KEYS, *quick]
         with Rig(data_dir, configs.load(overrides=keys)) as second:
             pump([first, second], lambda: second.zookeeper.get("state") == "connected")
             code, message = second.refusal("create_topic", name="more")

@@ -20,7 +20,7 @@ from .coordinator_fixture import Rig, pump
 from .kafka_apis_fixture import SUBSCRIPTION
 from .kafka_messages import decode_response, fill, message, request_frame
 from .server import stopped
-from .zookeeper_fixture import fresh_connect, now_ms
+from .zookeeper_fixture import ACCESS_KEYS, fresh_connect, now_ms
 
 KEY = {api.name: key for key, api in APIS.items()}
 KAFKA = "127.0.0.1:9092"
@@ -100,7 +100,7 @@ def pair(tmp_path: Path, standalone: Ensemble) -> Iterator[Pair]:
             data_dir = tmp_path / str(broker_id)
             data_dir.mkdir()
             keys = [f"zookeeper.connect={address}/{chroot}", f"broker.id={broker_id}"]
-            keys += [f"zookeeper.session_timeout_ms={SESSION_MS}"]
+            keys += [f"zookeeper.session_timeout_ms={SESSION_MS}", *ACCESS_KEYS]
             rigs.append(Rig(data_dir, configs.load(overrides=keys)))
         with rigs[0], rigs[1]:
             for broker_id, rig in enumerate(rigs):

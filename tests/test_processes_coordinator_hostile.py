@@ -19,7 +19,7 @@ from appliance.wire.kafka.apis import APIS, CREATE_TOPICS, SERVED_BY_WORKERS
 
 from .coordinator_fixture import Rig
 from .kafka_messages import decode_response, message, request_frame
-from .zookeeper_fixture import Ensemble, fresh_connect
+from .zookeeper_fixture import ACCESS_KEYS, Ensemble, fresh_connect
 
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
 ANSWER_S_MAX = 10
@@ -34,7 +34,7 @@ BLOBS = (b"", b"\0\0\x7f\xff\xff\xff", b"\0\0" + struct.pack(">i", 90_000) + b"\
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Rig]:
-    keys = [f"zookeeper.connect={fresh_connect(standalone)}", "topics.auto_create=false"]
+    keys = [f"zookeeper.connect={fresh_connect(standalone)}", "topics.auto_create=false", *ACCESS_KEYS]
     with Rig(tmp_path_factory.mktemp("hostile"), configs.load(overrides=keys)) as running:
         running.admin("create_topic", name="logs")
         running.until(lambda: running.zookeeper.get("state") == "connected")

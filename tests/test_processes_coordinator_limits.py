@@ -20,7 +20,7 @@ from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import Rig
 from .kafka_messages import decode_response, fill, message, request_frame
-from .zookeeper_fixture import fresh_connect, now_ms
+from .zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, now_ms
 
 KEY = {api.name: key for key, api in APIS.items()}
 KAFKA = "127.0.0.1:9092"
@@ -36,7 +36,7 @@ def connect(standalone: Ensemble) -> str:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, connect: str) -> Iterator[Rig]:
-    keys = [f"zookeeper.connect={connect}", f"offsets.committed_max={COMMITTED_MAX}"]
+    keys = [f"zookeeper.connect={connect}", f"offsets.committed_max={COMMITTED_MAX}", *ACCESS_KEYS]
     with Rig(tmp_path_factory.mktemp("limits"), configs.load(overrides=keys)) as running:
         running.admin("create_topic", name="logs", partitions=4)
         running.until(lambda: running.zookeeper.get("state") == "connected")
@@ -102,7 +102,7 @@ def groups_in_zookeeper(connect: str) -> list[str]:
     def listed() -> Operation[list[str]]:
         return (yield from list_children(CONSUMERS))
 
-    session = Session(connect, 6_000)
+    session = Session(connect, 6_000, login=LOGIN)
     session.start()
     try:
         return session.call(listed(), timeout_ms=20_000)

@@ -43,7 +43,7 @@ from appliance.zookeeper.session import Session
 from .coordinator_fixture import Rig
 from .log_batches import batch, filled
 from .ready import readable
-from .zookeeper_fixture import fresh_connect
+from .zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect
 
 SMALL_SEGMENTS = TopicSettings(segment_bytes=1024)
 
@@ -57,7 +57,7 @@ def alone(tmp_path: Path) -> Iterator[Rig]:
 @pytest.fixture
 def grouped(tmp_path: Path, standalone: Ensemble) -> Iterator[Rig]:
     connect = fresh_connect(standalone)
-    with Rig(tmp_path, configs.load(overrides=[f"zookeeper.connect={connect}"])) as rig:
+    with Rig(tmp_path, configs.load(overrides=[f"zookeeper.connect={connect}", *ACCESS_KEYS])) as rig:
         yield rig
 
 
@@ -72,7 +72,7 @@ def write(rig: Rig, topic: str, batches: list[bytes], settings: TopicSettings = 
 
 
 def meddle(rig: Rig, operation: Operation[Any]) -> None:
-    session = Session(rig.config.zookeeper.connect, 6_000)
+    session = Session(rig.config.zookeeper.connect, 6_000, login=LOGIN)
     session.start()
     try:
         session.call(operation, timeout_ms=20_000)

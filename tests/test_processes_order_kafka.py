@@ -17,7 +17,7 @@ from appliance.records.encode import encode_values
 
 from .kafka_messages import decode_response, fill, message, request_frame
 from .server import Server
-from .zookeeper_fixture import Ensemble, fresh_connect
+from .zookeeper_fixture import ACCESS, Ensemble, fresh_connect
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 3, 8, 9
 CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS = 19, 20, 21
@@ -87,7 +87,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Server]:
-    settings = {"zookeeper.connect": fresh_connect(standalone), "network.workers": 2}
+    settings = {"zookeeper.connect": fresh_connect(standalone), "network.workers": 2} | ACCESS
     with Server(Path(tmp_path_factory.mktemp("order")) / "data", **settings) as running:
         yield running
 

@@ -21,6 +21,8 @@ from appliance.zookeeper.rebalance import Claim, GroupMember
 from appliance.zookeeper.session import Session, SessionState
 
 from .zookeeper_fixture import (
+    ACCESS,
+    LOGIN,
     Sessions,
     end_on_server,
     fresh_connect,
@@ -60,7 +62,7 @@ class Group:
 
     def join(self, name: str, subscription: Subscription, timeout_ms: int = 2_000) -> tuple[GroupMember, Reader]:
         reader = Reader()
-        session = Session(self.opened.connect, timeout_ms, name=name)
+        session = Session(self.opened.connect, timeout_ms, name=name, login=LOGIN)
         session.start()
         member = GroupMember(
             session, GROUP, name, subscription, reader,
@@ -130,7 +132,15 @@ def test_members_join_leave_and_die(group: Group) -> None:
 
 def test_what_a_killed_process_read_is_taken_over(group: Group) -> None:
     group.topic("logs", 4)
-    command = [sys.executable, "-m", "tests.zookeeper_member", group.opened.connect, GROUP, "a", "logs"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.zookeeper_member",
+        group.opened.connect,
+        ACCESS["zookeeper.password_file"],
+        GROUP,
+    ]
+    command += ["a", "logs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "0 1 2 3\n"
         _, reader = group.join("b", Subscription({"logs": 1}))

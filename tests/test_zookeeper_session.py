@@ -33,7 +33,7 @@ from appliance.zookeeper.operations import (
 from appliance.zookeeper.paths import CommittedOffset
 from appliance.zookeeper.session import Session, SessionState
 
-from .zookeeper_fixture import Sessions, end_on_server, fresh_connect, now_ms, sessions, wait_serving
+from .zookeeper_fixture import LOGIN, Sessions, end_on_server, fresh_connect, now_ms, sessions, wait_serving
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_the_lease_runs_out_before_zookeeper_can_expire_the_session(standalone: 
 def test_a_slow_owner_finds_its_lease_over(opened: Sessions) -> None:
     """A process that was stopped for longer than the timeout must not believe in its session for one instant."""
     clock = [1_000_000]
-    session = Session(opened.connect, 6_000, clock_ms=lambda: clock[0])
+    session = Session(opened.connect, 6_000, login=LOGIN, clock_ms=lambda: clock[0])
     session.start()
     opened.opened.append(session)
     opened.until(lambda: session.state is SessionState.CONNECTED, "connected")

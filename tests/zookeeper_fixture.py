@@ -1,5 +1,6 @@
 """ZooKeeper for tests: real ensembles, sessions on them, and a dictionary that answers operations.
 
+All ensembles of a run have one password: sessions log in with :data:`LOGIN`, appliances with :data:`ACCESS`.
 ``ensemble`` (three nodes) and ``standalone`` (one) are fixtures that a whole test run shares: take a fresh chroot of
 them from :func:`fresh_connect`.  A test that kills nodes makes an ensemble of its own with :func:`running`.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import select
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,15 +17,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from kazoo.client import KazooClient
 
 from appliance.config import ZooKeeper
+from appliance.security.secret_files import keep_secret, write_secret_file
 from appliance.zookeeper.ensemble import Ensemble, probe
+from appliance.zookeeper.kazoo_link import kazoo_client
+from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
 from appliance.zookeeper.operations import Failed, Node, Operation, Refused, Request
 from appliance.zookeeper.session import Session, SessionState
 
 WAIT_MS_MAX = 30_000
 _chroots = itertools.count(1)
+_directory = tempfile.TemporaryDirectory(prefix="zookeeper-login-")
+_password_file = Path(_directory.name) / "secret"
+LOGIN = Login("sasl", LOCAL_USER, keep_secret(_password_file))
+ACCESS = {"zookeeper.user": LOCAL_USER, "zookeeper.password_file": str(_password_file)}
+"""The settings of an appliance for which an ensemble of ours is an external one."""
+ACCESS_KEYS = [f"{name}={value}" for name, value in ACCESS.items()]
+"""The same as arguments of ``--set``."""
+
+
+def share_login(data_dir: Path) -> None:
+    """Let the ensemble of this data directory have the password of all."""
+    (data_dir / "zookeeper").mkdir(0o700, parents=True, exist_ok=True)
+    write_secret_file(data_dir / SECRET_FILE, LOGIN.password.encode())
 
 
 def now_ms() -> int:
@@ -56,6 +73,7 @@ def wait_serving(ensemble: Ensemble, count: int | None = None) -> int:
 @contextmanager
 def running(directory: Path, nodes: Literal[1, 3], **settings: Any) -> Iterator[Ensemble]:
     """A local ensemble that serves, and is gone afterwards."""
+    share_login(directory)
     ensemble = Ensemble(ZooKeeper(nodes=nodes, **settings), directory)
     ensemble.prepare()
     try:
@@ -92,7 +110,7 @@ class Sessions:
         self.opened: list[Session] = []
 
     def open(self, timeout_ms: int = 6_000, *, connected: bool = True, **options: Any) -> Session:
-        session = Session(self.connect, timeout_ms, name=f"test {len(self.opened)}", **options)
+        session = Session(self.connect, timeout_ms, name=f"test {len(self.opened)}", login=LOGIN, **options)
         session.start()
         self.opened.append(session)
         if connected:
@@ -121,8 +139,8 @@ def sessions(connect: str) -> Iterator[Sessions]:
 
 
 def end_on_server(session: Session) -> None:
-    """Close a session behind its owner's back: ZooKeeper lets anybody do that who knows its password."""
-    twin = KazooClient(hosts=session._kazoo.connect, client_id=session._kazoo._client.client_id)
+    """Close a session behind its owner's back, as one who has logged in and knows its password."""
+    twin = kazoo_client(session._kazoo.connect, LOGIN, client_id=session._kazoo._client.client_id)
     twin.start()
     twin.stop()
     twin.close()

@@ -1,4 +1,6 @@
-"""A group member in a process of its own, to be killed: ``python -m tests.zookeeper_member CONNECT GROUP NAME TOPIC``.
+"""A group member in a process of its own, to be killed.
+
+``python -m tests.zookeeper_member CONNECT PASSWORD_FILE GROUP NAME TOPIC``
 
 Prints a line with the partitions that it reads, in order, whenever they change.
 """
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from appliance.names import TopicPartition
 from appliance.zookeeper.lease import boot_clock_ms
+from appliance.zookeeper.login import LOCAL_USER, Login
 from appliance.zookeeper.paths import Subscription
 from appliance.zookeeper.rebalance import Claim, GroupMember
 from appliance.zookeeper.session import Session
@@ -29,8 +33,9 @@ class Printing:
         print(*sorted(self.parts), flush=True)
 
 
-def main(connect: str, group: str, name: str, topic: str) -> None:
-    session = Session(connect, 2_000, name=name)
+def main(connect: str, password_file: str, group: str, name: str, topic: str) -> None:
+    login = Login("sasl", LOCAL_USER, Path(password_file).read_text().strip())
+    session = Session(connect, 2_000, name=name, login=login)
     session.start()
     member = GroupMember(session, group, name, Subscription({topic: 1}), Printing(), clock_ms=boot_clock_ms)
     member.join()

@@ -275,11 +275,15 @@ class GroupConsumer:
         if not connect:
             raise ZooKeeperAway("this appliance runs without ZooKeeper, which groups need: set zookeeper.nodes")
         # kazoo loads slowly, and only groups need it.
+        from ..zookeeper.login import from_wire
         from ..zookeeper.rebalance import GroupMember
         from ..zookeeper.session import Session
 
         self._streams = streams
-        self._session = Session(connect, self._session_timeout_ms, name=self.consumer_id, clock_ms=self._clock_ms)
+        login = from_wire(self._cluster.admin("zookeeper_login", {}))
+        self._session = Session(
+            connect, self._session_timeout_ms, name=self.consumer_id, login=login, clock_ms=self._clock_ms
+        )
         self._member = GroupMember(
             self._session,
             self.group,

@@ -144,5 +144,6 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "offsets": (Right(_O.DESCRIBE, _GROUP, How.WHOLE), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "commit": (Right(_O.READ, _GROUP, How.WHOLE), Right(_O.READ, _TOPIC, How.WHOLE)),
     "delete_offsets": (Right(_O.DELETE, _GROUP, How.WHOLE), Right(_O.READ, _TOPIC, How.WHOLE)),
+    "zookeeper_login": _cluster(_O.CLUSTER_ACTION),
 }
 """By the name of the request (``wire/native.py``) or of the admin verb (``wire/native_admin.py``)."""

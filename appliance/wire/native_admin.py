@@ -15,6 +15,8 @@
     offsets         {group}                               [[topic, partition, offset]]
     commit          {group, offsets: [[t, p, offset]]}    nil; stores all that is not refused
     delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions: the whole group
+    zookeeper_login {}                                    {scheme, user, password} for members of native groups, who
+                                                          register in ZooKeeper themselves; {}: it is open
 
     PARTITION       {partition, leader, start, end, bytes, messages, state}
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
@@ -109,6 +111,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "offsets": OneGroup,
     "commit": CommitOffsets,
     "delete_offsets": DeleteOffsets,
+    "zookeeper_login": Nothing,
 }
 """The type of the arguments of each verb."""
 

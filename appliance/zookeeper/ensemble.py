@@ -13,12 +13,18 @@ children::
 Files, below ``<data>/zookeeper/``::
 
     ensemble.json               {"ports": [[client, quorum, election], ...]}: chosen at first start, then kept
+    secret, quorum-secret       passwords of clients and of the nodes among each other: made at first start, then kept
     node-<n>/zoo.cfg            derived from ensemble.json (``node_files``); written when it differs
+    node-<n>/jaas.conf          both passwords, for Java's login modules (``login``)
     node-<n>/log4j2.properties  for logging; log4j.properties and logback.xml beside it are for the other backends
     node-<n>/zookeeper.log      ZooKeeper's log, and LOG_FILES_MAX older ones, each up to LOG_BYTES_MAX
     node-<n>/console.log        the output of the JVM, started anew when larger than LOG_BYTES_MAX
     node-<n>/pid                of the last start, to find a node that outlived its supervisor
     node-<n>/data/              ZooKeeper's own: myid, snapshots, transaction logs (every write is fsynced)
+
+Nobody but their owner can read these files and directories, whatever the umask: ZooKeeper runs with one of 077.  A
+directory of an earlier release, whose nodes (in ZooKeeper) are open to all, is used as it is: no client gets a session
+any more without the password, so open nodes are open to us only.
 
 Ports are on the loopback interface only.  They lie below the range of outgoing connections, so that no program takes
 one by accident while the appliance is stopped.  If one is taken anyway, all are chosen again.  Dynamic reconfiguration
@@ -48,8 +54,20 @@ from typing import Final, NamedTuple
 
 from ..config import HEAP_MB_MIN, ZooKeeper
 from ..errors import ConfigFault, OutOfResources
+from ..security.secret_files import keep_secret
 from .java import JVM_FLAGS, MAIN_CLASS, find_classpath, find_java
-from .node_files import LOG_BYTES_MAX, LOG_FILES_MAX, LOGGING_FILES, LOOPBACK, Ports, write, zoo_cfg
+from .login import Login, jaas, login_of
+from .node_files import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    LOG_BYTES_MAX,
+    LOG_FILES_MAX,
+    LOGGING_FILES,
+    LOOPBACK,
+    Ports,
+    write,
+    zoo_cfg,
+)
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +102,25 @@ class Ensemble:
         self._config = config
         self._environ = dict(os.environ if environ is None else environ)
         self._random = random.Random(seed)
+        self._data_dir = data_dir
+        self._jaas = ""
 
     @property
     def connect(self) -> str:
         """The connect string of the ensemble for clients."""
         return ",".join(f"{LOOPBACK}:{ports.client}" for ports in self.ports)
+
+    @property
+    def login(self) -> Login:
+        """How clients log in.  Makes the password at the first call.
+
+        Raises:
+            BadValue: the file with the password cannot be used.
+            OSError: it cannot be written.
+        """
+        found = login_of(self._config, self._data_dir)
+        assert found is not None
+        return found
 
     def prepare(self) -> None:
         """Find Java and jars, end nodes that outlived their supervisor, choose ports, write the nodes' files.
@@ -101,7 +133,9 @@ class Ensemble:
         """
         java = find_java(self._config.java, self._environ)
         classpath = find_classpath(self._config.classpath)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        self.directory.chmod(DIRECTORY_MODE)
+        self._jaas = jaas(self.login, keep_secret(self.directory / "quorum-secret"))
         self._end_leftovers()
         self.ports = self._choose_ports()
         self.commands = [self._prepare_node(i, java, classpath) for i in range(self.count)]
@@ -164,14 +198,16 @@ class Ensemble:
 
     def _prepare_node(self, i: int, java: Path, classpath: str) -> Command:
         node = self._node_directory(i)
-        for name in ("data", "tmp"):
-            (node / name).mkdir(parents=True, exist_ok=True)
+        for directory in (node, node / "data", node / "tmp"):
+            directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         write(node / "data" / "myid", f"{i + 1}\n")
         write(node / "zoo.cfg", zoo_cfg(i, node / "data", self.ports, self._config.session_timeout_ms))
+        write(node / "jaas.conf", self._jaas)
         for name, text in LOGGING_FILES.items():
             write(node / name, text.format(file=node / "zookeeper.log", bytes=LOG_BYTES_MAX, files=LOG_FILES_MAX))
         argv = [str(java), f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
         argv += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
+        argv += [f"-Djava.security.auth.login.config={node}/jaas.conf"]
         argv += ["-cp", f"{node}:{classpath}", MAIN_CLASS, str(node / "zoo.cfg")]
         # Options meant for other Java programs would change this one's heap and agents.
         dropped = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH"}
@@ -189,7 +225,7 @@ class Ensemble:
         """
         command = self.commands[i]
         console_mode = os.O_TRUNC if _size(command.console) > LOG_BYTES_MAX else os.O_APPEND
-        console = os.open(command.console, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | console_mode, 0o644)
+        console = os.open(command.console, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | console_mode, FILE_MODE)
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -265,12 +301,13 @@ class Ensemble:
 
 
 class _DieWith:
-    """Runs in the child before exec: the kernel kills the child when the parent ends, or has ended already."""
+    """Runs in the child before exec: sets the umask; the kernel kills the child when the parent ends, or has ended."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
 
     def __call__(self) -> None:
+        os.umask(0o077)
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self._parent:
             os._exit(1)

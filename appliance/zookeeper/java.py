@@ -31,6 +31,7 @@ PYSPARK_JARS_OPTIONAL: Final = (
 JVM_FLAGS: Final = (
     *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:CICompilerCount=1", "-XX:ReservedCodeCacheSize=24m"),
     *("-Xss256k", "-Xms8m", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
+    *("-XX:+DisableAttachMechanism", "-XX:-CreateCoredumpOnCrash"),  # a core would hold passwords
     *("-Djava.net.preferIPv4Stack=true", "-Djava.awt.headless=true", "-Dzookeeper.jmx.log4j.disable=true"),
     "-Dzookeeper.preAllocSize=4096",  # KiB by which transaction logs grow (64 MiB else)
 )

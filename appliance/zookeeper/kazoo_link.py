@@ -15,11 +15,16 @@ from typing import Any, Final
 
 from kazoo import exceptions as refusals
 from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import SASL
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
 
 from ..errors import ConfigFault, InvalidRequest, ZooKeeperAway
+from .login import DigestMd5, Login
 from .operations import Failed, Node, Refused, Request
 
 log = logging.getLogger(__name__)
@@ -36,14 +41,55 @@ _REFUSED = {
 _REPEAT = (refusals.ConnectionLoss, refusals.OperationTimeoutError)
 
 
+class _SaslConnection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection with our DIGEST-MD5: the library that kazoo would use is not maintained.
+
+    kazoo calls :meth:`_authenticate_with_sasl` when a connection has a session, before any other request.  When the
+    connection ends meanwhile, since its node ends, kazoo connects again; a refused login ends its thread.
+    """
+
+    login: Login
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        exchange, response, xid = DigestMd5(self.login), b"", 0
+        while not exchange.complete:
+            xid += 1
+            self._submit(SASL(response), timeout, xid)
+            header, buffer, offset = self._read_header(timeout)
+            try:
+                if header.err or header.xid != xid:
+                    raise ValueError(f"the server answers with error {header.err}")
+                challenge, _ = SASL.deserialize(buffer, offset)
+                response = exchange.respond(challenge or b"")
+            except ValueError as error:
+                log.error("login to ZooKeeper as %s: %s", self.login.user, error)
+                raise AuthFailedError(str(error)) from error
+
+
+def kazoo_client(connect: str, login: Login | None, **options: Any) -> Any:
+    """A kazoo client that logs in, and creates nodes for its own user only.  Without ``login``, nodes are open."""
+    if login is None:
+        return KazooClient(hosts=connect, **options)
+    options["default_acl"] = CREATOR_ALL_ACL
+    if login.scheme == "digest":
+        return KazooClient(hosts=connect, auth_data=[("digest", f"{login.user}:{login.password}")], **options)
+    client = KazooClient(hosts=connect, sasl_options={}, **options)
+    client._connection.__class__ = _SaslConnection  # kazoo has no other way to choose it
+    client._connection.login = login
+    return client
+
+
 class KazooLink:
     """One kazoo client at a time.
 
     ``changed(state, session id)`` is called in kazoo's thread with each of its states: CONNECTED, SUSPENDED, LOST.
     """
 
-    def __init__(self, connect: str, timeout_ms: int, name: str, changed: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, connect: str, timeout_ms: int, name: str, login: Login | None, changed: Callable[[str, int], None]
+    ) -> None:
         self.connect = connect
+        self._login = login
         self.live = threading.Event()
         """Set while kazoo is connected."""
         self.live_id = 0
@@ -63,12 +109,8 @@ class KazooLink:
         kazoo_log = logging.getLogger(f"{__name__}.kazoo")
         kazoo_log.setLevel(logging.ERROR)  # one line per attempt to connect would fill a disk; we log the states
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=1.0)
-        self._client = KazooClient(
-            hosts=self.connect,
-            timeout=self._timeout_ms / 1000,
-            connection_retry=retry,
-            logger=kazoo_log,
-        )
+        options = {"timeout": self._timeout_ms / 1000, "connection_retry": retry, "logger": kazoo_log}
+        self._client = kazoo_client(self.connect, self._login, **options)
         self._client.add_listener(self._state_changed)
         self._client.start_async()
 

@@ -1,4 +1,9 @@
-"""Builds the files of a local node: ``zoo.cfg``, and logging set-ups for the three backends that jars may bring."""
+"""Builds the files of a local node: ``zoo.cfg``, and logging set-ups for the three backends that jars may bring.
+
+A node serves nobody who has not logged in (``login``), neither clients nor other nodes, and listens on the loopback
+interface only.  Its web server is off.  Of its four-letter commands only ``srvr`` answers, which ZooKeeper does not let
+us switch off: it tells version, role and counters to anybody on the host.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ SYNC_MS_MAX: Final = 10_000  # how far a follower may be behind
 TICK_MS_MAX: Final = 1000  # with half of it idle nodes use twice the CPU
 LOG_BYTES_MAX: Final = 2 << 20
 LOG_FILES_MAX: Final = 2
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
 
 
 class Ports(NamedTuple):
@@ -34,28 +41,34 @@ def zoo_cfg(number: int, data: Path, ports: Sequence[Ports], session_timeout_ms:
         f"clientPortAddress={LOOPBACK}",
         f"minSessionTimeout={2 * tick_ms}",
         f"maxSessionTimeout={max(60_000, session_timeout_ms)}",
-        "maxClientCnxns=2000",  # per address, and all clients share the loopback address
+        "maxClientCnxns=0",  # per address: a neighbour that opens many must not keep us out, who share it
         "admin.enableServer=false",
+        "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "sessionRequireClientSASLAuth=true",
+        "fips-mode=false",  # with it nodes would refuse each other, since DIGEST-MD5 needs MD5
         "4lw.commands.whitelist=srvr",
         "autopurge.snapRetainCount=3",
         "autopurge.purgeInterval=1",
     ]
     if len(ports) > 1:
         lines.append("standaloneEnabled=false")
+        lines += ["quorum.auth.enableSasl=true", "quorum.auth.learnerRequireSasl=true"]
+        lines.append("quorum.auth.serverRequireSasl=true")
         for n, own in enumerate(ports, 1):
             lines.append(f"server.{n}={LOOPBACK}:{own.quorum}:{own.election}")
     return "\n".join(lines) + "\n"
 
 
 def write(path: Path, text: str) -> None:
-    """Replace the file's text atomically; a file that has this text already is left alone."""
+    """Replace the file's text atomically, readable by its owner only; a file that has this text already stays."""
     try:
         if path.read_text() == text:
             return
     except (OSError, UnicodeDecodeError):
         pass  # missing or unreadable: written below
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as file:
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "w") as file:  # noqa: PTH123
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

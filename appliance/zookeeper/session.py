@@ -33,6 +33,7 @@ from ..errors import ApplianceError
 from .kazoo_link import KazooLink
 from .kept_nodes import KeptNodes
 from .lease import Lease, boot_clock_ms
+from .login import Login
 from .operations import Operation, exists
 from .tasks import OPERATION_TIMEOUT_MS, Task, Tasks
 from .watches import Watch
@@ -49,7 +50,7 @@ class SessionState(enum.Enum):
 
 
 class Session:
-    """See the module's docstring.  ``name`` appears in log lines only.
+    """See the module's docstring.  ``name`` appears in log lines only.  ``login`` None: the ensemble is open.
 
     It has more than 20 methods, because it is the only interface to ZooKeeper; the work is in the modules named above.
     """
@@ -60,6 +61,7 @@ class Session:
         timeout_ms: int,
         *,
         name: str = "",
+        login: Login | None = None,
         clock_ms: Callable[[], int] = boot_clock_ms,
         operations_max: int = 1_000,
     ) -> None:
@@ -67,7 +69,7 @@ class Session:
         self.session_id = 0
         self.name = name
         self._timeout_ms, self._clock_ms = timeout_ms, clock_ms
-        self._kazoo = KazooLink(connect, timeout_ms, name, self._kazoo_changed)
+        self._kazoo = KazooLink(connect, timeout_ms, name, login, self._kazoo_changed)
         self._lease = Lease(timeout_ms, clock_ms)
         self._tasks = Tasks(self._kazoo, self._lease, clock_ms, self.deliver, operations_max)
         self._kept = KeptNodes(self._tasks, clock_ms)

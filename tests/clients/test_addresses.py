@@ -58,12 +58,13 @@ def test_a_client_that_came_to_a_name_is_sent_to_the_advertised_one(tmp_path: Pa
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Broker]]:
     """Two appliances; the second uses the ZooKeeper of the first."""
     data = tmp_path_factory.mktemp("two")
-    with Broker(data / "first", {"zookeeper.nodes": 1}) as first:
-        connect = first.state["zookeeper"]["connect"]
-        with Broker(data / "second", {"zookeeper.connect": connect, "broker.id": 1}) as second:
-            admin = AdminClient({"bootstrap.servers": first.kafka})
-            wait_for(lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2, "both are registered")
-            yield first, second
+    with (
+        Broker(data / "first", {"zookeeper.nodes": 1}) as first,
+        Broker(data / "second", first.zookeeper_access | {"broker.id": 1}) as second,
+    ):
+        admin = AdminClient({"bootstrap.servers": first.kafka})
+        wait_for(lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2, "both are registered")
+        yield first, second
 
 
 def test_both_are_shown_by_both(two: tuple[Broker, Broker]) -> None:

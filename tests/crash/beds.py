@@ -31,7 +31,7 @@ from appliance.wire import native as native_wire
 from ..clients.proxy import CuttingProxy
 from ..native_peer import Peer
 from ..server import Server, wait_for
-from ..zookeeper_fixture import fresh_connect, running
+from ..zookeeper_fixture import ACCESS, fresh_connect, running
 from .workload import Workload
 
 HERE = Path(__file__).parent
@@ -202,7 +202,8 @@ def pair(directory: Path) -> Iterator[Run]:
             stack.enter_context(
                 Server(
                     directory / f"data-{number}",
-                    **{"broker.id": number, "zookeeper.connect": way, "zookeeper.session_timeout_ms": SESSION_MS},
+                    **{"broker.id": number, "zookeeper.connect": way, "zookeeper.session_timeout_ms": SESSION_MS}
+                    | ACCESS,
                 )
             )
             for number, way in ((1, f"{proxy.address}/{chroot}"), (2, connect))

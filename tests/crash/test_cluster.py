@@ -17,7 +17,7 @@ from appliance.zookeeper.ensemble import Ensemble
 from ..group_readers import SESSION_MS
 from ..native_peer import Peer
 from ..server import Server, wait_for
-from ..zookeeper_fixture import fresh_connect
+from ..zookeeper_fixture import ACCESS, fresh_connect
 from .group_load import Group
 from .load import Load
 
@@ -32,7 +32,10 @@ class Cluster:
 
     def __init__(self, directory: Path, connect: str) -> None:
         self.directory = directory
-        self.settings: dict[str, Any] = {"zookeeper.connect": connect, "zookeeper.session_timeout_ms": SESSION_MS}
+        self.settings: dict[str, Any] = {
+            "zookeeper.connect": connect,
+            "zookeeper.session_timeout_ms": SESSION_MS,
+        } | ACCESS
         self.servers: dict[int, Server] = {}
         self.addresses: dict[int, str] = {}
         for broker_id in IDS:

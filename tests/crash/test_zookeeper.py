@@ -87,7 +87,7 @@ def frozen(server: Server, *nodes: int) -> Iterator[None]:
 
 
 def ask(server: Server, operation: Operation[Any]) -> Any:
-    session = Session(server.state["zookeeper"]["connect"], 5_000)
+    session = Session(server.state["zookeeper"]["connect"], 5_000, login=server.zookeeper_login)
     session.start()
     try:
         return session.call(operation, timeout_ms=20_000)

@@ -23,7 +23,7 @@ VERBS: dict[str, Any] = {
     "create_topic": admin.CreateTopic, "ensure_topic": admin.OneTopic, "alter_topic": admin.AlterTopic,
     "delete_topic": admin.OneTopic, "topics": admin.ManyTopics, "init_producer": admin.Nothing,
     "status": admin.Nothing, "groups": admin.Nothing, "group": admin.OneGroup, "offsets": admin.OneGroup,
-    "commit": admin.CommitOffsets, "delete_offsets": admin.DeleteOffsets,
+    "commit": admin.CommitOffsets, "delete_offsets": admin.DeleteOffsets, "zookeeper_login": admin.Nothing,
 }  # fmt: skip
 REQUESTS = (native._Produce, native._Fetch, native._Offsets, native.MetadataRequest, native.AdminRequest, native._Hello)
 OTHERS: tuple[Any, ...] = (None, True, 1.5, b"x", "x", [], {}, [[]], {"": {}}, -1, 2**64 - 1, 2**63, 2**32, 2**31)

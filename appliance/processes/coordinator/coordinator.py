@@ -38,6 +38,7 @@ from ...security.principals import Origin
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
+from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory
 from ..clock import now_ms
@@ -109,6 +110,7 @@ class Coordinator:
             config,
             f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
             describe=lambda: self._brokers.registration(self._catalog.hosted(config.broker.id)),
+            login=lambda: login_of(config.zookeeper, data_dir),
             on_state=self._on_zookeeper_state,
             on_connected=self._on_connected,
             on_brokers=self._on_brokers,

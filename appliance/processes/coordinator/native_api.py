@@ -31,6 +31,7 @@ from ...wire.native_admin import (
     OneGroup,
     OneTopic,
 )
+from ...zookeeper import login
 from .measuring import Measured, Measurements
 from .partitions import Partitions
 from .registered_groups import RegisteredGroups
@@ -81,6 +82,7 @@ class NativeApi:
             "offsets": self._offsets,
             "commit": self._commit,
             "delete_offsets": self._delete_offsets,
+            "zookeeper_login": self._zookeeper_login,
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
 
@@ -145,6 +147,9 @@ class NativeApi:
 
     async def _status(self, wanted: Nothing) -> dict[str, Any]:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
+
+    async def _zookeeper_login(self, wanted: Nothing) -> dict[str, str]:
+        return login.to_wire(self._broker.zookeeper_login)
 
     # ---- groups
 

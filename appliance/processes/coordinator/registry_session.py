@@ -21,6 +21,7 @@ from ...errors import ApplianceError, BadValue, InvalidRequest, ZooKeeperAway
 from ...zookeeper import security_nodes
 from ...zookeeper.broker_registry import BrokerRegistry
 from ...zookeeper.group_registry import GroupRegistry
+from ...zookeeper.login import Login
 from ...zookeeper.operations import Operation
 from ...zookeeper.paths import BrokerInfo, TopicInfo
 from ...zookeeper.session import Session, SessionState
@@ -42,6 +43,7 @@ class RegistrySession:
         instance: str,
         *,
         describe: Callable[[], BrokerInfo | None],
+        login: Callable[[], Login | None],
         on_state: Callable[[str, str], None],
         on_connected: Callable[[], None],
         on_brokers: Callable[[], None],
@@ -53,6 +55,7 @@ class RegistrySession:
             instance: unique name of the owner of this data directory.
             describe: returns the registration of this broker, called after each :meth:`announce`; None while it does
                 not serve yet.
+            login: returns how to log in; called when the address of the ensemble is known.
             on_state: called with (connect string, state) after every change of either.
             on_connected: called when the session works (again); changes may have been missed.
             on_brokers: called when a broker has come, gone or changed.
@@ -69,6 +72,8 @@ class RegistrySession:
         self._broker_id = config.broker.id
         self._timeout_ms = config.zookeeper.session_timeout_ms
         self._describe, self._on_state, self._on_connected = describe, on_state, on_connected
+        self._find_login = login
+        self.login: Login | None = None
         self._on_topic, self._on_brokers, self._on_security = on_topic, on_brokers, on_security
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
@@ -101,7 +106,11 @@ class RegistrySession:
         if self._session is not None:
             self._session.set_connect(connect)
         else:
-            session = Session(connect, self._timeout_ms, name=f"of broker {self._broker_id}")
+            try:
+                self.login = self._find_login()
+            except (ApplianceError, OSError) as error:  # checked at the start, so it was changed since
+                log.error("ZooKeeper will refuse us: %s", error)
+            session = Session(connect, self._timeout_ms, name=f"of broker {self._broker_id}", login=self.login)
             session.on_state(self._state_changed)
             session.start()
             self._session = session

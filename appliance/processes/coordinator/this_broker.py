@@ -17,6 +17,7 @@ from ...config import Config, TopicSettings
 from ...errors import OffsetOutOfRange, RequestTimedOut
 from ...kafka_apis.appliance import Extent
 from ...wire.kafka.metadata_reply import Broker
+from ...zookeeper.login import Login
 from .. import snapshot
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
@@ -71,6 +72,10 @@ class ThisBroker:
     @property
     def config(self) -> Config:
         return self._config
+
+    @property
+    def zookeeper_login(self) -> Login | None:
+        return self._registry.login
 
     @property
     def listening(self) -> str:

@@ -33,6 +33,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,9 +46,11 @@ from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
+from ...log.files import DIRECTORY_MODE, FILE_MODE
 from ...machine_limits import ADVICE, limit_of
 from ...names import TopicPartition
 from ...shared import memory
+from ...zookeeper.login import login_of
 from ..clock import now_ms
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
@@ -66,6 +69,7 @@ from .writers import Writers
 
 logger = logging.getLogger(__name__)
 
+UMASK: Final = 0o077
 LOCK_WAIT_MS: Final = 10_000
 """How long a start waits for the last writers of a killed instance to end."""
 EVENT_REFUSED_S: Final = 0.1
@@ -87,7 +91,7 @@ def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = No
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
     with _starting():
-        data_dir.mkdir(parents=True, exist_ok=True)
+        _take_directory(data_dir)
         lock_fd = _lock(data_dir)
         supervisor = Supervisor(config, data_dir, lock_fd, reload)
     try:
@@ -114,13 +118,26 @@ def _starting() -> Iterator[None]:
         raise OutOfResources(f"cannot start: {error} ({limit}): {ADVICE[limit]}") from error
 
 
+def _take_directory(data_dir: Path) -> None:
+    """Make the data directory, close it to other users, and let nobody else read what this process makes.
+
+    Files that an earlier release made for a group stay as they are: the directory hides them.
+    """
+    data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+    os.umask(UMASK)
+    mode = stat.S_IMODE(data_dir.stat().st_mode)
+    if mode & UMASK:
+        logger.warning("%s had mode %04o; it has %04o now, so that no other user can read it", data_dir, mode, 0o700)
+        data_dir.chmod(DIRECTORY_MODE)
+
+
 def _lock(data_dir: Path) -> int:
     """Lock the data directory; wait for the orphans of a killed supervisor to end.
 
     Raises:
         AlreadyRunning: another process has it; the message has its pid.
     """
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     deadline_ms = now_ms() + LOCK_WAIT_MS
     while True:
         try:
@@ -232,6 +249,8 @@ class Supervisor:
             for name in memory.unlink_all(self._instance):
                 logger.info("removed shared memory of a killed instance: %s", name)
         _raise_file_limit()
+        if self._config.zookeeper.connect:
+            login_of(self._config.zookeeper, self._data_dir)
         self._nodes.prepare()
         self._certificates.prepare(any(one.tls for one in self._config.listeners))
         self._listeners = listen(self._config, self._data_dir)
