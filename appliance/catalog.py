@@ -218,7 +218,7 @@ def check_id(topic_id: str) -> str:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of a file, durably.  A crash at any point leaves the old or the new file.
+    """Replace the content of a file, durably, readable by its owner only.  A crash leaves the old or the new file.
 
     Raises:
         DiskFull: no room; the old file remains.
@@ -226,7 +226,9 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -67,13 +67,8 @@ class ZooKeeper(Struct, frozen=True):
         str, Meta(description='external ensemble, "host:port,host:port/chroot"; "" = start a local one')
     ] = ""
     user: Annotated[str, Meta(description='user of the external ensemble; "" = it is open, and so are our nodes')] = ""
-    password_file: Annotated[
-        str, Meta(description="file whose first line is that user's password; nobody else may read it (0600)")
-    ] = ""
-    scheme: Annotated[
-        Literal["sasl", "digest"],
-        Meta(description="how that user logs in: SASL DIGEST-MD5, or ZooKeeper's digest, which sends the password"),
-    ] = "sasl"
+    password_file: Annotated[str, Meta(description="its first line is the password of zookeeper.user; 0600")] = ""
+    scheme: Annotated[Literal["sasl", "digest"], Meta(description="DIGEST-MD5, or digest: sends the password")] = "sasl"
     nodes: Annotated[
         Literal[0, 1, 3], Meta(description="nodes of the local ensemble; 0 = no ZooKeeper, so no groups")
     ] = 3

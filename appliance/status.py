@@ -103,7 +103,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     partitions = []
     catalog = Catalog.load(data_dir)
     for name, topic, partition in hosted(data_dir, catalog):
-        row = from_table(data_dir / name, tables[name]) if name in tables else None
+        row = from_table(data_dir / name, tables[name], state["pid"]) if name in tables else None
         if row is None:
             row = from_files(data_dir / name) | ({"state": "opening"} if served else {})
         if name in offline:
@@ -143,10 +143,10 @@ def hosted(data_dir: Path, catalog: Catalog) -> list[tuple[str, str, int]]:
     return sorted((row for row in rows if (data_dir / row[0]).is_dir()), key=lambda row: row[1:])
 
 
-def from_table(path: Path, table_name: str) -> dict[str, Any] | None:
-    """The row of a partition from its table; None when it has no valid table (any more)."""
+def from_table(path: Path, table_name: str, pid: int) -> dict[str, Any] | None:
+    """The row of a partition from its table in the memory of the appliance ``pid``; None when it has no valid one."""
     try:
-        mapped = memory.attach(table_name, writable=False)
+        mapped = memory.attach_elsewhere(table_name, pid)
         with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
             table = SegmentTable(cells)
             seen, records, state = table.snapshot(), table.records, STATE_NAMES[table.state]

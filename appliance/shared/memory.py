@@ -96,6 +96,26 @@ def attach(name: str, *, writable: bool = True) -> mmap.mmap:
         memory.close_fd()
 
 
+def attach_elsewhere(name: str, pid: int) -> mmap.mmap:
+    """Map, to read, an object that the process ``pid`` sees in its /dev/shm, which may be another one than ours.
+
+    Raises:
+        FileNotFoundError: there is none, or we may not look.
+    """
+    try:
+        return attach(name, writable=False)
+    except FileNotFoundError:
+        pass
+    try:
+        fd = os.open(f"/proc/{pid}/root{SHM_DIR}{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise FileNotFoundError(name) from error
+    try:
+        return mmap.mmap(fd, os.fstat(fd).st_size, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
 def unlink(name: str) -> bool:
     """Remove the name; processes with the object mapped keep its pages.  Returns False when that is not permitted."""
     try:

@@ -40,7 +40,7 @@ class StateFile:
             self._spare.replace(self._path)  # a file system that cannot exchange
 
     def _fill(self, path: Path, content: bytes) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             room = os.fstat(fd).st_size
             if room < len(content):
