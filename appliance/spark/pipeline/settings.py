@@ -35,7 +35,11 @@ from ...errors import BadValue, UnknownKey
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Milliseconds = Annotated[int, Meta(ge=1, le=366 * 86_400_000)]
 FieldType = Literal["string", "int", "float", "bool"]
-BUILT_IN: Final = ("syslog", "syslog5424", "access", "dpkg", "alternatives", "json", "logfmt", "plain")
+OnError = Literal["null", "dead_letter"]
+BUILT_IN: Final = (
+    *("syslog", "syslog5424", "journald", "access", "nginx_error", "apache_error", "postgresql", "java"),
+    *("dpkg", "alternatives", "json", "logfmt", "plain"),
+)
 OWN_TABLES: Final = ("events", "ledger", "audit")
 
 
@@ -59,6 +63,21 @@ class Input(Struct, frozen=True, forbid_unknown_fields=True):
     """How long to wait for an appliance that is away."""
 
 
+class Redaction(Struct, frozen=True, forbid_unknown_fields=True):
+    pattern: str
+    """RE2; every match in a line is replaced, before anything else happens to the line."""
+    replacement: str = "***"
+    r"""May refer to groups of the pattern, as \1."""
+
+
+class Multiline(Struct, frozen=True, forbid_unknown_fields=True):
+    start: str
+    """RE2 that matches first lines only.  Lines of a partition up to the next one are joined."""
+    lines_max: Annotated[int, Meta(ge=2, le=100_000)] = 500
+    bytes_max: Annotated[int, Meta(ge=1, le=64 * MIB)] = MIB
+    """An event that would exceed one of these bounds ends, and its remaining lines make the next one."""
+
+
 class Source(Struct, frozen=True, forbid_unknown_fields=True):
     topics: Annotated[tuple[str, ...], Meta(min_length=1)]
     parsers: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -68,19 +87,42 @@ class Source(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = ""
     """Host of lines without one."""
     service: str = ""
+    redact: tuple[Redaction, ...] = ()
+    """Also applies to dead letters."""
+    multiline: Multiline | None = None
+
+
+class Column(Struct, frozen=True, forbid_unknown_fields=True):
+    """A column of a parser; only its type may stand for it."""
+
+    type: FieldType = "string"
+    field: str = ""
+    """Where its value is: a path in JSON (http.request.id, items.0), a key of logfmt, a group; default: its name."""
+    on_error: OnError | Literal[""] = ""
+    """By default that of the parser."""
 
 
 class Parser(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["json", "logfmt", "regex"]
     pattern: str = ""
     """regex only, RE2: named groups become columns."""
-    columns: dict[str, FieldType] = {}
+    columns: dict[str, FieldType | Column] = {}
     time: str = "time"
-    """Field that has the time of the event; likewise the next four."""
+    """Field that has the time of the event, with a path as in columns; likewise the next four."""
     host: str = "host"
     service: str = "service"
     level: str = "level"
     message: str = "message"
+    time_formats: tuple[str, ...] = ()
+    """Tried in this order: names as in times.FORMATS, and formats of strptime; by default all names."""
+    on_error: OnError = "null"
+    """If a field does not fit its column: null, and counted; or the whole line is a dead letter."""
+    time_on_error: OnError = "null"
+    """Where the time is null, the event has that of its record."""
+    levels: dict[str, str] = {}
+    """Further spellings of levels, as "30" = "warning" for Python's numbers."""
+    rest: str = ""
+    """json and logfmt: a column that maps the names of all other fields to their texts."""
 
 
 class Lookup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +150,8 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     """A partition to which nothing was added for so long gets rid of all of its small files."""
     keep_ms: Annotated[int, Meta(ge=0, le=3660 * 86_400_000)] = 7 * 86_400_000
     """Delta: how long files stay that were put together, for readers of older versions; whole hours."""
+    column_errors: bool = False
+    """Add the column ``column_errors``: why columns of an event are null although their fields were given."""
     buffer_bytes: Annotated[int, Meta(ge=MIB, le=4 * GIB)] = 64 * MIB
     """Events that a task keeps in memory before it writes files."""
 

@@ -1,54 +1,86 @@
 """Converts timestamps of log lines to microseconds since 1970, a column at a time.
 
 Lines of a log share timestamps, so Python parses each different text once and caches the result; Arrow builds the
-column.  Columns with many different ISO texts are first given to Arrow's own parser.
+column.  Columns with many different ISO texts, or numbers, are first given to Arrow's own parsers.
 
-A text that is no time raises no error.  It becomes null, and its line a dead letter.
+    iso                 2026-11-20T10:00:00.123+01:00, also with a blank, a comma, UTC or a zone's own abbreviation
+    epoch               seconds, milliseconds, microseconds or nanoseconds since 1970, by their size
+    epoch_s, _ms, _us, _ns      one of these
+    clf                 20/Nov/2026:10:00:00 +0100, as access logs have it
+    rfc1123             Fri, 20 Nov 2026 10:00:00 GMT
+    rfc3164             Nov 20 10:00:00, as syslog has it
+    nginx_error         2026/11/20 10:00:00
+    apache_error        Fri Nov 20 10:00:00.123456 2026
+    %d.%m.%Y %H:%M:%S   a format of strptime; %Z only at its end
+
+A text without a zone is in the zone of its source.  One without a year is in the latest year that puts it at most a day
+after its record, one without a date on the latest day that puts it at most an hour after.  A 61st second is the first
+one of the next minute.
+
+A text that is no time raises no error.  It becomes null.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from itertools import takewhile
+from typing import Final
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Style = Literal["any", "rfc3164", "clf"]
 MICROS: Final = pa.timestamp("us", tz="UTC")
 MICROS_MAX: Final = 221_845_392_000_000_000
 """The year 9000.  Later times, and those before 1970, are invalid: windows must end within 9999, as Python's dates."""
 CACHED_MAX: Final = 100_000
+VECTOR_MIN: Final = 256
+"""From so many different texts Arrow's own parsers are tried."""
 DAY: Final = timedelta(days=1)
+HOUR: Final = timedelta(hours=1)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+UNITS: Final = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1, "epoch_ns": 0.001}
+"""Microseconds of each."""
 MONTHS: Final = {
     name: number
     for number, name in enumerate(
         ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1
     )
 }
-_CLF = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)")
-_RFC3164 = re.compile(r"([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(\.\d{1,6})?")
+_MONTH = "|".join(MONTHS)
+_CLF = re.compile(rf"(\d\d)/({_MONTH})/(\d{{4}}):(\d\d):(\d\d):(\d\d) ([+-]\d{{4}})")
+_RFC1123 = re.compile(
+    rf"(?:[A-Z][a-z]{{2}}, )?(\d\d?) ({_MONTH}) (\d{{4}}) (\d\d):(\d\d):(\d\d) (GMT|UTC|Z|[+-]\d{{4}})"
+)
+_RFC3164 = re.compile(rf"({_MONTH}) ([ \d]\d) (\d\d):(\d\d):(\d\d)(\.\d{{1,6}})?")
+_NGINX = re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d):(\d\d):(\d\d)")
+_APACHE = re.compile(rf"[A-Z][a-z]{{2}} ({_MONTH}) ([ \d]?\d) (\d\d):(\d\d):(\d\d)(\.\d{{1,6}})? (\d{{4}})")
 _NUMBER = re.compile(r"\d{1,19}(\.\d*)?")
+_NAMED = re.compile(r"(\d{4}-?\d\d-?\d\d[T ][\d:.,]+) ?(?:([+-]\d\d:?\d\d) )?([A-Z]{1,5})")
+"""ISO with a zone that ISO does not have: a blank before it, or an abbreviation, as PostgreSQL and Go write it."""
+_BLANK = re.compile(r"(\d{4}-\d\d-\d\d[T ][\d:.,]+) ([+-]\d\d:?\d\d)")
+_LEAP = re.compile(r"(\d\d:\d\d):60")
 _ZONED = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:?\d\d)$"
+_PLAIN = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?$"
+Parse = Callable[[str, datetime, ZoneInfo], datetime | None]
 
 
 class Times:
-    """Parses timestamps of one style.  ``zone``: the time zone of texts without one."""
+    """Parses timestamps of these formats, tried in this order.  ``zone``: the time zone of texts without one.
 
-    def __init__(self, style: Style, zone: str) -> None:
+    Raises:
+        ValueError: an unknown format, or one that cannot be.
+        KeyError, ValueError, OSError: an unknown time zone.
+    """
+
+    def __init__(self, formats: Sequence[str], zone: str) -> None:
         self._zone = ZoneInfo(zone)
-        self._iso = style == "any"
-        self._parse: Callable[[str, datetime], datetime | None] = {
-            "any": self._any,
-            "rfc3164": self._rfc3164,
-            "clf": _clf,
-        }[style]
+        self._formats = tuple(formats)
+        self._parsers = [FORMATS.get(each) or _strptime(each) for each in formats]
         self._known: dict[str, int | None] = {}
-        self._year = 0
+        self._received = EPOCH
 
     def parse(self, texts: pa.Array, received: datetime) -> pa.Array:
         """Timestamps; null for null and for invalid texts.  ``received``: about when the lines were written."""
@@ -56,57 +88,60 @@ class Times:
             texts = texts.combine_chunks()
         encoded = texts.dictionary_encode()
         distinct = encoded.dictionary
-        if self._iso and len(distinct) > 1000 and pc.all(pc.match_substring_regex(distinct, _ZONED)).as_py():
-            try:
-                whole = distinct.cast(MICROS)
-            except pa.ArrowInvalid:
-                pass  # one of them is invalid, such as the 31st of February: parse them one by one
-            else:
-                if within(whole):
-                    return whole.take(encoded.indices)
-        if received.year != self._year or len(self._known) > CACHED_MAX:
+        if len(distinct) >= VECTOR_MIN and (whole := self._at_once(distinct)) is not None and within(whole):
+            return whole.take(encoded.indices)
+        # Dates that are guessed depend on the day, and those without a date on the hour.
+        if abs(received - self._received) > HOUR or len(self._known) > CACHED_MAX:
             self._known.clear()
-            self._year = received.year
+            self._received = received
         known, parse = self._known, self._one
-        micros = [known[text] if text in known else parse(text, received) for text in distinct.to_pylist()]
+        micros = [known[text] if text in known else parse(text) for text in distinct.to_pylist()]
         return pa.array(micros, pa.int64()).cast(MICROS).take(encoded.indices)
 
-    def _one(self, text: str, received: datetime) -> int | None:
+    def _at_once(self, texts: pa.Array) -> pa.Array | None:
+        """All of them, if they are ISO times or whole numbers; None if they are not."""
+        named = list(takewhile(FORMATS.__contains__, self._formats))  # no text fits two of these, but for numbers
+        numbers = next((each for each in named if each.startswith("epoch")), "")
         try:
-            found = self._parse(text, received)
-            micros = None if found is None else (found - EPOCH) // timedelta(microseconds=1)
-        except (ValueError, OverflowError):
-            micros = None
+            if "iso" in named and _all(texts, _ZONED):
+                return texts.cast(MICROS)
+            if "iso" in named and _all(texts, _PLAIN):
+                return self._in_zone(texts.cast(pa.timestamp("us")))
+            if numbers and _all(texts, r"^\d{10,18}$"):
+                since = texts.cast(pa.int64())
+                factor = UNITS.get(numbers) or _unit(pc.min_max(since))
+                micros = pc.multiply_checked(since, int(factor)) if factor >= 1 else pc.divide(since, 1000)
+                return micros.cast(MICROS)
+        except (pa.ArrowInvalid, ValueError):
+            pass  # one of them is invalid, such as the 31st of February: parse them one by one
+        return None
+
+    def _in_zone(self, times: pa.Array) -> pa.Array:
+        """Raises ArrowInvalid if one of the times is twice, or not at all, in the zone."""
+        if self._zone.key == "UTC":
+            return times.cast(MICROS)
+        return pc.assume_timezone(times, self._zone.key).cast(MICROS)
+
+    def _one(self, text: str) -> int | None:
+        leap = _LEAP.search(text)
+        given = text if leap is None else text[: leap.end() - 2] + "59" + text[leap.end() :]
+        micros = None
+        for parse in self._parsers:
+            try:
+                found = parse(given, self._received, self._zone)
+                if found is not None:
+                    micros = (found - EPOCH) // timedelta(microseconds=1) + (0 if leap is None else 1_000_000)
+                    break
+            except (ValueError, OverflowError):
+                pass
         if micros is not None and not 0 <= micros <= MICROS_MAX:
             micros = None
         self._known[text] = micros
         return micros
 
-    def _any(self, text: str, received: datetime) -> datetime | None:
-        """ISO 8601, or seconds, milliseconds, microseconds or nanoseconds since 1970."""
-        if _NUMBER.fullmatch(text):
-            value = float(text)
-            for limit, unit in ((1e11, 1), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9)):
-                if value < limit:
-                    return EPOCH + timedelta(seconds=value / unit)
-        found = datetime.fromisoformat(text)
-        return found if found.tzinfo is not None else found.replace(tzinfo=self._zone)
 
-    def _rfc3164(self, text: str, received: datetime) -> datetime | None:
-        """Parse a time without a year: in the latest year that puts it at most a day after ``received``."""
-        match = _RFC3164.fullmatch(text)
-        if match is None:
-            return self._any(text, received)
-        month, day, *clock, fraction = match.groups()
-        hour, minute, second = map(int, clock)
-        micros = int(f"{(fraction or '.')[1:]:0<6}")
-        for year in range(min(received.year + 1, 9999), received.year - 5, -1):
-            if day == "29" and month == "Feb" and not _leap(year):
-                continue
-            found = datetime(year, MONTHS[month], int(day), hour, minute, second, micros, self._zone)
-            if found <= received + DAY:
-                return found
-        return None
+def _all(texts: pa.Array, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
 
 
 def within(times: pa.Array) -> bool:
@@ -116,16 +151,181 @@ def within(times: pa.Array) -> bool:
     return least is None or (least >= 0 and most <= MICROS_MAX)
 
 
-def _leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+def _unit(ends: pa.Scalar) -> float:
+    """The unit of all these numbers.
+
+    Raises:
+        ValueError: they have several.
+    """
+    least, most = (_size(ends[name].as_py()) for name in ("min", "max"))
+    if least != most:
+        raise ValueError("several units")
+    return least
 
 
-def _clf(text: str, _: datetime) -> datetime | None:
-    """Parses ``10/Oct/2026:13:55:36 +0200``."""
-    match = _CLF.fullmatch(text)
-    if match is None or match[2] not in MONTHS:
+def _size(number: float) -> float:
+    """Microseconds of the unit of a time since 1970, which its size shows."""
+    for limit, factor in ((1e11, 1e6), (1e14, 1e3), (1e17, 1.0)):
+        if number < limit:
+            return factor
+    return 0.001
+
+
+# ---- the formats, a text at a time
+
+
+def _iso(text: str, _: datetime, zone: ZoneInfo) -> datetime | None:
+    if text.isdecimal():
         return None
-    day, month, year, hour, minute, second, sign, hours, minutes = match.groups()
-    ahead = timedelta(hours=int(hours), minutes=int(minutes))
-    found = datetime(int(year), MONTHS[month], int(day), int(hour), int(minute), int(second), tzinfo=UTC)
-    return found - ahead if sign == "+" else found + ahead
+    if blank := _BLANK.fullmatch(text):
+        text = blank[1] + blank[2]
+    elif named := _NAMED.fullmatch(text):
+        plain, offset, name = named.groups()
+        if offset or name in ("UTC", "GMT", "Z"):
+            text = plain + (offset or "Z")
+        else:
+            found = datetime.fromisoformat(plain).replace(tzinfo=zone)
+            return _abbreviated(found, name)
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=zone)
+
+
+def _abbreviated(time: datetime, name: str) -> datetime | None:
+    """The time if its zone is abbreviated so then, in summer or in winter; abbreviations alone are ambiguous."""
+    return next((each for each in (time.replace(fold=fold) for fold in (0, 1)) if each.tzname() == name), None)
+
+
+def _epoch(text: str, _: datetime, __: ZoneInfo) -> datetime | None:
+    return _since(text, 0)
+
+
+def _since(text: str, factor: float) -> datetime | None:
+    """``factor``: microseconds of the unit; 0: by the size of the number."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    whole, _, fraction = text.partition(".")
+    factor = factor or _size(float(text))
+    micros = int(whole) * int(factor) if factor >= 1 else int(whole) // 1000
+    return EPOCH + timedelta(microseconds=micros + round(float(f"0.{fraction or 0}") * factor))
+
+
+def _epoch_of(name: str) -> Parse:
+    return lambda text, _, __: _since(text, UNITS[name])
+
+
+def _clf(text: str, _: datetime, __: ZoneInfo) -> datetime | None:
+    if (match := _CLF.fullmatch(text)) is None:
+        return None
+    day, month, year, *clock, zone = match.groups()
+    return _moment(year, MONTHS[month], day, clock, _zone_of(zone))
+
+
+def _rfc1123(text: str, _: datetime, __: ZoneInfo) -> datetime | None:
+    if (match := _RFC1123.fullmatch(text)) is None:
+        return None
+    day, month, year, *clock, zone = match.groups()
+    return _moment(year, MONTHS[month], day, clock, _zone_of(zone if zone[0] in "+-" else "+0000"))
+
+
+def _rfc3164(text: str, received: datetime, zone: ZoneInfo) -> datetime | None:
+    if (match := _RFC3164.fullmatch(text)) is None:
+        return None
+    month, day, *clock, fraction = match.groups()
+    return _in_a_year(lambda year: _moment(year, MONTHS[month], day, [*clock, fraction], zone), received)
+
+
+def _nginx(text: str, _: datetime, zone: ZoneInfo) -> datetime | None:
+    if (match := _NGINX.fullmatch(text)) is None:
+        return None
+    year, month, day, *clock = match.groups()
+    return _moment(year, int(month), day, clock, zone)
+
+
+def _apache(text: str, _: datetime, zone: ZoneInfo) -> datetime | None:
+    if (match := _APACHE.fullmatch(text)) is None:
+        return None
+    month, day, *clock, year = match.groups()
+    return _moment(year, MONTHS[month], day, clock, zone)
+
+
+def _moment(year: str | int, month: int, day: str, clock: Sequence[str | None], zone: ZoneInfo | timedelta) -> datetime:
+    """``clock``: hour, minute, second, and perhaps a fraction as ``.123`` or None; ``zone`` may be an offset."""
+    hour, minute, second = (int(each or 0) for each in clock[:3])
+    fraction = (clock[3] if len(clock) > 3 else None) or "."
+    micros = int(f"{fraction[1:]:0<6}")
+    if isinstance(zone, timedelta):
+        return datetime(int(year), month, int(day), hour, minute, second, micros, UTC) - zone
+    return datetime(int(year), month, int(day), hour, minute, second, micros, zone)
+
+
+def _zone_of(text: str) -> timedelta:
+    """The offset that ``+0130`` means."""
+    ahead = timedelta(hours=int(text[1:3]), minutes=int(text[3:]))
+    return ahead if text[0] == "+" else -ahead
+
+
+def _in_a_year(in_year: Callable[[int], datetime], received: datetime) -> datetime | None:
+    """The latest of these times that is at most a day after ``received``."""
+    for year in range(min(received.year + 1, 9999), received.year - 8, -1):
+        try:
+            found = in_year(year)
+        except ValueError:
+            continue  # the 29th of February
+        if found <= received + DAY:
+            return found
+    return None
+
+
+def _strptime(wanted: str) -> Parse:
+    """A parser of this format.
+
+    Raises:
+        ValueError: it is no format.
+    """
+    if "%" not in wanted:
+        raise ValueError(f"{wanted!r}: use one of {', '.join(FORMATS)}, or a format of strptime, as %Y-%m-%d %H:%M")
+    abbreviated = wanted.endswith("%Z")
+    plain = wanted.removesuffix("%Z").rstrip()
+    if "%Z" in plain:
+        raise ValueError(f"{wanted!r}: %Z is understood at the end only")
+    directives = set(re.findall(r"%[-]?(.)", plain))
+    has_year, has_day = directives & set("YyGcxD"), directives & set("djcxDUWV")
+    tried = plain if has_year else f"%Y {plain}"
+    datetime.strptime(EPOCH.strftime(tried), tried)  # raises ValueError for what is no format
+
+    def parse(text: str, received: datetime, zone: ZoneInfo) -> datetime | None:
+        name = ""
+        if abbreviated:
+            text, _, name = text.rpartition(" ")
+        tz = ZoneInfo("UTC") if name in ("UTC", "GMT", "Z") else zone
+
+        def read(prefix: str, form: str) -> datetime:
+            found = datetime.strptime(prefix + text, form + plain)
+            return found if found.tzinfo is not None else found.replace(tzinfo=tz)
+
+        if has_year:
+            found: datetime | None = read("", "")
+        elif has_day:
+            found = _in_a_year(lambda year: read(f"{year} ", "%Y "), received)
+        else:
+            today = received.astimezone(tz).date()
+            days = [str(today + step * DAY) for step in (1, 0, -1)]
+            near = (read(f"{day} ", "%Y-%m-%d ") for day in days)
+            found = next((each for each in near if each <= received + HOUR), None)
+        return found if not name or tz is not zone or found is None else _abbreviated(found, name)
+
+    return parse
+
+
+FORMATS: Final[dict[str, Parse]] = {
+    "epoch": _epoch,
+    "iso": _iso,
+    **{name: _epoch_of(name) for name in UNITS},
+    "clf": _clf,
+    "rfc1123": _rfc1123,
+    "rfc3164": _rfc3164,
+    "nginx_error": _nginx,
+    "apache_error": _apache,
+}
+ANY: Final = tuple(name for name in FORMATS if name not in UNITS)
+"""The formats that lines are tried with when none is given."""

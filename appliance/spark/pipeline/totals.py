@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .columns import ERRORS
 from .events import HOUR_US, dates
-from .parsers import ERRORS
 from .times import MICROS
 
 COUNTED: Final = ("count", "errors")

@@ -1,0 +1,185 @@
+"""Parses JSON objects: fields by path to typed columns, and all other fields to a map when asked for.
+
+Only the wanted members of a line are decoded.  What the decoder refuses and Python's own, slower reader takes is kept:
+NaN, Infinity, numbers that are too large, halves of surrogate pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import MAP, TYPES, Faults, Parsed, from_values, levels, own_columns, sources, text_of
+from .settings import Column, Parser
+from .times import Times
+
+TOGETHER_MAX: Final = 256
+"""Lines that are decoded before their members are collected: so many stay in the processor's cache."""
+JOURNALD: Final = Parser(
+    kind="json",
+    columns={"pid": Column(type="int", field="_PID"), "unit": Column(field="_SYSTEMD_UNIT")},
+    time="__REALTIME_TIMESTAMP",
+    time_formats=("epoch_us",),
+    host="_HOSTNAME",
+    service="SYSLOG_IDENTIFIER",
+    level="PRIORITY",
+    message="MESSAGE",
+)
+"""The output of ``journalctl -o json``."""
+Row = Any
+"""A struct with the wanted members of a line; None for a line that is no object."""
+
+
+@dataclass
+class Json:
+    name: str
+    settings: Parser
+    times: Times
+
+    def __post_init__(self) -> None:
+        self._columns = own_columns(self.settings)
+        self._common = {name: path for name, path in sources(self.settings).items() if name not in self._columns}
+        self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
+        if self.settings.rest:
+            self.fields = {**self.fields, self.settings.rest: MAP}
+        wanted = [*self._common.values(), *(each.field for each in self._columns.values())]
+        keys = dict.fromkeys(key for path in wanted for key in (path, path.partition(".")[0]))
+        self._attributes = {key: f"f{number}" for number, key in enumerate(keys)}
+        members = [(attribute, Any, None) for attribute in self._attributes.values()]
+        renamed = {attribute: key for key, attribute in self._attributes.items()}
+        self._shape = msgspec.defstruct("Line", members, rename=renamed, gc=False)
+        self._decode = msgspec.json.Decoder(self._shape).decode
+        self._getters = {path: self._getter(path) for path in dict.fromkeys(wanted)}
+
+    def _getter(self, path: str) -> Callable[[Sequence[Row]], list[Any]]:
+        whole = attrgetter(self._attributes[path])
+        head, *rest = path.split(".")
+        if not rest:
+            return lambda rows: [None if row is None else whole(row) for row in rows]
+        top = attrgetter(self._attributes[head])
+
+        def get(row: Row) -> Any:
+            if row is None:
+                return None
+            literal = whole(row)  # a member may have dots in its name, as ECS has
+            return _walk(top(row), rest) if literal is None else literal
+
+        return lambda rows: [get(row) for row in rows]
+
+    def parse(self, lines: pa.Array, received: datetime) -> Parsed:
+        texts = lines.to_pylist()
+        values: dict[str, list[Any]] = {path: [] for path in self._getters}
+        reasons: dict[int, str] = {}
+        for first in range(0, len(texts), TOGETHER_MAX):
+            chunk = texts[first : first + TOGETHER_MAX]
+            rows = self._rows(chunk, first, reasons)
+            for path, get in self._getters.items():
+                values[path] += get(rows)
+        faults, columns = Faults(self.name, len(texts)), {}
+        for name, path in self._common.items():
+            columns[name] = self._common_column(name, path, values[path], received, faults)
+        for name, column in self._columns.items():
+            made = from_values(values[column.field], column.type)
+            columns[name] = made.column
+            faults.add(f"{name} is not of its type ({column.type})", made.wrong, column.on_error == "dead_letter")
+        if self.settings.rest:
+            columns[self.settings.rest] = self._rest(texts, reasons)
+        if not reasons:
+            return faults.parsed(np.ones(len(texts), bool), columns)
+        why = pa.array([reasons.get(number) for number in range(len(texts))], pa.string())
+        return faults.parsed(np.asarray(pc.is_null(why).to_numpy(zero_copy_only=False)), columns, why)
+
+    def _rows(self, texts: Sequence[str | None], first: int, reasons: dict[int, str]) -> list[Row]:
+        decode = self._decode
+        try:
+            return [decode(text) for text in texts]  # type: ignore[arg-type]
+        except (msgspec.DecodeError, UnicodeEncodeError, TypeError, RecursionError):
+            rows = []
+            for number, text in enumerate(texts, first):
+                row, reason = self._one(text)
+                rows.append(row)
+                if row is None:
+                    reasons[number] = f"{self.name}: {reason}"
+            return rows
+
+    def _one(self, text: str | None) -> tuple[Row, str]:
+        """A line's row, or None and why there is none."""
+        if text is None:
+            return None, "no value"
+        try:
+            return self._decode(text), ""
+        except RecursionError:
+            return None, "nested too deeply"
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            found = _lenient(text)
+            if found is None:
+                return None, str(error)
+            return self._shape(**{attribute: found.get(key) for key, attribute in self._attributes.items()}), ""
+
+    def _common_column(self, name: str, path: str, values: list[Any], received: datetime, faults: Faults) -> pa.Array:
+        if name == "message":
+            values = [_octets(value) if type(value) is list else value for value in values]
+        texts = from_values(values, "string").column
+        if name == "level":
+            return levels(texts, self.settings.levels)
+        if name != "time":
+            return texts
+        column = self.times.parse(texts, received)
+        if column.null_count > texts.null_count:
+            wrong = pc.and_(pc.is_null(column), pc.is_valid(texts)).to_numpy(zero_copy_only=False)
+            faults.add(f"{path} is not a time", wrong, self.settings.time_on_error == "dead_letter")
+        return column
+
+    def _rest(self, texts: Sequence[str | None], reasons: Mapping[int, str]) -> pa.Array:
+        """All fields that no column takes as a whole."""
+        taken = self._getters.keys()
+        maps: list[list[tuple[str, str | None]] | None] = []
+        for number, text in enumerate(texts):
+            given = None if number in reasons else _lenient(text or "")
+            maps.append(
+                None
+                if given is None
+                else [
+                    (text_of(key), None if value is None else text_of(value))
+                    for key, value in given.items()
+                    if key not in taken
+                ]
+            )
+        return pa.array(maps, MAP)
+
+
+def _lenient(text: str) -> dict[str, Any] | None:
+    """The object, as Python's own reader takes it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _walk(value: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value
+
+
+def _octets(value: list[Any]) -> Any:
+    """The text of a list of bytes, as journald writes messages that are not printable; else the list."""
+    try:
+        return bytes(value).decode(errors="replace")
+    except (TypeError, ValueError):
+        return value

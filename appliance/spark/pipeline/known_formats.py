@@ -1,0 +1,305 @@
+"""Defines the formats of logs that are known by name, and that are not fields with names: one parser for each.
+
+    syslog              RFC 3164 as sent (<PRI>), and as files hold it, also with an ISO time: facility, pid
+    syslog5424          RFC 5424: facility, pid, msgid, structured
+    access              nginx and Apache, common and combined: client, user, method, path, status, bytes, ...
+    nginx_error, apache_error   the error logs of these: client, pid, ...
+    postgresql          what PostgreSQL writes with its own log_line_prefix, or Debian's
+    java                Log4j, Logback and Spring Boot in their usual patterns: thread, logger, exception
+    dpkg, alternatives  what Debian's tools write to /var/log: action, state, package, version, ...
+
+The groups of the two hot formats are cut out at computed positions (``text_slices``); a test compares them with the
+regular expressions, which say what the formats are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import SEVERITIES, as_mask, integers, levels, no_dash
+from .regex_parser import Extract, Groups, Regex, extract_groups
+from .text_slices import Lines
+from .times import Times
+
+QUOTE, BLANK, BACKSLASH, NEWLINE = b'" \\\n'
+FACILITIES: Final = pa.array(
+    [
+        *("kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp"),
+        *("ntp", "audit", "alert", "clock"),
+        *(f"local{number}" for number in range(8)),
+    ]
+)
+_TIME3164 = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|\d{4}-\d\d-\d\dT\S+"
+_SYSLOG_HEAD = rf"^(?:<(?P<pri>\d{{1,3}})>)?(?P<time>{_TIME3164}) (?P<host>[^\s:\[\]]+) (?P<service>[^\s\[:]+)"
+_SYSLOG_TAIL = r"^(?:\[(?P<pid>\d+)\])?:"
+SYSLOG: Final = _SYSLOG_HEAD + r"(?:\[(?P<pid>\d+)\])?: ?(?P<message>(?s:.*))$"
+SYSLOG5424: Final = (
+    r"^<(?P<pri>\d{1,3})>1 (?P<time>\S+) (?P<host>\S+) (?P<service>\S+) (?P<pid>\S+) "
+    r'(?P<msgid>\S+) (?P<structured>-|(?:\[[^ \]="]+(?: [^ \]="]+="(?:[^"\\\]]|\\.)*")*\])+)'
+    r"(?: \x{FEFF}?(?P<message>(?s:.*)))?$"
+)
+_ACCESS_HEAD = r"^(?P<client>\S+) \S+ (?P<user>\S+) \[(?P<time>[^\]]+)\] "
+_ACCESS_MIDDLE = r" (?P<status>\d{3}) (?P<bytes>\d+|-)"
+ACCESS: Final = (
+    _ACCESS_HEAD + r'"(?P<request>(?:[^"\\]|\\.)*)"' + _ACCESS_MIDDLE + r'(?: "(?P<referer>(?:[^"\\]|\\.)*)" '
+    r'"(?P<agent>(?:[^"\\]|\\.)*)"(?P<extra> .*)?)?$'
+)
+_REQUEST = r"^(?P<method>[A-Z]+) (?P<path>\S+)(?: (?P<protocol>HTTP/[\d.]+))?$"
+_NGINX_ERROR = (
+    r"^(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d) \[(?P<level>\w+)\] (?P<pid>\d+)#\d+: "
+    r"(?:\*(?P<connection>\d+) )?(?P<message>(?s:.*))$"
+)
+_NGINX_REQUEST = r', client: (?P<client>[^,\s]+)(?:, server: [^,]*)?(?:, request: "(?P<request>[^"]*)")?'
+_APACHE_ERROR = (
+    r"^\[(?P<time>[^\]]+)\] \[(?:\w*:)?(?P<level>\w+)\](?: \[pid (?P<pid>\d+)(?::tid \d+)?\])?"
+    r"(?: (?P<cause>\(\d+\)[^:\[]+:))?(?: \[(?:client|remote) (?P<client>[^\]]+?)(?::\d+)?\])? (?P<message>(?s:.*))$"
+)
+_POSTGRESQL = (
+    r"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \S+) \[(?P<pid>\d+)\] "
+    r"(?:(?P<user>\S*)@(?P<database>\S*) )?"
+    r"(?P<level>DEBUG[1-5]|LOG|INFO|NOTICE|WARNING|ERROR|FATAL|PANIC|DETAIL|HINT|STATEMENT|CONTEXT|QUERY|LOCATION):  "
+    r"(?P<message>(?s:.*))$"
+)
+_JAVA = (
+    r"^(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?|"
+    r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\s+"
+    r"(?:\[(?P<thread>[^\]]*)\]\s+)?(?:- )?"
+    r"(?P<level>TRACE|DEBUG|INFO|WARN|WARNING|ERROR|FATAL|SEVERE|FINE|FINER|FINEST|CONFIG)\s+(?P<message>(?s:.*))$"
+)
+_JAVA_LOGGER = r"^(?:\d+ --- )?(?:\[[^\]]*\]\s+)*(?P<logger>[\w.$/]+)(?:\s+-|\s*:)\s"
+_JAVA_BRACKETS = r"^\[(?:[^\]:]*:)?(?P<logger>[\w.$]+)@\d+\] - "
+_JAVA_THROWN = r"(?m)^(?:\S+: )?(?P<exception>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Exception|Error|Throwable))\b"
+_DPKG = (
+    r"^(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?P<message>(?:startup \S+ \S+)|"
+    r"(?:(?P<status>status) (?P<state>\S+)|"
+    r"(?P<action>install|upgrade|configure|trigproc|triggers|remove|purge|disappear))"
+    r" (?P<package>\S+) (?P<version>\S+)(?: (?P<new>\S+))?|conffile \S+ \S+)$"
+)
+_ALTERNATIVES = r"^(?P<service>update-alternatives) (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d): (?P<message>.*)$"
+
+
+# ---- groups of the hot formats
+
+
+def extract_syslog(lines: pa.Array) -> tuple[pa.Array, Groups]:
+    """As the pattern SYSLOG.  What follows the service is cut off where the groups before it end."""
+    matched, groups = extract_groups(lines, _SYSLOG_HEAD)
+    if not matched.true_count:
+        return matched, groups
+    hit = as_mask(matched)
+    whole = Lines(lines)
+    pri, time, host, service = (_lengths(groups[name]) for name in ("pri", "time", "host", "service"))
+    head = np.where(pri > 0, pri + 2, 0) + time + host + service + 2
+    starts = np.where(hit, whole.starts + head, whole.stops).astype(np.int32)
+    ended, tail = extract_groups(whole.cut(starts, whole.stops), _SYSLOG_TAIL)
+    hit &= as_mask(ended)
+    pid = _lengths(tail["pid"])
+    starts = np.where(hit, starts + np.where(pid > 0, pid + 2, 0) + 1, whole.stops).astype(np.int32)
+    some = starts < whole.stops
+    starts[some] += whole.bytes[starts[some]] == BLANK
+    return pa.array(hit), {**groups, **tail, "message": whole.cut(starts, whole.stops)}
+
+
+def _lengths(texts: pa.Array) -> np.ndarray:
+    """Lengths in bytes; 0 for null."""
+    return np.asarray(pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False))
+
+
+def extract_access(lines: pa.Array) -> tuple[pa.Array, Groups]:
+    """As the pattern ACCESS.  Combined lines without escapes are cut at their first six quotes, others are matched."""
+    whole = Lines(lines)
+    quotes = whole.find(QUOTE)
+    first, count = whole.first_at(quotes)
+    odd = np.zeros(len(whole), bool)
+    for byte in (BACKSLASH, NEWLINE):
+        if len(found := whole.find(byte)):
+            odd |= whole.first_at(found)[1] > 0
+    regular = (count >= 6) & ~odd
+    if regular.all() and len(regular):
+        return _cut_access(whole, quotes[first[:, None] + np.arange(6, dtype=np.int32)])
+    if not regular.any():
+        return extract_groups(lines, ACCESS)
+    fast, slow = (pa.array(np.flatnonzero(each)) for each in (regular, ~regular))
+    halves = extract_access(lines.take(fast)), extract_groups(lines.take(slow), ACCESS)
+    place = pa.array(np.argsort(np.concatenate((fast, slow)), kind="stable"))
+    joined = {name: pa.concat_arrays([groups[name] for _, groups in halves]).take(place) for name in halves[0][1]}
+    return pa.concat_arrays([matched for matched, _ in halves]).take(place), joined
+
+
+def _cut_access(whole: Lines, quotes: Any) -> tuple[pa.Array, Groups]:
+    after = quotes + 1
+    head, groups = extract_groups(whole.cut(whole.starts, quotes[:, 0]), _ACCESS_HEAD + "$")
+    middle, more = extract_groups(whole.cut(after[:, 1], quotes[:, 2]), _ACCESS_MIDDLE + " $")
+    hit = as_mask(head) & as_mask(middle)
+    hit &= (after[:, 3] + 1 == quotes[:, 4]) & (whole.bytes[quotes[:, 4] - 1] == BLANK)
+    some = after[:, 5] < whole.stops
+    hit[some] &= whole.bytes[after[some, 5]] == BLANK
+    quoted = {
+        name: whole.cut(after[:, at], quotes[:, at + 1]) for at, name in ((0, "request"), (2, "referer"), (4, "agent"))
+    }
+    return pa.array(hit), {**groups, **more, **quoted, "extra": whole.cut(after[:, 5], whole.stops)}
+
+
+# ---- columns that do not follow from one group each
+
+
+def _priority(columns: Groups) -> Groups:
+    """Replaces a syslog priority by facility and level; null for a priority above 191, the largest."""
+    number = columns.pop("pri")
+    number = pc.if_else(pc.less_equal(number, 191), number, None)
+    severity, facility = pc.bit_wise_and(number, 7), pc.shift_right(number, 3)
+    return columns | {"level": SEVERITIES.take(severity), "facility": FACILITIES.take(facility)}
+
+
+def _requests(columns: Groups) -> Groups:
+    """Replaces a request line by its parts.  Requests repeat, so each different one is parsed once."""
+    requests = columns.pop("request").dictionary_encode()
+    words = pc.extract_regex(requests.dictionary, _REQUEST)
+    whole = pc.is_valid(words)
+    for index, name in enumerate(("method", "path", "protocol")):
+        columns[name] = pc.if_else(whole, no_dash(pc.struct_field(words, [index])), None).take(requests.indices)
+    return columns
+
+
+def _of_access(columns: Groups) -> Groups:
+    """Sets the level from the status and the message to the request line."""
+    status, request = columns["status"], columns["request"]
+    level = pc.if_else(
+        pc.greater_equal(status, 500), "error", pc.if_else(pc.greater_equal(status, 400), "warning", "info")
+    )
+    return _requests(columns) | {"level": level, "message": request}
+
+
+def _constant(text: str, like: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_valid(like), text, pa.scalar(None, pa.string()))
+
+
+def _found(texts: pa.Array, pattern: str) -> Groups:
+    """Groups of a pattern that some texts match; null for the others."""
+    matched, groups = extract_groups(texts, pattern)
+    return {name: pc.if_else(matched, no_dash(each), None) for name, each in groups.items()}
+
+
+def _nginx_error(columns: Groups) -> Groups:
+    return _requests(columns | _found(columns["message"], _NGINX_REQUEST)) | {
+        "service": _constant("nginx", columns["time"])
+    }
+
+
+def _apache_error(columns: Groups) -> Groups:
+    cause = columns.pop("cause")
+    message = pc.if_else(
+        pc.is_valid(cause),
+        pc.binary_join_element_wise(cause, columns["message"], " ", null_handling="skip"),
+        columns["message"],
+    )
+    return columns | {"message": message, "service": _constant("apache", columns["time"])}
+
+
+def _postgresql(columns: Groups) -> Groups:
+    return columns | {"service": _constant("postgresql", columns["time"])}
+
+
+def _postgresql_levels(texts: pa.Array) -> pa.Array:
+    more = dict.fromkeys(("detail", "hint", "statement", "context", "query", "location"), "info")
+    return levels(texts, more | {f"debug{number}": "debug" for number in range(1, 6)})
+
+
+def _java(columns: Groups) -> Groups:
+    message = columns["message"]
+    loggers = [_found(message, pattern)["logger"] for pattern in (_JAVA_LOGGER, _JAVA_BRACKETS)]
+    return columns | {"logger": pc.coalesce(*loggers)} | _found(message, _JAVA_THROWN)
+
+
+def _dpkg(columns: Groups) -> Groups:
+    action = pc.coalesce(columns["action"], columns.pop("status"))
+    service = _constant("dpkg", columns["time"])
+    return columns | {"action": action, "service": service, "version_new": columns.pop("new")}
+
+
+class Format(NamedTuple):
+    extract: Extract
+    formats: tuple[str, ...]
+    """Of its times."""
+    fields: Mapping[str, pa.DataType] = {}
+    convert: Mapping[str, Callable[[pa.Array], pa.Array]] = {}
+    after: Callable[[Groups], Groups] = lambda columns: columns
+
+    def parser(self, name: str, times: Times) -> Regex:
+        return Regex(name, self.extract, times, self.convert, self.fields, self.after)
+
+
+def _texts(*names: str) -> dict[str, pa.DataType]:
+    return dict.fromkeys(names, pa.string())
+
+
+_PID = {"pid": pa.int64()}
+_ISO = ("iso",)
+_REQUESTED = _texts("client", "method", "path", "protocol")
+_NUMBERED = {"pid": integers, "level": levels}
+FORMATS: Final[dict[str, Format]] = {
+    "syslog": Format(
+        extract_syslog,
+        ("rfc3164", "iso"),
+        _texts("facility") | _PID,
+        {"pid": integers, "pri": integers},
+        _priority,
+    ),
+    "syslog5424": Format(
+        partial(extract_groups, pattern=SYSLOG5424),
+        _ISO,
+        _texts("facility") | _PID | _texts("msgid", "structured"),
+        {"pid": integers, "pri": integers},
+        _priority,
+    ),
+    "access": Format(
+        extract_access,
+        ("clf",),
+        _texts("client", "user", "method", "path", "protocol")
+        | {"status": pa.int64(), "bytes": pa.int64()}
+        | _texts("referer", "agent", "extra"),
+        {"status": integers, "bytes": integers},
+        _of_access,
+    ),
+    "nginx_error": Format(
+        partial(extract_groups, pattern=_NGINX_ERROR),
+        ("nginx_error",),
+        _PID | {"connection": pa.int64()} | _REQUESTED,
+        _NUMBERED | {"connection": integers},
+        _nginx_error,
+    ),
+    "apache_error": Format(
+        partial(extract_groups, pattern=_APACHE_ERROR),
+        ("apache_error",),
+        _PID | _texts("client"),
+        _NUMBERED,
+        _apache_error,
+    ),
+    "postgresql": Format(
+        partial(extract_groups, pattern=_POSTGRESQL),
+        _ISO,
+        _PID | _texts("user", "database"),
+        {"pid": integers, "level": _postgresql_levels},
+        _postgresql,
+    ),
+    "java": Format(
+        partial(extract_groups, pattern=_JAVA),
+        ("iso", "%y/%m/%d %H:%M:%S"),
+        _texts("thread", "logger", "exception"),
+        {"level": levels},
+        _java,
+    ),
+    "dpkg": Format(
+        partial(extract_groups, pattern=_DPKG),
+        _ISO,
+        _texts("action", "state", "package", "version", "version_new"),
+        after=_dpkg,
+    ),
+    "alternatives": Format(partial(extract_groups, pattern=_ALTERNATIVES), _ISO),
+}

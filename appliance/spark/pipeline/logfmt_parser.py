@@ -1,0 +1,193 @@
+r"""Parses logfmt: ``key=value key="a value with blanks" key='another'``.
+
+Fields are split in all lines of a batch at once: quotes, blanks and equals signs are searched in their bytes, and each
+field goes to its column by its key.  Lines with backslashes, apostrophes or odd quotes are split by a regular
+expression, one by one.  Words without an equals sign are no fields.  Of fields with one key the last one counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import MAP, TYPES, Faults, Parsed, from_texts, levels, own_columns, sources
+from .settings import Parser
+from .text_slices import Lines
+from .times import Times
+
+QUOTE, BLANK, EQUALS, BACKSLASH, APOSTROPHE, TAB, NEWLINE = b"\" =\\'\t\n"
+_PAIRS = re.compile(
+    r"""(?:"(?P<k>[^"=]+)"|([^\s="']+))=("[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|[^\s"]*)""", re.DOTALL
+)
+_ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_MEANT: Final = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+class Pairs(NamedTuple):
+    """Fields of many lines, in their order; ``lines``: the index of each one's line."""
+
+    lines: np.ndarray[Any, np.dtype[np.int64]]
+    keys: pa.Array
+    values: pa.Array
+
+
+@dataclass
+class Logfmt:
+    name: str
+    settings: Parser
+    times: Times
+
+    def __post_init__(self) -> None:
+        self._columns = own_columns(self.settings)
+        self._common = {name: key for name, key in sources(self.settings).items() if name not in self._columns}
+        self.fields: Mapping[str, pa.DataType] = {name: TYPES[each.type] for name, each in self._columns.items()}
+        if self.settings.rest:
+            self.fields = {**self.fields, self.settings.rest: MAP}
+        wanted = [*self._common.values(), *(each.field for each in self._columns.values())]
+        self._wanted = pa.array(dict.fromkeys(wanted), pa.string())
+
+    def parse(self, lines: pa.Array, received: datetime) -> Parsed:
+        count = len(lines)
+        pairs = split(lines)
+        numbers = pc.index_in(pairs.keys, self._wanted).fill_null(-1).to_numpy()
+        values = {
+            key: self._column(count, pairs, numbers == number) for number, key in enumerate(self._wanted.to_pylist())
+        }
+        faults, columns = Faults(self.name, count), {}
+        for name, key in self._common.items():
+            given = values[key]
+            columns[name] = levels(given, self.settings.levels) if name == "level" else given
+        if "time" in self._common:
+            columns["time"] = self._time(values[self._common["time"]], received, faults)
+        for name, column in self._columns.items():
+            made = from_texts(values[column.field], column.type)
+            columns[name] = made.column
+            faults.add(f"{name} is not of its type ({column.type})", made.wrong, column.on_error == "dead_letter")
+        if self.settings.rest:
+            columns[self.settings.rest] = _rest(count, pairs, numbers < 0)
+        matched = np.bincount(pairs.lines, minlength=count) > 0
+        none = pc.if_else(pa.array(matched), pa.scalar(None, pa.string()), f"{self.name}: no key=value")
+        return faults.parsed(matched, columns, None if matched.all() else none)
+
+    def _column(self, count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
+        place = np.full(count, -1, np.int64)
+        found = np.flatnonzero(chosen)
+        place[pairs.lines[found]] = found  # of several ones of a line numpy stores the last
+        return pairs.values.take(pa.array(place, mask=place < 0))
+
+    def _time(self, texts: pa.Array, received: datetime, faults: Faults) -> pa.Array:
+        column = self.times.parse(texts, received)
+        if column.null_count > texts.null_count:
+            wrong = pc.and_(pc.is_null(column), pc.is_valid(texts)).to_numpy(zero_copy_only=False)
+            faults.add(f"{self.settings.time} is not a time", wrong, self.settings.time_on_error == "dead_letter")
+        return column
+
+
+def _rest(count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
+    """The chosen fields of each line as a map; of those with one key the last."""
+    found = np.flatnonzero(chosen)
+    names = pairs.keys.dictionary_encode().indices.to_numpy()[found]
+    _, last = np.unique((pairs.lines[found] * (int(names.max(initial=0)) + 1) + names)[::-1], return_index=True)
+    found = found[np.sort(len(found) - 1 - last)]
+    offsets = np.append(0, np.cumsum(np.bincount(pairs.lines[found], minlength=count))).astype(np.int32)
+    keys, values = (each.take(pa.array(found)) for each in (pairs.keys, pairs.values))
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, values).cast(MAP)
+
+
+def split(lines: pa.Array) -> Pairs:
+    """The fields of all lines."""
+    whole = Lines(lines)
+    strange = np.zeros(len(whole), bool)
+    for byte in (BACKSLASH, APOSTROPHE):
+        if len(found := whole.find(byte)):
+            strange |= whole.first_at(found)[1] > 0
+    quotes = whole.find(QUOTE)
+    strange |= whole.first_at(quotes)[1] % 2 > 0
+    if len(quotes) or strange.any():
+        strange |= _odd(whole, quotes)
+    if not strange.any():
+        return _split_at_once(whole, quotes)
+    regular = np.flatnonzero(~strange)
+    rest = np.flatnonzero(strange)
+    slow = _split_each(lines.take(pa.array(rest)).to_pylist())
+    if not len(regular):
+        return Pairs(rest[slow.lines], slow.keys, slow.values)
+    some = Lines(lines.take(pa.array(regular)))
+    fast = _split_at_once(some, some.find(QUOTE))
+    numbers = np.concatenate((regular[fast.lines], rest[slow.lines]))
+    order = pa.array(np.argsort(numbers, kind="stable"))
+    keys, values = (pa.concat_arrays(each).take(order) for each in ((fast.keys, slow.keys), (fast.values, slow.values)))
+    return Pairs(numbers[order.to_numpy()], keys, values)
+
+
+def _odd(whole: Lines, quotes: np.ndarray) -> np.ndarray:
+    """Lines with a quote that does not open right after an equals sign, or does not close before a blank or the end."""
+    data = whole.bytes
+    first, count = whole.first_at(quotes)
+    owner = np.repeat(np.arange(len(whole)), count)
+    if not len(owner):
+        return np.zeros(len(whole), bool)
+    inner = quotes[first[0] : first[0] + len(owner)]
+    nth = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    opens = nth % 2 == 0
+    before = np.where(inner > whole.starts[owner], data[inner - 1], BLANK)
+    last = inner + 1 >= whole.stops[owner]
+    after = np.where(last, BLANK, data[np.minimum(inner + 1, len(data) - 1)])
+    bad = np.where(opens, before != EQUALS, (after != BLANK) & (after != TAB) & (after != NEWLINE))
+    found = np.zeros(len(whole), bool)
+    found[owner[bad]] = True
+    return found
+
+
+def _split_at_once(whole: Lines, quotes: np.ndarray) -> Pairs:
+    """For lines whose quotes all surround values."""
+    data, base = whole.bytes, int(whole.starts[0])
+    inside = np.zeros(len(data) + 1, np.int8)
+    inside[quotes] = 1
+    inside = np.cumsum(inside, dtype=np.int32) & 1  # 1 from an opening quote on, up to before the closing one
+    blank = ((data == BLANK) | (data == TAB) | (data == NEWLINE)) & (inside[:-1] == 0)
+    gaps = np.flatnonzero(blank[base:]) + base
+    starts = np.unique(np.concatenate((whole.starts, gaps + 1)))
+    owner = np.searchsorted(whole.starts, starts, side="right") - 1
+    next_gap = np.append(gaps, len(data))[np.searchsorted(gaps, starts)]
+    stops = np.minimum(next_gap, whole.stops[owner])
+    signs = np.flatnonzero(data == EQUALS)
+    at = np.append(signs, len(data))[np.searchsorted(signs, starts)]
+    real = (at > starts) & (at < stops)
+    starts, stops, at, owner = (each[real] for each in (starts, stops, at, owner))
+    quoted = (at + 1 < stops) & (data[np.minimum(at + 1, len(data) - 1)] == QUOTE) if len(data) else real[:0]
+    keys = whole.cut(starts.astype(np.int32), at.astype(np.int32))
+    values = whole.cut((at + 1 + quoted).astype(np.int32), (stops - quoted).astype(np.int32))
+    return Pairs(owner.astype(np.int64), keys, values)
+
+
+def _split_each(lines: Sequence[str | None]) -> Pairs:
+    numbers: list[int] = []
+    keys: list[str] = []
+    values: list[str] = []
+    for number, line in enumerate(lines):
+        for found in _PAIRS.finditer(line or ""):
+            numbers.append(number)
+            keys.append(found[1] or found[2])
+            values.append(_unquoted(found[3]))
+    return Pairs(np.array(numbers, np.int64), pa.array(keys, pa.string()), pa.array(values, pa.string()))
+
+
+def _unquoted(text: str) -> str:
+    if text[:1] in ('"', "'"):
+        return _ESCAPED.sub(_meant, text[1:-1])
+    return text
+
+
+def _meant(escape: re.Match[str]) -> str:
+    text = escape[1]
+    if len(text) == 5:
+        return chr(int(text[1:], 16)).encode(errors="replace").decode()
+    return _MEANT.get(text, text)

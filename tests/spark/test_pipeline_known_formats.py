@@ -1,0 +1,195 @@
+"""Formats that are known by name, on lines as real programs write them, and on lines as nobody does."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.spark.pipeline.known_formats import ACCESS, SYSLOG, extract_access, extract_syslog
+from appliance.spark.pipeline.regex_parser import Extract, extract_groups
+
+from .lines import only, parse
+
+
+def test_syslog_as_sent() -> None:
+    assert only("syslog", "<34>Oct 11 22:14:15 mymachine su: 'su root' failed for lonvick on /dev/pts/8") == {
+        "time": datetime(2026, 10, 11, 22, 14, 15, tzinfo=UTC),
+        "host": "mymachine",
+        "service": "su",
+        "message": "'su root' failed for lonvick on /dev/pts/8",
+        "level": "crit",
+        "facility": "auth",
+    }
+
+
+def test_syslog_as_files_hold_it() -> None:
+    found = only("syslog", "2026-11-20T10:00:00.123456+01:00 web-1 sshd[42]: Accepted publickey")
+    assert (found["host"], found["service"], found["pid"]) == ("web-1", "sshd", 42)
+    assert only("syslog", "Nov 20 01:02:03 web-1 kernel: [ 1.5] two: parts")["message"] == "[ 1.5] two: parts"
+
+
+def test_syslog5424() -> None:
+    line = '<165>1 2003-10-11T22:14:15.003Z h.example.com app 7 ID47 [a@1 k="v\\]" l="m"][b] \ufeffAn event'
+    assert only("syslog5424", line) == {
+        "time": datetime(2003, 10, 11, 22, 14, 15, 3000, tzinfo=UTC),
+        "host": "h.example.com",
+        "service": "app",
+        "pid": 7,
+        "msgid": "ID47",
+        "structured": '[a@1 k="v\\]" l="m"][b]',
+        "message": "An event",
+        "level": "notice",
+        "facility": "local4",
+    }
+    assert only("syslog5424", "<0>1 - - - - - -") == {"level": "emerg", "facility": "kern"}
+
+
+def test_access() -> None:
+    line = '10.0.0.1 - bob [10/Oct/2026:13:55:36 +0200] "GET /a?b HTTP/1.1" 503 23 "http://r/" "curl \\"7\\"" extra 1'
+    found = only("access", line)
+    assert (found["client"], found["user"], found["method"], found["path"]) == ("10.0.0.1", "bob", "GET", "/a?b")
+    assert (found["status"], found["bytes"], found["level"], found["message"]) == (
+        503,
+        23,
+        "error",
+        "GET /a?b HTTP/1.1",
+    )
+    assert found["time"] == datetime(2026, 10, 10, 11, 55, 36, tzinfo=UTC) and found["agent"] == 'curl \\"7\\"'
+    common = only("access", '::1 - - [10/Oct/2026:13:55:36 +0000] "\\x16\\x03" 400 -')
+    assert "method" not in common and common["message"] == "\\x16\\x03" and common["level"] == "warning"
+
+
+def test_dpkg_and_alternatives() -> None:
+    line = "2025-06-24 14:36:25 upgrade libsystemd0:amd64 252.36 252.38"
+    assert only("dpkg", line) == {
+        "time": datetime(2025, 6, 24, 14, 36, 25, tzinfo=UTC),
+        "service": "dpkg",
+        "message": "upgrade libsystemd0:amd64 252.36 252.38",
+        "action": "upgrade",
+        "package": "libsystemd0:amd64",
+        "version": "252.36",
+        "version_new": "252.38",
+    }
+    assert only("dpkg", "2025-06-24 14:36:25 status installed a:all 1")["state"] == "installed"
+    assert only("dpkg", "2025-06-24 14:36:25 startup archives unpack")["message"] == "startup archives unpack"
+    found = only("alternatives", "update-alternatives 2025-06-24 14:36:53: link group pager updated")
+    assert (found["service"], found["message"]) == ("update-alternatives", "link group pager updated")
+
+
+@pytest.mark.parametrize(("name", "file"), [("dpkg", "dpkg.log"), ("alternatives", "alternatives.log")])
+def test_this_hosts_own_logs(name: str, file: str) -> None:
+    path = Path("/var/log") / file
+    if not path.exists():
+        pytest.skip(f"no {path} here")
+    lines = path.read_text().splitlines()
+    matched = parse(name, *lines).matched.to_pylist()
+    assert matched.count(False) == 0, lines[matched.index(False)]
+
+
+def test_nginx_error() -> None:
+    line = (
+        '2026/11/20 10:00:00 [error] 12#13: *7 open() "/srv/x" failed (2: No such file or directory), '
+        'client: 10.0.0.1, server: _, request: "GET /x HTTP/1.1", host: "localhost"'
+    )
+    found = only("nginx_error", line)
+    assert (found["time"], found["level"], found["pid"]) == (datetime(2026, 11, 20, 10, tzinfo=UTC), "error", 12)
+    assert (found["connection"], found["client"], found["path"]) == (7, "10.0.0.1", "/x")
+    assert found["message"].startswith("*") is False and found["message"].endswith('host: "localhost"')
+    plain = only("nginx_error", '2026/11/20 10:00:00 [notice] 12#12: using the "epoll" event method')
+    assert plain["level"] == "notice" and "client" not in plain and "connection" not in plain
+
+
+def test_apache_error() -> None:
+    line = (
+        "[Fri Nov 20 10:00:00.123456 2026] [core:error] [pid 12:tid 34] (13)Permission denied: [client ::1:555] AH1: no"
+    )
+    found = only("apache_error", line)
+    assert found["time"] == datetime(2026, 11, 20, 10, 0, 0, 123_456, tzinfo=UTC)
+    assert (found["level"], found["pid"], found["client"]) == ("error", 12, "::1")
+    assert found["message"] == "(13)Permission denied: AH1: no"
+    old = only("apache_error", "[Fri Nov 20 10:00:00 2026] [warn] mod_fcgid: cleanup")
+    assert (old["level"], old["message"]) == ("warning", "mod_fcgid: cleanup")
+
+
+def test_postgresql() -> None:
+    found = only("postgresql", '2026-11-20 10:00:00.123 UTC [77] bob@shop ERROR:  relation "x" does not exist')
+    assert (found["user"], found["database"], found["level"], found["pid"]) == ("bob", "shop", "error", 77)
+    assert found["message"] == 'relation "x" does not exist' and found["service"] == "postgresql"
+    assert only("postgresql", "2026-11-20 10:00:00.123 UTC [77] LOG:  ready")["level"] == "info"
+    assert only("postgresql", "2026-11-20 10:00:00 UTC [77] DEBUG2:  x")["level"] == "debug"
+
+
+@pytest.mark.parametrize(
+    ("line", "logger"),
+    [
+        ("2026-11-20 10:00:00,000 [main] WARN  org.x.Y - no", "org.x.Y"),
+        ("2026-11-20T10:00:00.000Z  WARN 77 --- [shop] [ main] o.x.Y : no", "o.x.Y"),
+        ("2026-11-20 10:00:00,000 [myid:] - WARN  [main:o.a.z.Server@12] - no", "o.a.z.Server"),
+        ("26/11/20 10:00:00 WARN SparkContext: no", "SparkContext"),
+    ],
+)
+def test_java(line: str, logger: str) -> None:
+    found = only("java", f"{line}\njava.io.IOException: broken\n\tat org.x.Y.z(Y.java:7)")
+    assert (found["time"], found["level"]) == (datetime(2026, 11, 20, 10, tzinfo=UTC), "warning")
+    assert (found["logger"], found["exception"]) == (logger, "java.io.IOException")
+    assert "exception" not in only("java", line)
+
+
+# ---- the formats that are cut out at positions, against their regular expressions
+
+PIECES = {
+    extract_access: [
+        *("10.0.0.1", "-", " ", '"', "[", "]", "[10/Oct/2026:13:55:36 +0200]", '"GET / HTTP/1.1"', "200", "5", '\\"'),
+        *(' "-" "curl"', '" "', "é", "\n", ' 10.0.0.1 - - [x] "GET" 200 5 "-" "curl"', "10.0.0.1 - - [x] "),
+    ],
+    extract_syslog: [
+        *(
+            "<34>",
+            "Oct 11 22:14:15 ",
+            "2026-11-20T10:00:00Z ",
+            "web-1 ",
+            "su",
+            "sshd",
+            "[42]",
+            ": ",
+            ":",
+            " ",
+            "é",
+            "\n",
+        ),
+        *("<9999>", "[a]", "[]"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("extract", "pattern"), [(extract_access, ACCESS), (extract_syslog, SYSLOG)])
+@given(data=st.data())
+def test_cut_lines_are_the_same_as_matched_ones(extract: Extract, pattern: str, data: st.DataObject) -> None:
+    """Also where an array begins within the bytes that it shares."""
+    line = st.lists(st.sampled_from(PIECES[extract]), max_size=12).map("".join)
+    given_lines = data.draw(st.lists(st.none() | line, min_size=2, max_size=6))
+    lines = pa.array(given_lines, pa.string()).slice(1)
+    (cut, texts), (matched, wanted) = extract(lines), extract_groups(lines, pattern)
+    assert cut.to_pylist() == matched.to_pylist()
+    where = pa.array(np.flatnonzero(matched.to_numpy(zero_copy_only=False)))
+    assert set(texts) == set(wanted) or not len(where)
+    for name, each in wanted.items() if len(where) else ():
+        found, right = (pc.fill_null(column, "").take(where).to_pylist() for column in (texts[name], each))
+        assert found == right, name
+
+
+def test_most_lines_take_the_fast_way() -> None:
+    """What the test above compares is reached by lines as they are."""
+    line = '10.0.0.1 - - [10/Oct/2026:13:55:36 +0200] "GET / HTTP/1.1" 200 5 "-" "curl"'
+    escaped = line.replace("curl", 'cu\\"rl')
+    found = parse("access", line, escaped, f'{line} "more"', "no", line)
+    assert found.matched.to_pylist() == [True, True, True, False, True]
+    assert found.columns["agent"].to_pylist() == ["curl", 'cu\\"rl', "curl", None, "curl"]
+    assert found.columns["extra"].to_pylist() == [None, None, ' "more"', None, None]
