@@ -159,6 +159,7 @@ def show_summary(summary: Summary, remark: str) -> None:
         {"what": f"parsed: {name}", "messages": count} for name, count in summary.parsed.items()
     ]
     rows += [{"what": f"dead letter: {reason}", "messages": count} for reason, count in summary.dead.items()]
+    rows += [{"what": f"column null: {reason}", "messages": count} for reason, count in summary.nulled.items()]
     output.print_rows(rows, ["what", "messages"], title="Lines")
     if summary.audit is not None:
         output.remark(f"audit: {summary.audit}")

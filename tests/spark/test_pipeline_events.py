@@ -71,6 +71,36 @@ def test_a_line_without_a_time_has_that_of_its_record(tmp_path: Path) -> None:
     assert (event["time"], event["date"], event["service"]) == (RECEIVED, "2026-11-20", "s")
 
 
+def test_secrets_are_redacted_in_events_and_in_dead_letters(tmp_path: Path) -> None:
+    redact = [{"pattern": r"(password)=\S+", "replacement": r"\1=?"}, {"pattern": r"\d{4}-\d{4}"}]
+    source = [{"topics": ["t"], "parsers": ["syslog"], "redact": redact}]
+    made = transform(tmp_path, source=source, output={"path": "out", "raw": True})
+    found = made.run(batch([SYSLOG + b" password=a 1111-2222", b"password=b", b"\xff password=c"]))
+    (event,) = found.events.to_pylist()
+    assert event["message"] == "failed password=? ***" and "1111" not in event["line"]
+    assert found.dead.column("value").to_pylist() == [b"password=?", b"\xff password=?"]
+    with pytest.raises(BadValue, match=r"source\.redact: pattern"):
+        transform(tmp_path, source=[{"topics": ["t"], "parsers": ["syslog"], "redact": [{"pattern": "("}]}])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    source = [{"topics": ["t"], "parsers": ["json"]}]
+    found = transform(tmp_path, source=source).run(batch([b'\xef\xbb\xbf{"message": "m"}', b'{"message": "n"}']))
+    assert found.events.column("message").to_pylist() == ["m", "n"]
+
+
+def test_fields_that_do_not_fit_are_counted_and_explained(tmp_path: Path) -> None:
+    source = [{"topics": ["t"], "parsers": ["dpkg", "own"]}]
+    own = {"kind": "json", "columns": {"n": "int", "x": {"type": "float"}}}
+    made = transform(tmp_path, source=source, parser={"own": own}, output={"path": "o", "column_errors": True})
+    found = made.run(batch([DPKG, b'{"n": "many", "x": "much"}', b"?", b'{"n": "7", "x": "no"}']))
+    assert found.events.column("offset").to_pylist() == [100, 101, 103] and len(found.dead) == 1
+    n, x = "own: n is not of its type (int)", "own: x is not of its type (float)"
+    assert found.events.column("column_errors").to_pylist() == [None, f"{n}; {x}", x]
+    assert found.events.column("n").to_pylist() == [None, None, 7]
+    assert [(row["parser"], row["reason"]) for row in found.nulled.to_pylist()] == [("own", n), ("own", x), ("own", x)]
+
+
 def test_the_whole_line_is_kept_when_asked_for(tmp_path: Path) -> None:
     made = transform(tmp_path, output={"path": "out", "raw": True})
     assert made.run(batch([SYSLOG])).events.column("line").to_pylist() == [SYSLOG.decode()]

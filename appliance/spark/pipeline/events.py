@@ -5,10 +5,12 @@ Events have these columns, in this order, the same for every topic, so that they
 1. provenance: ``topic partition offset received parser``;
 2. ``date`` and ``hour``, of the line's time, or of the record's when the line has none;
 3. the common columns of the parsers, and all columns of all parsers of the pipeline;
-4. the columns of lookups.
+4. when asked for: ``line``, ``column_errors`` (why columns are null whose fields were given), and, with multiline
+   sources, ``lines`` (how many lines the event has);
+5. the columns of lookups.
 
-A line that no parser takes becomes a dead letter with a reason.  No I/O, except for reading the lookup files in the
-constructor.
+What a source redacts is replaced before anything else happens.  A line that no parser takes becomes a dead letter with
+a reason.  No I/O, except for reading the lookup files in the constructor.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ...errors import BadValue
-from .parsers import COMMON, LineParser, build
+from .columns import COMMON, LineParser
+from .multiline import LINES
+from .parsers import build
 from .settings import Lookup, Settings, Source
 from .times import EPOCH, MICROS, MICROS_MAX, within
 
@@ -39,13 +43,23 @@ CALENDAR: Final = {"date": pa.string(), "hour": pa.int32()}
 DAY_US: Final = 86_400_000_000
 HOUR_US: Final = 3_600_000_000
 REASON_CHARACTERS_MAX: Final = 200
+COLUMN_ERRORS: Final = "column_errors"
+ASKED_FOR: Final = {"line": pa.string(), COLUMN_ERRORS: pa.string(), LINES: pa.int32()}
+BOM: Final = "\ufeff"
+Faults = list[tuple[str, np.ndarray]]
+"""Reasons why columns of lines are null, with the indices of the lines."""
 
 
 class Outcome(NamedTuple):
-    """Events and dead letters.  ``dead``: the unchanged records, with a column ``reason``."""
+    """Events and dead letters.
+
+    ``dead``: the records as they were (but redacted), with a column ``reason``.  ``nulled``: a row for each field of
+    an event that did not fit its column, with the columns topic, received, parser, reason.
+    """
 
     events: pa.Table
     dead: pa.Table
+    nulled: pa.Table
 
 
 class Transform:
@@ -56,7 +70,6 @@ class Transform:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._raw = settings.output.raw
         self._sources: dict[str, tuple[Source, list[LineParser]]] = {}
         own: dict[str, pa.DataType] = {}
         for source in settings.source:
@@ -64,9 +77,8 @@ class Transform:
             for parser in parsers:
                 _unite(own, parser.fields, parser.name)
             self._sources |= dict.fromkeys(source.topics, (source, parsers))
-        columns = PROVENANCE | CALENDAR | COMMON | own
-        if self._raw:
-            columns["line"] = pa.string()
+        columns = PROVENANCE | CALENDAR | COMMON | own | _asked_for(settings)
+        self._redactions = {source: _Redaction(source) for source, _ in self._sources.values() if source.redact}
         self._parsed = {**COMMON, **own}
         self._lookups: list[_Lookup] = []
         for lookup in settings.lookup:
@@ -78,13 +90,14 @@ class Transform:
     def run(self, batch: pa.RecordBatch) -> Outcome:
         """Convert records of one topic, with the columns key, value, topic, partition, offset, timestamp."""
         source, parsers = self._sources[batch.column("topic")[0].as_py()]
-        values = batch.column("value")
-        lines, unreadable = _texts(values)
+        if redaction := self._redactions.get(source):
+            batch = redaction.apply(batch)
+        lines, unreadable = _texts(batch.column("value"))
         received = batch.column("timestamp").cast(MICROS)
         # Not the latest: one timestamp from the future would change the year of lines that have none.
         micros = received.cast(pa.int64()).to_numpy(zero_copy_only=False)
         about = EPOCH + timedelta(microseconds=int(np.median(micros)))
-        columns, names, reasons = self._parse(parsers, lines, unreadable, about)
+        columns, names, reasons, faults = self._parse(parsers, lines, unreadable, about)
         good = pc.is_valid(names)
         dead = pa.Table.from_batches([batch]).append_column("reason", reasons)
         complete = pc.all(good).as_py()
@@ -93,17 +106,21 @@ class Transform:
         columns["received"] = received
         for name in ("topic", "partition", "offset"):
             columns[name] = batch.column(name).cast(PROVENANCE[name])
-        if self._raw:
-            columns["line"] = lines
+        columns["line"] = lines
+        if LINES in self.schema.names:
+            columns[LINES] = batch.column(LINES)
+        if COLUMN_ERRORS in self.schema.names:
+            columns[COLUMN_ERRORS] = _column_errors(faults, len(lines))
         self._finish(columns, source)
         events = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
-        return Outcome(events if complete else events.filter(good), dead)
+        return Outcome(events if complete else events.filter(good), dead, _nulled(faults, columns))
 
     def _parse(
         self, parsers: list[LineParser], lines: pa.Array, unreadable: pa.Array | None, received: datetime
-    ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array]:
-        """Columns, the name of the parser that took each line, or the reason why none did."""
+    ) -> tuple[dict[str, pa.Array], pa.Array, pa.Array, Faults]:
+        """Columns, the name of the parser that took each line or the reason why none did, and columns in error."""
         count = len(lines)
+        faults: Faults = []
         columns: dict[str, pa.Array] = {}
         names = pa.nulls(count, pa.string())
         reasons = pa.nulls(count, pa.string()) if unreadable is None else unreadable
@@ -118,7 +135,9 @@ class Transform:
                     {name: found.columns.get(name, pa.nulls(count, kind)) for name, kind in self._parsed.items()},
                     names,
                     reasons,
+                    [(reason, np.flatnonzero(wrong)) for reason, wrong in found.nulled.items()],
                 )
+            faults += [(reason, left[wrong]) for reason, wrong in found.nulled.items()]
             place = _places(count, left, matched)
             for name, column in found.columns.items():
                 taken = column.take(place)
@@ -131,7 +150,8 @@ class Transform:
                 break
         tried = ", ".join(parser.name for parser in parsers)
         reasons = pc.coalesce(reasons, pa.scalar(f"not a line of {tried}"))
-        return self._complete(columns, count), names, pc.utf8_slice_codeunits(reasons, 0, REASON_CHARACTERS_MAX)
+        reasons = pc.utf8_slice_codeunits(reasons, 0, REASON_CHARACTERS_MAX)
+        return self._complete(columns, count), names, reasons, faults
 
     def _complete(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """All columns; null where these parsers have none."""
@@ -150,9 +170,52 @@ class Transform:
             lookup.add(columns)
 
 
+def _asked_for(settings: Settings) -> dict[str, pa.DataType]:
+    wanted = {
+        "line": settings.output.raw,
+        COLUMN_ERRORS: settings.output.column_errors,
+        LINES: any(source.multiline for source in settings.source),
+    }
+    return {name: ASKED_FOR[name] for name in ASKED_FOR if wanted[name]}
+
+
+class _Redaction:
+    """Replaces what the patterns of a source match, also in values that are no text."""
+
+    def __init__(self, source: Source) -> None:
+        self._rules = source.redact
+        for rule in self._rules:
+            try:
+                pc.replace_substring_regex(pa.array([b""]), rule.pattern, rule.replacement)
+            except pa.ArrowInvalid as error:
+                raise BadValue(f"source.redact: pattern = {rule.pattern!r}: {error}") from None
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        values = batch.column("value")
+        for rule in self._rules:
+            values = pc.replace_substring_regex(values, rule.pattern, rule.replacement)
+        return batch.set_column(batch.schema.get_field_index("value"), "value", values)
+
+
+def _column_errors(faults: Faults, count: int) -> pa.Array:
+    """For each line why columns are null, or null."""
+    texts: dict[int, str] = {}
+    for reason, lines in faults:
+        for line in lines.tolist():
+            texts[line] = f"{texts[line]}; {reason}" if line in texts else reason
+    return pa.array([texts.get(line) for line in range(count)] if texts else pa.nulls(count), pa.string())
+
+
+def _nulled(faults: Faults, columns: Mapping[str, pa.Array]) -> pa.Table:
+    lines = np.concatenate([lines for _, lines in faults]) if faults else np.zeros(0, np.int64)
+    reasons = [reason for reason, lines in faults for _ in lines]
+    rows = {name: columns[name].take(pa.array(lines)) for name in ("topic", "received", "parser")}
+    return pa.table({**rows, "reason": pa.array(reasons, pa.string())})
+
+
 def _unite(known: dict[str, pa.DataType], fields: Mapping[str, pa.DataType], who: str) -> None:
     for name, kind in fields.items():
-        if name in PROVENANCE or name in CALENDAR or name == "line":
+        if name in PROVENANCE or name in CALENDAR or name in ASKED_FOR:
             raise BadValue(f"parser {who}: column {name!r} is the pipeline's own; choose another name")
         if known.setdefault(name, kind) != kind:
             raise BadValue(f"parser {who}: column {name!r} is {kind}, but {known[name]} in another parser")
@@ -195,7 +258,7 @@ def _places(count: int, left: np.ndarray, chosen: np.ndarray) -> pa.Array:
 
 
 def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """Values as texts, without line breaks at the end; null, with a reason, for values that are no text."""
+    """Values as texts, without byte order mark and line breaks at the end; null, with a reason, if they are no text."""
     try:
         texts, wrong = values.cast(pa.string()), None
     except pa.ArrowInvalid:
@@ -209,6 +272,8 @@ def _texts(values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
         wrong = none if wrong is None else pc.coalesce(wrong, none)
     if pc.any(pc.ends_with(texts, "\n")).as_py():
         texts = pc.utf8_rtrim(texts, "\r\n")
+    if pc.any(pc.starts_with(texts, BOM)).as_py():
+        texts = pc.if_else(pc.starts_with(texts, BOM), pc.utf8_slice_codeunits(texts, 1), texts)
     return texts, wrong
 
 

@@ -1,4 +1,4 @@
-"""Defines the formats of logs that are known by name, and that are not fields with names: one parser for each.
+"""Defines the formats of logs that are known by name, and that are not fields with names: one parser for each::
 
     syslog              RFC 3164 as sent (<PRI>), and as files hold it, also with an ISO time: facility, pid
     syslog5424          RFC 5424: facility, pid, msgid, structured

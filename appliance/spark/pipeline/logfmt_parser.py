@@ -24,7 +24,9 @@ from .times import Times
 
 QUOTE, BLANK, EQUALS, BACKSLASH, APOSTROPHE, TAB, NEWLINE = b"\" =\\'\t\n"
 _PAIRS = re.compile(
-    r"""(?:"(?P<k>[^"=]+)"|([^\s="']+))=("[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|[^\s"]*)""", re.DOTALL
+    r"""(?<![^ \t\n])(?:"([^"=]+)"|([^ \t\n="']+))="""
+    r"""("[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'|[^ \t\n"]*)""",
+    re.DOTALL,
 )
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _MEANT: Final = {"n": "\n", "t": "\t", "r": "\r"}
@@ -128,7 +130,7 @@ def split(lines: pa.Array) -> Pairs:
 
 
 def _odd(whole: Lines, quotes: np.ndarray) -> np.ndarray:
-    """Lines with a quote that does not open right after an equals sign, or does not close before a blank or the end."""
+    """Lines with a quote that does not open after a field's equals sign, or not close before a blank or the end."""
     data = whole.bytes
     first, count = whole.first_at(quotes)
     owner = np.repeat(np.arange(len(whole)), count)
@@ -141,6 +143,11 @@ def _odd(whole: Lines, quotes: np.ndarray) -> np.ndarray:
     last = inner + 1 >= whole.stops[owner]
     after = np.where(last, BLANK, data[np.minimum(inner + 1, len(data) - 1)])
     bad = np.where(opens, before != EQUALS, (after != BLANK) & (after != TAB) & (after != NEWLINE))
+    # A second equals sign since the last blank: the first one is the field's.
+    blanks = np.append(-1, np.flatnonzero((data == BLANK) | (data == TAB) | (data == NEWLINE)))
+    signs = np.append(-1, np.flatnonzero(data == EQUALS))
+    begun = np.maximum(blanks[np.searchsorted(blanks, inner) - 1], whole.starts[owner] - 1)
+    bad |= opens & (signs[np.maximum(np.searchsorted(signs, inner - 1) - 1, 0)] > begun)
     found = np.zeros(len(whole), bool)
     found[owner[bad]] = True
     return found

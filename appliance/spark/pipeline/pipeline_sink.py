@@ -33,7 +33,8 @@ from ...errors import BadValue
 from ..options import SinkOptions
 from ..sink import TaskWriter, identity
 from .aggregates import build
-from .events import Transform, by_topic
+from .events import Outcome, Transform, by_topic
+from .multiline import LINES, Joiner
 from .settings import OWN_TABLES, Settings, decode
 from .table_files import NewFile
 from .tables import EventFiles, open_store
@@ -74,6 +75,7 @@ class Job:
     def __init__(self, settings: Settings, pipeline: str, batch: int, task: int, attempt: int) -> None:
         self._settings = settings
         self._transform = Transform(settings)
+        self._joiner = Joiner(settings)
         schema = self._transform.schema
         self._files = EventFiles(open_store(settings, pipeline), settings.output, batch, task, attempt)
         self._totals = build(settings, schema)
@@ -99,28 +101,42 @@ class Job:
                 topic = batch.column("topic")[0].as_py()
                 if topic == self._settings.audit.topic:
                     dead = self._counted(batch)
+                    if len(dead):
+                        yield from dead_letters(dead, self._settings.pipeline.name)
                 else:
-                    outcome = self._transform.run(batch)
-                    self._keep(batch, outcome.events, outcome.dead)
-                    dead = outcome.dead
-                if len(dead):
-                    yield from dead_letters(dead, self._settings.pipeline.name)
+                    self._arrived(batch)
+                    yield from self._events(self._joiner.add(batch))
+        yield from self._events(self._joiner.rest())
 
-    def _keep(self, batch: pa.RecordBatch, events: pa.Table, dead: pa.Table) -> None:
+    def _events(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            outcome = self._transform.run(batch)
+            self._keep(batch, outcome)
+            if len(outcome.dead):
+                yield from dead_letters(outcome.dead, self._settings.pipeline.name)
+
+    def _arrived(self, batch: pa.RecordBatch) -> None:
+        """Add the messages to the audit."""
+        if self._settings.audit.topic:
+            micros = np.asarray(batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False))
+            arrived = {"arrived": pa.array(np.ones(len(micros), np.int64))}
+            self._sum("audit", micros, {"topic": batch.column("topic")}, arrived)
+
+    def _keep(self, batch: pa.RecordBatch, outcome: Outcome) -> None:
+        events, nulled = outcome.events, outcome.nulled
         self._files.add(events)
         for total in self._aggregates:
             self._add(total.name, total.partial(events))
-        dead_bytes = self._reject(dead)
+        dead_bytes = self._reject(outcome.dead)
         if len(events):
             # Bytes are not counted per parser: the first row has those of all.
             size = np.zeros(len(events), np.int64)
             size[0] = (pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0) - dead_bytes
             whose = {"parser": events.column("parser"), "reason": pa.array([""] * len(events))}
-            self._enter(events.column("received"), events.column("topic"), whose, pa.array(size))
-        if self._settings.audit.topic:
-            micros = np.asarray(batch.column("timestamp").cast(pa.int64()).to_numpy(zero_copy_only=False))
-            arrived = {"arrived": pa.array(np.ones(len(micros), np.int64))}
-            self._sum("audit", micros, {"topic": batch.column("topic")}, arrived)
+            self._enter(events, events.column("received"), whose, pa.array(size))
+        if len(nulled):
+            whose = {"parser": nulled.column("parser"), "reason": nulled.column("reason")}
+            self._enter(nulled, nulled.column("received"), whose, pa.array(np.zeros(len(nulled), np.int64)))
 
     def _reject(self, dead: pa.Table) -> int:
         """Enter dead letters into the ledger.  Returns their size in bytes."""
@@ -128,13 +144,14 @@ class Job:
             return 0
         sizes = pc.fill_null(pc.binary_length(dead.column("value")), 0).cast(pa.int64())
         whose = {"parser": pa.array([""] * len(dead)), "reason": plain_reasons(dead.column("reason"))}
-        self._enter(dead.column("timestamp"), dead.column("topic"), whose, sizes)
+        self._enter(dead, dead.column("timestamp"), whose, sizes)
         return int(pc.sum(sizes).as_py())
 
-    def _enter(self, stamps: pa.ChunkedArray, topics: pa.ChunkedArray, whose: dict[str, Any], sizes: pa.Array) -> None:
-        """Add rows to the ledger."""
-        rows = pa.array(np.ones(len(stamps), np.int64))
-        self._sum("ledger", micros_of(stamps), {"topic": topics, **whose}, {"rows": rows, "bytes": sizes})
+    def _enter(self, table: pa.Table, stamps: pa.ChunkedArray, whose: dict[str, Any], sizes: pa.Array) -> None:
+        """Add rows to the ledger, which counts lines, also where several are one event."""
+        rows = pa.array(np.ones(len(stamps), np.int64)) if LINES not in table.column_names else table.column(LINES)
+        columns = {"topic": table.column("topic"), **whose}
+        self._sum("ledger", micros_of(stamps), columns, {"rows": rows.cast(pa.int64()), "bytes": sizes})
 
     def _sum(self, name: str, micros: np.ndarray, columns: dict[str, Any], measures: dict[str, Any]) -> None:
         total = self._totals[name]

@@ -32,6 +32,8 @@ class Summary(NamedTuple):
     """Rows by parser."""
     dead: dict[str, int]
     """Dead letters by reason."""
+    nulled: dict[str, int]
+    """Columns of parsed lines that are null because their fields did not fit, by reason."""
     bytes: int
     audit: Verdict | None
     events: str
@@ -44,6 +46,7 @@ class Summary(NamedTuple):
             "bytes": self.bytes,
             "by_parser": self.parsed,
             "by_reason": self.dead,
+            "columns_nulled": self.nulled,
             "audit": audit,
             "events": self.events,
         }
@@ -58,16 +61,18 @@ def summary(settings: Settings, now: datetime | None = None) -> Summary:
     ledger = read_total(settings, "ledger")
     parsed: dict[str, int] = {}
     dead: dict[str, int] = {}
+    nulled: dict[str, int] = {}
     size = 0
     if ledger is not None:
         found = ledger.group_by(["parser", "reason"]).aggregate([("rows", "sum")])
         for row in found.sort_by([("rows_sum", "descending")]).to_pylist():
-            (dead if row["reason"] else parsed)[row["reason"] or row["parser"]] = row["rows_sum"]
+            counts = parsed if not row["reason"] else nulled if row["parser"] else dead
+            counts[row["reason"] or row["parser"]] = row["rows_sum"]
         size = pc.sum(ledger.column("bytes")).as_py() or 0
     audit = None
     if settings.audit.topic:
         audit = verdict(windows(read_total(settings, "audit"), now or datetime.now(UTC), settings.audit.grace_ms))
-    return Summary(parsed, dead, size, audit, f"{settings.output.path}/{EVENTS}")
+    return Summary(parsed, dead, nulled, size, audit, f"{settings.output.path}/{EVENTS}")
 
 
 def heaviest(settings: Settings, name: str, most: int) -> Ranking:

@@ -3,6 +3,8 @@
 Lines of a log share timestamps, so Python parses each different text once and caches the result; Arrow builds the
 column.  Columns with many different ISO texts, or numbers, are first given to Arrow's own parsers.
 
+The formats::
+
     iso                 2026-11-20T10:00:00.123+01:00, also with a blank, a comma, UTC or a zone's own abbreviation
     epoch               seconds, milliseconds, microseconds or nanoseconds since 1970, by their size
     epoch_s, _ms, _us, _ns      one of these

@@ -1,0 +1,78 @@
+"""Lines of one event are joined: all lines, in order, within bounds, wherever batches end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.errors import BadValue
+from appliance.spark.pipeline.multiline import Joiner
+from appliance.spark.pipeline.settings import parse
+
+from .test_pipeline_events import batch
+
+
+def joiner(**multiline: Any) -> Joiner:
+    rule = {"start": r"^\d", "lines_max": 4, "bytes_max": 60} | multiline
+    source = [
+        {"topics": ["t"], "parsers": ["plain"], "multiline": rule},
+        {"topics": ["u"], "parsers": ["plain"]},
+    ]
+    given_settings = {"pipeline": {"name": "p"}, "source": source, "output": {"path": "out"}}
+    return Joiner(parse(given_settings, Path("/nowhere")))
+
+
+def joined(made: Joiner, batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, bytes | None]]:
+    parts = [part for each in batches for part in made.add(each)] + list(made.rest())
+    rows = [row for part in parts for row in part.to_pylist()]
+    return [(row["offset"], row["lines"], row["value"]) for row in rows]
+
+
+def test_a_trace_is_one_event() -> None:
+    lines = [b"1 failed", b"java.io.IOException: no", b"\tat x", b"2 fine", b"3 fine"]
+    whole = b"\n".join(lines[:3])
+    assert joined(joiner(), [batch(lines)]) == [(100, 3, whole), (103, 1, b"2 fine"), (104, 1, b"3 fine")]
+    apart = [batch(lines).slice(0, 2), batch(lines).slice(2)]
+    assert joined(joiner(), apart)[0] == (100, 3, whole), "also across batches of a task"
+
+
+def test_bounds_partitions_and_other_topics() -> None:
+    many = [b"1"] + [b"x"] * 9
+    assert [lines for _, lines, _ in joined(joiner(), [batch(many)])] == [4, 4, 2]
+    long = [b"1", b"x" * 50, b"y" * 50, b"z"]
+    assert [lines for _, lines, _ in joined(joiner(), [batch(long)])] == [2, 2]
+    two = batch([b"1", b"x", b"x"])
+    two = two.set_column(3, "partition", pa.array([0, 0, 1], pa.int32()))
+    assert [lines for _, lines, _ in joined(joiner(), [two])] == [2, 1]
+    other = batch([b"x", None], ["u", "u"])
+    assert joined(joiner(), [other]) == [(100, 1, b"x"), (101, 1, None)]
+    assert joined(joiner(), [batch([b"1", b"a\n", b"b\r\n", None])]) == [(100, 4, b"1\na\nb\n")]
+
+
+def test_a_pattern_that_cannot_be() -> None:
+    with pytest.raises(BadValue, match=r"source\.multiline: start"):
+        joiner(start="(")
+
+
+@given(
+    st.lists(st.sampled_from([b"1", b"22", b"x", b"yyyyy", b"", b"z" * 70]), min_size=1, max_size=30),
+    st.lists(st.integers(1, 29), max_size=4),
+)
+def test_no_line_is_lost_or_doubled(lines: list[bytes], cuts: list[int]) -> None:
+    bounds = sorted({0, len(lines), *(cut for cut in cuts if cut < len(lines))})
+    whole = batch(lines)
+    parts = [whole.slice(first, end - first) for first, end in pairwise(bounds)]
+    found = joined(joiner(), parts)
+    assert found == joined(joiner(), [whole]), "where batches end does not matter"
+    assert b"\n".join(value or b"" for _, _, value in found) == b"\n".join(lines)
+    assert sum(count for _, count, _ in found) == len(lines)
+    for _, count, value in found:
+        assert count <= 4 and (count == 1 or len(value or b"") < 60)
+        assert not any(line[:1].isdigit() for line in (value or b"").split(b"\n")[1:])
