@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.client.broker_connection import RECEIVE_BYTES, Connection, Reply, parse_bootstrap
+from appliance.client.broker_connection import RECEIVE_BYTES, Connection, Reply, address_of, parse_bootstrap
 from appliance.errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, UnsupportedVersion
 from appliance.wire.native import ADMIN, HELLO, PRODUCE, VERSION, ProduceHead, decode_header, encode_frame
 
@@ -143,7 +143,12 @@ def test_nobody_there_is_named() -> None:
 
 
 def test_addresses() -> None:
-    assert parse_bootstrap("a:1, [::1]:2") == parse_bootstrap(["a:1", "[::1]:2"]) == [("a", 1), ("::1", 2)]
+    listeners = parse_bootstrap("a:1, [::1]:2")
+    assert listeners == parse_bootstrap(["a:1", "[::1]:2"])
+    assert [address_of(one) for one in listeners] == [("a", 1), ("::1", 2)]
+    assert [address_of(one) for one in parse_bootstrap("unix:/a b/c")] == [("/a b/c", 0)]
+    with pytest.raises(BadValue, match="the same protocol"):
+        parse_bootstrap("a:1,SSL://b:2")
     for text in ("", "a", "a:b", "a:70000"):
         with pytest.raises(BadValue):
             parse_bootstrap(text)

@@ -14,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
 from appliance.addresses import parse_addresses
+from appliance.client import EARLIEST, ClientSecurity, Consumer, Producer
+from appliance.client.cluster_client import Cluster
+from appliance.errors import BadValue, BrokerAway
 
 from .certificates import make_certificates
 from .server import Server, wait_for
@@ -137,11 +142,11 @@ def test_librdkafka_writes_and_reads_over_tls_and_gets_addresses_with_tls(
     host, port = address(server)
     assert [(broker.host, broker.port) for broker in listed.brokers.values()] == [(host, port)]
     values = [os.urandom(4_000) for _ in range(3_000)]
-    producer = Producer(settings | {"linger.ms": 5, "queue.buffering.max.messages": 10_000})
+    producer = KafkaProducer(settings | {"linger.ms": 5, "queue.buffering.max.messages": 10_000})
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(30) == 0
-    consumer = Consumer(settings | {"group.id": "g", "enable.auto.commit": False, "fetch.max.bytes": 50_000_000})
+    consumer = KafkaConsumer(settings | {"group.id": "g", "enable.auto.commit": False, "fetch.max.bytes": 50_000_000})
     consumer.assign([TopicPartition(topic, 0, 0)])
     read: list[bytes] = []
     while len(read) < len(values):
@@ -150,6 +155,40 @@ def test_librdkafka_writes_and_reads_over_tls_and_gets_addresses_with_tls(
         read += [message.value() for message in messages]
     consumer.close()
     assert read == values
+
+
+def test_the_native_client_writes_and_reads_over_tls(server: Server, files: Path, topic: str) -> None:
+    """Method: many messages in flight, and fetches larger than what is received at once."""
+    security = ClientSecurity(ca=f"{files}/ca.pem", certificate=f"{files}/web-1.pem", key=f"{files}/web-1.key")
+    bootstrap = f"SSL://{server.address('native', 'SSL')}"
+    values = [os.urandom(4_000) for _ in range(3_000)]
+    with Producer(bootstrap, security=security, linger_ms=5) as producer:
+        for value in values:
+            producer.send(topic, value, partition=0)
+    read: list[bytes] = []
+    with Consumer(bootstrap, security=security, partition_bytes_max=4 << 20) as consumer:
+        consumer.assign({(topic, 0): EARLIEST})
+        while len(read) < len(values):
+            messages = consumer.poll(20)
+            assert messages, f"{len(read)} of {len(values)} came"
+            read += [message.value or b"" for message in messages]
+    assert read == values
+
+
+def test_the_native_client_says_why_tls_fails(server: Server, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = server.address("native", "SSL")
+    with pytest.raises(BrokerAway, match="CERTIFICATE_VERIFY_FAILED"):
+        Cluster(f"SSL://{address}", security=ClientSecurity(ca=f"{files}/other/ca.pem")).refresh(None)
+    with pytest.raises(BrokerAway, match=r"WRONG_VERSION_NUMBER|closed"):
+        Cluster(f"SSL://{server.native}", security=ClientSecurity(ca=f"{files}/ca.pem")).refresh(None)
+    with pytest.raises(BrokerAway, match=r"closed the connection|reset"):
+        Cluster(address).refresh(None)
+    with pytest.raises(BadValue, match="PEM"):
+        Cluster(f"SSL://{address}", security=ClientSecurity(ca=f"{files}/appliance.toml"))
+    monkeypatch.setenv("APPLIANCE_CA", f"{files}/ca.pem")
+    with contextlib.closing(Cluster(f"SSL://{address}")) as cluster:
+        host, port = parse_addresses(address)[0]
+        assert list(cluster.refresh(None).brokers.values()) == [(host, port)], "the environment names the authority"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +204,7 @@ def test_a_certificate_that_is_not_valid_is_refused_with_its_reason(
 ) -> None:
     before = refusals(server).get("certificate", 0)
     assert served(server, files, "web-1") and not served(server, files, certificate)
-    wait_for(lambda: refusals(server).get("certificate", 0) == before + 1, "it is counted")
+    wait_for(lambda: refusals(server).get("certificate", 0) > before, "it is counted")
     assert why in server.log(), "one line"
 
 

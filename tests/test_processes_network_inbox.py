@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from appliance.errors import FrameTooLarge
 from appliance.processes.network.inbox import Buffers, Inbox
-from appliance.processes.network.transport import PlainTransport
 from appliance.shared.arena import BLOCK_BYTES, Extent
+from appliance.wire.transport import PlainTransport
 
 FRAME_BYTES_MAX = 3 * BLOCK_BYTES
 ARENA_BYTES = 8 * BLOCK_BYTES

@@ -19,10 +19,10 @@ from appliance.processes.network.handing_over import HandingOver
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.producing import Producing
-from appliance.processes.network.transport import PlainTransport
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.writer_link import WriterLink
 from appliance.wire.requests import Codec, Produce, ProducePart
+from appliance.wire.transport import PlainTransport
 
 ARENA_BYTES = 1 << 16
 

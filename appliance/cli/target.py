@@ -1,7 +1,8 @@
 """Chooses the appliance for a command: ``--data DIR``, ``--connect HOST:PORT``, or the default listener.
 
-``--data`` finds the port in ``<data>/state.json``, which the supervisor writes while it runs.  So it also works with
-ports that the system chose.  Raises :class:`BrokerAway` when nothing serves there.
+``--data`` takes the Unix socket in that directory, where the appliance knows the user of the command.  For a user who
+may not use it the port is in ``<data>/state.json``, which the supervisor writes while it runs.  Raises
+:class:`BrokerAway` when nothing serves there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..addresses import parse_addresses
+from ..addresses import PLAINTEXT, address_text, first_with, parse_addresses, parse_listeners, unix_path
 from ..config import KEYS
 from ..errors import BrokerAway, ProtocolFault
 
@@ -35,7 +36,7 @@ Connect = Annotated[
     typer.Option(
         "--connect",
         metavar="HOST:PORT",
-        help="Native listener of an appliance "
+        help="Native listener of an appliance, SSL://HOST:PORT with TLS "
         f"[dim](or APPLIANCE_CONNECT; else {KEYS['native.listen'].default})[/dim].",
     ),
 ]
@@ -56,7 +57,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def address(data: Path | None, connect: str | None) -> str:
-    """The native listener to use, as "host:port".  The command line wins over the environment.
+    """The native listener to use, as text.  The command line wins over the environment.
 
     Raises:
         BadParameter: the address is invalid, or both options were given.
@@ -69,7 +70,7 @@ def address(data: Path | None, connect: str | None) -> str:
         data = None if connect else data_dir(None)
     if connect is not None:
         try:
-            parse_addresses(connect)
+            parse_listeners("native", connect)
         except ValueError as error:
             raise typer.BadParameter(f"--connect {connect}: {error}") from None
         return connect
@@ -80,14 +81,16 @@ def address(data: Path | None, connect: str | None) -> str:
     state = read_state(data)
     if state is None:
         raise BrokerAway(f"no appliance serves {data}")
-    listener = str(state["listeners"].get("native", ""))
+    local = str(state["listeners"].get("local", ""))
+    if local and os.access(unix_path(local)[0], os.R_OK | os.W_OK):
+        return local
+    listener = first_with(PLAINTEXT, parse_listeners("native", str(state["listeners"].get("native", ""))))
     if not listener:
         raise BrokerAway(
             f"the appliance of {data} is {state.get('state', 'starting')}: its native listener is not open"
         )
     host, port = parse_addresses(listener)[0]
-    host = LOOPBACK.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_text((LOOPBACK.get(host, host), port))
 
 
 @contextlib.contextmanager
@@ -105,10 +108,10 @@ def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
     try:
         yield asked
     except BrokerAway:
-        for host, port in parse_addresses(listener):
-            if speaks_kafka((host, port)):
+        for one in parse_listeners("native", listener):
+            if one.security == PLAINTEXT and not one.unix and speaks_kafka(parse_addresses(one.address)[0]):
                 raise ProtocolFault(
-                    f"{host}:{port} speaks Kafka's protocol: name the address of native.listen, or the data directory"
+                    f"{one} speaks Kafka's protocol: name the address of native.listen, or the data directory"
                 ) from None
         raise
     finally:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..addresses import parse_addresses
+from ..addresses import parse_listeners
 from ..errors import ApplianceError, DiskFull, StorageFault
+from ..security.configuration import is_loopback
 from . import output
 from .target import cluster
 
@@ -120,7 +121,6 @@ def explain(address: str, part: tuple[str, int]) -> ApplianceError | None:
 
 def _free(address: str, data: str) -> str:
     """The free space of the disk, if it is on this host."""
-    host, _ = parse_addresses(address)[0]
-    if not (host.startswith("127.") or host in ("localhost", "::1")) or not Path(data).is_dir():
+    if not is_loopback(parse_listeners("native", address)[0]) or not Path(data).is_dir():
         return ""
     return f": {output.size(shutil.disk_usage(data).free)} free"

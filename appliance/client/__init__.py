@@ -2,7 +2,8 @@
 
 Reading order, each module after those that it uses:
 
-1. ``broker_connection`` (frames and a socket), ``cluster_client`` (leaders of partitions; requests to any broker);
+1. ``client_security``, ``tls_socket``, ``broker_connection`` (frames and a socket), ``cluster_client`` (leaders of
+   partitions; requests to any broker);
 2. ``troubles`` (what a client waits for), ``threads`` (reports a thread's end to the application);
 3. producing: ``delivery`` (a message and its batch), ``callbacks``, ``outstanding``, ``partition_queue`` (the order of
    a partition's batches, pure), ``broker_link``, ``background_requests``, ``dispatcher`` (batches to brokers, replies
@@ -15,6 +16,7 @@ Reading order, each module after those that it uses:
 from ..wire.requests import EARLIEST, LATEST
 from .admin import Admin
 from .audit import Audit
+from .client_security import ClientSecurity
 from .consumer import Consumer
 from .decoder import Message, Values
 from .delivery import Delivery, Sent
@@ -28,6 +30,7 @@ __all__ = [
     "Admin",
     "Audit",
     "Blacklist",
+    "ClientSecurity",
     "Consumer",
     "Delivery",
     "GroupConsumer",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..names import TopicPartition
+from .client_security import ClientSecurity
 from .cluster_client import Cluster
 
 
@@ -22,9 +23,14 @@ class Admin:
     """See the module's docstring.  Thread-safe; not to be used across a fork."""
 
     def __init__(
-        self, bootstrap: str | Sequence[str], *, client_name: str = "", request_timeout_ms: int = 30_000
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_name: str = "",
+        request_timeout_ms: int = 30_000,
+        security: ClientSecurity | None = None,
     ) -> None:
-        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
 
     def __enter__(self) -> Admin:
         return self

@@ -28,16 +28,19 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..addresses import parse_addresses
+from ..addresses import Listener, parse_addresses, parse_listeners, unix_path
 from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, split
 from ..wire.native import HELLO, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
-from ..wire.sockets import set_options
+from ..wire.sockets import set_options, short_path
+from .tls_socket import TlsSocket
 
 RECEIVE_BYTES: Final = 64 * 1024
 PIECES_MAX: Final = 512
@@ -49,6 +52,7 @@ _KAFKA_VERSIONS: Final = bytes.fromhex("0000000a 0012 0000 6b61666b ffff")
 """ApiVersions, version 0: size, key, version, correlation id, no client id."""
 
 Address = tuple[str, int]
+"""Host and port; the path of a Unix socket and 0."""
 
 
 class Reply(NamedTuple):
@@ -58,22 +62,32 @@ class Reply(NamedTuple):
     payload: memoryview
 
 
-def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:
-    """Addresses from ``"a:1,b:2"`` or a sequence of such texts."""
+def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Listener]:
+    """Listeners from ``"a:1,b:2"``, ``"SSL://a:1"`` or ``"unix:/path"``, or a sequence of such texts."""
     text = bootstrap if isinstance(bootstrap, str) else ",".join(bootstrap)
     try:
-        addresses = parse_addresses(text)
+        listeners = parse_listeners("native", text)
     except ValueError as error:
         raise BadValue(f"bootstrap {text!r}: {error}") from None
-    if not addresses:
+    if not listeners:
         raise BadValue("no address given: name at least one appliance as host:port")
-    return addresses
+    if len({one.security for one in listeners}) > 1:
+        raise BadValue(f"bootstrap {text!r}: all addresses must have the same protocol: that of the whole cluster")
+    return listeners
+
+
+def address_of(listener: Listener) -> Address:
+    """The address to connect to."""
+    return (unix_path(listener.address)[0], 0) if listener.unix else parse_addresses(listener.address)[0]
 
 
 class Connection:
-    """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello."""
+    """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello.
 
-    def __init__(self, address: Address, *, client_name: str = "") -> None:
+    ``connecting`` ends with the handshake of TLS, if there is one.
+    """
+
+    def __init__(self, address: Address, *, client_name: str = "", tls: ssl.SSLContext | None = None) -> None:
         self.address = address
         self.broker_id = -1
         self.frame_bytes_max = 0
@@ -87,7 +101,12 @@ class Connection:
         self._partial = b""
         self._large: bytearray | None = None
         self._large_filled = 0
-        self._socket, self.connecting = _start_connect(address)
+        sock, self.connecting = _start_connect(address)
+        self._tls = TlsSocket(sock, tls, address[0]) if tls is not None else None
+        self._socket: socket.socket | TlsSocket = self._tls or sock
+        self._reached = not self.connecting
+        """Whether there is a connection, with its handshake or without."""
+        self.connecting = self.connecting or self._tls is not None
         hello = self._next_correlation()
         self._enqueue([encode_frame([HELLO, hello, MAGIC, VERSION, client_name])])
         self.awaited.append(hello)
@@ -96,7 +115,7 @@ class Connection:
         return f"<Connection to {self}>"
 
     def __str__(self) -> str:
-        return f"{self.address[0]}:{self.address[1]}"
+        return self.address[0] if _is_path(self.address) else f"{self.address[0]}:{self.address[1]}"
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -107,6 +126,8 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
+        if self.connecting and self._reached and self._tls is not None:
+            return self._tls.wants_write
         return self.connecting or self.out_bytes > 0
 
     def close(self) -> None:
@@ -212,7 +233,7 @@ class Connection:
             if self._large_filled == len(large):
                 self._large = None
                 self._take(memoryview(large)[SIZE_BYTES:], replies)
-                return False
+                return self._tls is not None and self._tls.pending
             return True
         data = self._socket.recv(RECEIVE_BYTES)
         if not data:
@@ -278,6 +299,17 @@ class Connection:
                 raise RequestTimedOut(f"{self} did not answer within {timeout_s:g} s")
 
     def _finish_connect(self) -> bool:
+        """Go on with connecting, and with the handshake; whether both are complete."""
+        self._reached = self._reached or self._finish_reaching()
+        if not self._reached:
+            return False
+        try:
+            self.connecting = self._tls is not None and not self._tls.handshake()
+        except OSError as error:  # ssl.SSLError, too
+            raise self._away(error) from None
+        return not self.connecting
+
+    def _finish_reaching(self) -> bool:
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         if not poll.poll(0):
@@ -285,7 +317,6 @@ class Connection:
         error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise self._away(OSError(error, "connect failed"))
-        self.connecting = False
         return True
 
     def _away(self, reason: OSError | str) -> BrokerAway:
@@ -303,8 +334,26 @@ def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
     return reply[SIZE_BYTES:] == _KAFKA_VERSIONS[8:12]
 
 
+def _is_path(address: Address) -> bool:
+    return address[0].startswith("/")
+
+
+def _connect_unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        with short_path(path) as short:
+            sock.connect(short)
+    except OSError as error:
+        sock.close()
+        raise BrokerAway(f"no connection to the appliance at {path}: {error}") from None
+    return sock
+
+
 def _start_connect(address: Address) -> tuple[socket.socket, bool]:
     """A non-blocking socket, and whether it is still connecting."""
+    if _is_path(address):
+        return _connect_unix(Path(address[0])), False
     where = f"{address[0]}:{address[1]}"
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]

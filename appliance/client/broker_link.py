@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ..errors import ApplianceError, RequestTimedOut
@@ -50,13 +50,13 @@ class BrokerLink:
     def name(self) -> str:
         return f"appliance {self.broker_id}"
 
-    def connect(self, client_name: str, now_s: float) -> Connection:
+    def connect(self, dial: Callable[[Address], Connection], now_s: float) -> Connection:
         """Begin to connect.
 
         Raises:
             BrokerAway: connecting failed at once.
         """
-        connection = self.connection = Connection(self.address, client_name=client_name)
+        connection = self.connection = dial(self.address)
         self._connected_s = now_s
         self._posted_bytes = connection.out_bytes
         self._blocked = connection.connecting
@@ -97,7 +97,7 @@ class BrokerLink:
         connection = self.connection
         assert connection is not None
         self.flushed_s = now_s
-        self._blocked = not connection.flush()
+        self._blocked = not connection.flush() and connection.wants_write
         self._watch()
 
     def take_sent(self) -> Iterator[RoutedQueue]:
@@ -113,7 +113,12 @@ class BrokerLink:
         Raises:
             ApplianceError: the connection is gone, or the received bytes are no reply.
         """
-        return self.connection.receive() if self.connection is not None else []
+        connection = self.connection
+        if connection is None:
+            return []
+        if connection.connecting:  # what was posted follows the handshake
+            self.flush(self.flushed_s)
+        return connection.receive()
 
     def overdue(self, now_s: float, request_timeout_s: float) -> RequestTimedOut | None:
         """The error if the broker has not answered, or not taken bytes, in time; else None."""

@@ -21,7 +21,8 @@ from ..errors import ApplianceError, BrokerAway, ClientFault, NotLeader, Request
 from ..records.decode import decode_batch
 from ..wire.native import ADMIN, FETCH, METADATA, OFFSETS
 from ..wire.requests import LATEST
-from .broker_connection import Address, Connection, Reply, parse_bootstrap
+from .broker_connection import Address, Connection, Reply, address_of, parse_bootstrap
+from .client_security import ClientSecurity
 
 NO_BROKER = -1
 RETRY_S = 0.1
@@ -54,12 +55,16 @@ class Cluster:
     def __init__(
         self,
         bootstrap: str | Sequence[str],
+        security: ClientSecurity | None = None,
         *,
         client_name: str = "",
         connect_timeout_ms: int = 5_000,
         request_timeout_ms: int = 30_000,
     ) -> None:
-        self._addresses = parse_bootstrap(bootstrap)
+        """``security``: by default that of the environment."""
+        listeners = parse_bootstrap(bootstrap)
+        self._addresses = [address_of(one) for one in listeners]
+        self._tls = (security or ClientSecurity.of_environment()).context() if listeners[0].tls else None
         self.client_name = client_name or f"python-{os.getpid()}"
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
@@ -216,10 +221,18 @@ class Cluster:
             return offset
         return next((record.offset for record in records if record.timestamp >= timestamp), offset)
 
+    def dial(self, address: Address) -> Connection:
+        """Begin to connect.
+
+        Raises:
+            BrokerAway: connecting failed at once.
+        """
+        return Connection(address, client_name=self.client_name, tls=self._tls)
+
     def connect(self, address: Address) -> Connection:
         """Open a connection and wait for the reply to its hello."""
         self._check_open()
-        connection = self._dialing = Connection(address, client_name=self.client_name)
+        connection = self._dialing = self.dial(address)
         try:
             connection.greet(self._connect_timeout_s)
         finally:

@@ -33,6 +33,7 @@ from typing import Final
 
 from ..errors import ApplianceError, BadValue, CorruptBatch, InvalidRequest
 from ..wire.requests import EARLIEST, LATEST
+from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .decoder import Decoder, Message, Values
 from .fetcher import Chunk, Fetcher, FetchOptions
@@ -62,12 +63,13 @@ class Consumer:
         on_out_of_range: str = "earliest",
         on_corrupt: str = "raise",
         check_crc: bool = True,
+        security: ClientSecurity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if on_out_of_range not in RESETS:
             raise BadValue(f"on_out_of_range={on_out_of_range!r}: one of {', '.join(RESETS)}")
         self._clock = clock
-        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
         options = FetchOptions(
             bytes_max=fetch_bytes_max,
             partition_bytes_max=partition_bytes_max,

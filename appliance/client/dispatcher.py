@@ -214,7 +214,7 @@ class Dispatcher:
             return None
         link.address = self._cluster.snapshot.brokers.get(link.broker_id, link.address)
         try:
-            return link.connect(self._cluster.client_name, now_s)
+            return link.connect(self._cluster.dial, now_s)
         except BrokerAway as error:
             self._on_link_failed(link, error, now_s)
             return None

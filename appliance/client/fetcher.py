@@ -266,8 +266,7 @@ class Fetcher:
         led.rotate(-1)  # the broker fills the reply in this order: next time another partition is first
         try:
             if link.connection is None:
-                address = self._cluster.address(link.broker_id)
-                link.connection = Connection(address, client_name=self._cluster.client_name)
+                link.connection = self._cluster.dial(self._cluster.address(link.broker_id))
             connection = link.connection
             wait_ms = options.wait_ms_max if len(room) == len(led) else BACKLOG_WAIT_MS
             part_bytes_max = min(options.partition_bytes_max, share // 2)
@@ -293,7 +292,7 @@ class Fetcher:
         if connection is None:
             return
         try:
-            if connection.wants_write:
+            if connection.connecting or connection.wants_write:
                 connection.flush()
                 self._watch(link)
             for reply in connection.receive():

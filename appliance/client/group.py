@@ -44,6 +44,7 @@ from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
 from ..zookeeper.paths import STREAMS_MAX, Subscription
+from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .consumer import MEBIBYTE
 from .decoder import Decoder
@@ -101,6 +102,7 @@ class GroupConsumer:
         request_timeout_ms: int = 30_000,
         on_corrupt: str = "raise",
         check_crc: bool = True,
+        security: ClientSecurity | None = None,
         clock_ms: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
     ) -> None:
         self._start = _start_timestamp(start)
@@ -110,7 +112,7 @@ class GroupConsumer:
         self._session_timeout_ms = session_timeout_ms
         self._handover_s_max = handover_ms_max / 1000
         self._clock_ms = clock_ms
-        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
         self._zookeeper = zookeeper
         options = FetchOptions(
             bytes_max=fetch_bytes_max,

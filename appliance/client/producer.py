@@ -58,6 +58,7 @@ from ..errors import (
     UnknownPartition,
 )
 from ..records.encode import Headers
+from .client_security import ClientSecurity
 from .cluster_client import Cluster
 from .delivery import Batch, Delivery, OnDelivery
 from .known_topics import KnownTopic, KnownTopics
@@ -97,6 +98,7 @@ class Producer:
         in_flight_max: int = 1_000,
         idempotent: bool | None = None,
         client_name: str = "",
+        security: ClientSecurity | None = None,
         clock: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         rng: random.Random | None = None,
@@ -118,9 +120,8 @@ class Producer:
             idempotent=number != 0 if idempotent is None else idempotent,
         )
         rng = rng or random.Random()
-        self._clock_ms = clock_ms
-        self._pid = os.getpid()
-        self._cluster = Cluster(bootstrap, client_name=client_name, request_timeout_ms=request_timeout_ms)
+        self._clock_ms, self._pid = clock_ms, os.getpid()
+        self._cluster = Cluster(bootstrap, security, client_name=client_name, request_timeout_ms=request_timeout_ms)
         seal_due, seal_all = lambda now_s: self._batches.seal_due(now_s), lambda: self._batches.seal_all()
         jitter = functools.partial(rng.uniform, 0.8, 1.2)
         self._sender = Sender(self._cluster, options, seal_due, seal_all, clock=clock, jitter=jitter)

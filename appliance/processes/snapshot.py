@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..addresses import Listener, first_with, parse_addresses, parse_listeners
+from ..addresses import UNIX, Listener, first_with, parse_addresses, parse_listeners, unix_path
 from ..catalog import Topic
 from ..config import TopicSettings
 from ..security.security_state import SecurityState, pack, unpack
@@ -72,8 +72,13 @@ def brokers(
 ) -> list[Broker]:
     """See :meth:`appliance.broker.metadata_answers.Directory.brokers`; other arguments as in :class:`Facts`."""
     known = {peer: _address(listeners, listener) for peer, listeners in peers.items()}
-    known[broker_id] = _address(advertised, listener) or listener.address
-    return [Broker(number, *parse_addresses(known[number])[0]) for number in sorted(known) if known[number]]
+    known[broker_id] = (not listener.unix and _address(advertised, listener)) or listener.address
+    return [Broker(number, *_host_port(known[number])) for number in sorted(known) if known[number]]
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    """As clients get it; the path of a Unix socket, and 0."""
+    return (unix_path(address)[0], 0) if address.startswith(UNIX) else parse_addresses(address)[0]
 
 
 def _address(listeners: Mapping[str, str], like: Listener) -> str:

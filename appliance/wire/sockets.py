@@ -1,4 +1,5 @@
-"""Sets the options of sockets, at either end of a listener's connections.  The only I/O in this package.
+"""Sets the options of sockets, at either end of a listener's connections.  The only I/O in this package, with
+:mod:`.transport`.
 
 Linux takes Unix sockets with a path of up to 107 bytes; :func:`short_path` reaches the others.
 """

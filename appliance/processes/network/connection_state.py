@@ -7,7 +7,7 @@ each partition, and commits.  ``started`` counts started requests that have not 
 
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply is sent after
 all before it: clients match replies by order.  Bytes are sent with ``send``, file ranges with ``send_file`` of the
-connection's transport (:mod:`.transport`); ``MSG_MORE`` keeps a header and its batches in one TCP segment.
+connection's transport (``wire/transport.py``); ``MSG_MORE`` keeps a header and its batches in one TCP segment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ...addresses import Listener
 from ...security.principals import Origin
 from ...wire.requests import Codec, FileRange, Request
+from ...wire.transport import Transport
 from .client_session import ClientSession
 from .inbox import Inbox
-from .transport import Transport
 
 if TYPE_CHECKING:
     from .wait_lists import DelayedRequest

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import socket
 
+from ...wire.transport import PlainTransport
 from .. import handoff
 from .connection_state import Connection
 from .connections import Connections
 from .inbox import Buffers, Inbox
-from .transport import PlainTransport
 from .turn import Turn
 from .writer_link import HandedOver, WriterLink
 

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 
 from ...security.audit_log import Reason
 from ...security.configuration import Tls
+from ...wire.transport import PlainOnTls, TlsTransport
 from .accepting import Accepted
-from .transport import PlainOnTls, TlsTransport
 from .turn import Turn
 
 STEPS_PER_TURN: Final = 8

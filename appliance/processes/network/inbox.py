@@ -25,7 +25,7 @@ from typing import Final
 from ...errors import FrameTooLarge
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
 from ...wire.frames import SIZE_BYTES, split
-from .transport import Transport
+from ...wire.transport import Transport
 
 EXTENT_BYTES_MAX: Final = 1 << 20
 """The largest extent for a connection with large frames, so that one recv takes several."""

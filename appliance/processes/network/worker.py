@@ -43,6 +43,7 @@ from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Fetch, Forwarded, Offsets, Produce
+from ...wire.transport import PlainTransport, Transport
 from ..child import become_child, give_back_memory
 from ..clock import now_ms
 from ..control import Channel
@@ -60,7 +61,6 @@ from .known_partitions import KnownPartitions
 from .offset_lookups import OffsetLookups
 from .producing import Producing
 from .snapshot_answers import SnapshotAnswers
-from .transport import PlainTransport, Transport
 from .turn import Turn
 from .wait_lists import WaitLists
 

@@ -1,0 +1,57 @@
+"""How a client of the native listener proves who it is, and knows the appliance.
+
+What is not given comes from the environment, as with libpq, so that commands and Spark's executors need no arguments::
+
+    APPLIANCE_CA             ca             PEM file of the authorities that sign certificates of appliances
+    APPLIANCE_CERTIFICATE    certificate    PEM file of this client's own certificate, for mTLS
+    APPLIANCE_KEY            key            PEM file of its private key, 0600
+
+They are used with bootstrap addresses that begin with ``SSL://`` or ``SASL_SSL://``.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..errors import BadValue
+from ..security.secret_files import check_secret_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSecurity:
+    """``ca``: "" for the authorities of the system."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @staticmethod
+    def of_environment() -> ClientSecurity:
+        given = {field.name: os.environ.get(f"APPLIANCE_{field.name.upper()}", "") for field in fields(ClientSecurity)}
+        return ClientSecurity(**given)
+
+    def context(self) -> ssl.SSLContext:
+        """The context of connections with TLS.
+
+        Raises:
+            BadValue: a file cannot be used.
+        """
+        if bool(self.certificate) != bool(self.key):
+            raise BadValue("a certificate of the client has its key beside it: give both, or neither")
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.certificate:
+                check_secret_file(Path(self.key), "key of the client")
+                context.load_cert_chain(self.certificate, self.key, password=_refuse_password)
+        except OSError as error:
+            files = ", ".join(filter(None, (self.ca, self.certificate, self.key)))
+            raise BadValue(f"files for TLS ({files}): {error.strerror or error}: must be PEM files") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
+
+
+def _refuse_password() -> str:
+    raise BadValue("the key of the client is encrypted: store it without a password (0600)")
