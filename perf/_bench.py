@@ -29,15 +29,17 @@ PAYLOAD_BYTES = 200
 class Appliance:
     """Runs ``appliance start`` with the given settings, by default without ZooKeeper, on free ports.
 
-    ``serving_s``: from exec until its Kafka listener answers; ``ready_s``: until it prints that it serves.
+    ``kafka_tls``: a second Kafka listener, if the settings have a certificate.  ``serving_s``: from exec until its
+    Kafka listener answers; ``ready_s``: until it prints that it serves.
     """
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
         self.data_dir = data_dir
         start = time.perf_counter()
-        self.kafka = f"127.0.0.1:{free_port()}"
+        self.kafka, self.kafka_tls = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        listening = f"{self.kafka},SSL://{self.kafka_tls}" if "tls.certificate" in settings else self.kafka
         command = [sys.executable, "-m", "appliance", "start", "--data", str(data_dir)]
-        given = {"native.listen": "127.0.0.1:0", "kafka.listen": self.kafka, "zookeeper.nodes": 0} | settings
+        given = {"native.listen": "127.0.0.1:0", "kafka.listen": listening, "zookeeper.nodes": 0} | settings
         for key, value in given.items():
             command += ["--set", f"{key}={value}"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

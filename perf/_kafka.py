@@ -20,10 +20,10 @@ PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port}{tls},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{tls}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
@@ -46,15 +46,20 @@ def find_jars(cache: Path) -> Path | None:
 
 
 class Kafka:
-    """A broker on free ports, formatted and started; ``serving_s`` from exec until it answers."""
+    """A broker on free ports, formatted and started; ``serving_s`` from exec until it answers.
 
-    def __init__(self, lib: Path, directory: Path) -> None:
+    ``more``: lines of its properties about TLS; with them it listens at ``tls_address``, too.
+    """
+
+    def __init__(self, lib: Path, directory: Path, more: str = "") -> None:
         self.lib = lib
         port, controller = free_port(), free_port()
-        self.address = f"127.0.0.1:{port}"
+        self.address, self.tls_address = f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"
+        tls = f",SSL://{self.tls_address}" if more else ""
         directory.mkdir(parents=True, exist_ok=True)
         properties = directory / "server.properties"
-        properties.write_text(PROPERTIES.format(port=port, controller=controller, data=directory / "data"))
+        content = PROPERTIES.format(port=port, controller=controller, tls=tls, data=directory / "data")
+        properties.write_text(content + more)
         tool = ["kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(properties)]
         subprocess.run(self.java(*tool), check=True, stdout=subprocess.DEVNULL)
         start = time.perf_counter()

@@ -1,6 +1,6 @@
 """Is the Kafka listener faster than Apache Kafka 4.1 on the same machine, with the same client?
 
-    python perf/versus_kafka.py [--smoke] [--rounds N] [--only WORD]
+    python perf/versus_kafka.py [--smoke] [--rounds N] [--only WORD] [--tls]
 
 Both brokers are started and warmed up.  Every workload runs A B A B ... on topics of its own, with 200-byte messages
 and one partition.  Printed are the medians of the rate and of the broker's CPU seconds per million messages, and their
@@ -13,6 +13,9 @@ our flushes in another workload waits for data that Kafka did not flush in this 
 the page cache, so that both write to pages that have been used before: on a virtual machine the first touch of a page
 costs the writer several times as much as the copying, and who gets such pages is chance.  For the same reason each
 consumer reads a topic that was filled for it: a log's place in memory changes a consumer's rate by 10 %.
+
+With ``--tls`` both sides use TLS 1.3, the same cipher and certificate (``_tls.py``); Java's tools and latencies are
+left out.
 
 Needs confluent-kafka, Java and Kafka's jars (see ``_kafka.py``).
 """
@@ -34,6 +37,7 @@ from typing import Any
 from _bench import PAYLOAD_BYTES, Appliance, headline, row
 from _kafka import Kafka, find_jars
 from _latency import at_rate
+from _tls import Certificates
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -52,11 +56,12 @@ Broker = Appliance | Kafka
 
 
 class Side:
-    """One of the two brokers, by the address of its Kafka listener."""
+    """One of the two brokers, by the address of its Kafka listener.  ``security``: settings of its clients."""
 
-    def __init__(self, name: str, broker: Broker, address: str) -> None:
+    def __init__(self, name: str, broker: Broker, address: str, security: dict[str, str]) -> None:
         self.name, self.broker, self.address = name, broker, address
-        self._admin = AdminClient({"bootstrap.servers": address})
+        self._client = {"bootstrap.servers": address} | security
+        self._admin = AdminClient(self._client)
         self._number = 0
 
     def topic(self, **settings: str) -> str:
@@ -67,7 +72,7 @@ class Side:
         return name
 
     def produce(self, topic: str, count: int, **settings: Any) -> None:
-        producer = Producer({"bootstrap.servers": self.address} | settings)
+        producer = Producer(self._client | settings)
         # No callback per message, which would measure Python: the count shows missing messages.
         produce, poll = producer.produce, producer.poll
         for number in range(count):
@@ -83,8 +88,8 @@ class Side:
 
     def count(self, topic: str, expected: int) -> int:
         """How many messages a consumer finds; waits for ``expected`` ones, up to 60 s."""
-        consumer = Consumer({
-            "bootstrap.servers": self.address, "group.id": "count", "enable.auto.commit": False,
+        consumer = Consumer(self._client | {
+            "group.id": "count", "enable.auto.commit": False,
             "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 10_000_000,
             # By default it stops for a second whenever 64 MB wait, and the benchmark would measure that.
             "fetch.queue.backoff.ms": 1,
@@ -254,6 +259,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     parser.add_argument("--settings", action="append", default=[], help="key=value for our side")
+    parser.add_argument("--tls", action="store_true", help="over TLS on both sides")
     arguments = parser.parse_args()
     rounds, scale = (1, 200) if arguments.smoke else (arguments.rounds, 1)
     lib = find_jars(Path.home() / ".cache" / "appliance-perf")
@@ -262,11 +268,18 @@ def main() -> None:
         return
     headline("Kafka listener against Apache Kafka 4.1", message_bytes=PAYLOAD_BYTES, rounds=rounds, scale=f"1/{scale}")
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
-        kafka = Kafka(lib, Path(directory) / "kafka")
+        tls = Certificates(Path(directory) / "certificates") if arguments.tls else None
+        kafka = Kafka(lib, Path(directory) / "kafka", tls.kafka if tls else "")
         settings = {"zookeeper.nodes": 3} | dict(setting.split("=", 1) for setting in arguments.settings)
+        settings |= tls.appliance if tls else {}
         try:
             with Appliance(Path(directory) / "data", **settings) as ours:
-                sides = [Side("ours", ours, ours.kafka), Side("kafka", kafka, kafka.address)]
+                addresses = (ours.kafka_tls, kafka.tls_address) if tls else (ours.kafka, kafka.address)
+                security = tls.client if tls else {}
+                sides = [
+                    Side(name, broker, address, security)
+                    for name, broker, address in zip(("ours", "kafka"), (ours, kafka), addresses, strict=True)
+                ]
                 contest = Contest(sides, rounds, scale, arguments.only)
                 starts = {"ours": [ours.serving_s], "kafka": [kafka.serving_s]}
                 contest.report("start until it serves", "seconds", starts)
@@ -276,8 +289,9 @@ def main() -> None:
                         side.produce(topic, 300_000 // scale, **FIFTY, acks=1)
                         side.count(topic, 300_000 // scale)
                 python_client(contest)
-                latency(contest)
-                java_tools(contest, kafka)
+                if not tls:
+                    latency(contest)
+                    java_tools(contest, kafka)
                 memory = {side.name: [side.broker.pss_bytes() / 1e6] for side in sides}
                 contest.report("memory under load, ZooKeeper included", "pss_mb", memory)
         finally:
