@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from .certificates import make_certificates
 from .native_peer import Peer
 from .server import NotServing, Server
 
@@ -59,6 +61,29 @@ def test_passed_listeners_serve_and_no_worker_hangs_in_accept(tmp_path: Path, mo
     assert "did not stop in time" not in server.log()
     for sock in sockets:
         assert not os.get_blocking(sock.fileno()), "the description is shared: it was made non-blocking"
+        sock.close()
+
+
+def test_the_name_of_a_passed_socket_has_what_secures_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a socket that is to have TLS is never served without."""
+    sockets = [listening(), listening()]
+    server = activated(tmp_path, sockets, "native:kafka.SSL")
+    with pytest.raises(NotServing, match=r"exit status 78(?s:.)*SSL://127.0.0.1:.*tls.certificate"):
+        start(server, sockets, monkeypatch)
+    for arguments in (("ca",), ("server", "localhost")):
+        make_certificates(tmp_path, *arguments)
+    server.settings |= {"tls.certificate": f"{tmp_path}/server.pem", "tls.key": f"{tmp_path}/server.key"}
+    start(server, sockets, monkeypatch)
+    address = sockets[1].getsockname()
+    assert server.address("kafka", "SSL") == f"127.0.0.1:{address[1]}" and server.native
+    context = ssl.create_default_context(cafile=f"{tmp_path}/ca.pem")
+    with (
+        socket.create_connection(address, 20) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as sock,
+    ):
+        assert sock.version() == "TLSv1.3"
+    assert server.stop() == 0
+    for sock in sockets:
         sock.close()
 
 

@@ -298,7 +298,8 @@ class NetworkWorker:
         accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max + len(self._handshakes.by_fd))
         if accepted is None:
             return
-        if accepted.listener.tls and self._tls is not None:
+        if accepted.listener.tls:
+            assert self._tls is not None, "the supervisor loads the files if a listener has TLS"
             self._handshakes.begin(accepted, self._tls.context)
         else:
             self._add(PlainTransport(accepted.sock), accepted)

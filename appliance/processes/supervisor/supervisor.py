@@ -252,8 +252,8 @@ class Supervisor:
         if self._config.zookeeper.connect:
             login_of(self._config.zookeeper, self._data_dir)
         self._nodes.prepare()
-        self._certificates.prepare(any(one.tls for one in self._config.listeners))
         self._listeners = listen(self._config, self._data_dir)
+        self._certificates.prepare(any(one.tls for one, _ in self._listeners))
         self._report.listeners = texts(self._listeners, self._data_dir)
         self._report.insecure = insecure(self._listeners, self._config)
         catalog = Catalog.load(self._data_dir)
