@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from ...security.audit_log import Reason
 from ...security.configuration import Tls
+from ...security.principals import principal_of
 from ...wire.transport import PlainOnTls, TlsTransport
 from .accepting import Accepted
 from .turn import Turn
@@ -88,11 +89,19 @@ class Handshakes:
             return
         if complete:
             self._remove(fd, handshake)
+            self._note_login(transport, handshake.accepted)
             self._on_complete(transport, handshake.accepted)
         elif transport.received_bytes > HANDSHAKE_BYTES_MAX:
             self._refuse(fd, handshake, Reason.TLS_HANDSHAKE, f"more than {HANDSHAKE_BYTES_MAX} bytes")
         else:
             self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if transport.wants_write else 0))
+
+    def _note_login(self, transport: TlsTransport, accepted: Accepted) -> None:
+        """Note who a client is by its certificate; with SASL it still has to log in."""
+        listener = accepted.listener
+        if transport.subject and not listener.sasl:
+            who, where = principal_of(transport.subject), f"{listener.protocol} {listener.security}"
+            self._turn.audit.logged_in(who, accepted.peer, listener=where, mechanism="certificate")
 
     def check_timeouts(self) -> None:
         """Close the handshakes that take too long."""
