@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .test_sink import stored
 STAMP = datetime(2026, 11, 20, tzinfo=UTC)
 
 
-def records(values: Sequence[bytes], topic: str, first: int = 0) -> pa.RecordBatch:
+def records(values: Sequence[bytes], topic: str, first: int = 0, stamp: datetime = STAMP) -> pa.RecordBatch:
     count = len(values)
     columns = {
         "key": pa.array([b"k"] * count, pa.binary()),
@@ -32,7 +32,7 @@ def records(values: Sequence[bytes], topic: str, first: int = 0) -> pa.RecordBat
         "topic": pa.array([topic] * count, pa.string()),
         "partition": pa.array([0] * count, pa.int32()),
         "offset": pa.array(range(first, first + count), pa.int64()),
-        "timestamp": pa.array([STAMP] * count, MICROS),
+        "timestamp": pa.array([stamp] * count, MICROS),
     }
     return pa.record_batch(columns)
 
@@ -73,6 +73,31 @@ def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_
     assert hits is not None and sum(hits.column("count").to_pylist()) == 151
     (last,) = stored(topics.server, f"{topic}-changes")[len(told) :]
     assert json.loads(last.key or b"")["client"] == "10.0.0.0" and json.loads(last.value or b"")["count"] > 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_windows_become_final_in_the_tables(topics: Topics, topic: str, tmp_path: Path, kind: str) -> None:
+    """A window is final when a line 30 minutes newer than its end has come; an earlier line is late then."""
+    aggregate = {"name": "hits", "kind": "count", "window_ms": "10m", "watermark_ms": "30m"}
+    made = settings(tmp_path, topics, topic, output={"path": "out", "format": kind}, aggregate=[aggregate])
+
+    later = STAMP + timedelta(days=1)
+
+    def hits() -> dict[int, tuple[int, bool]]:
+        table = open_store(made, "me").read("hits")
+        assert table is not None
+        return {row["start"].minute: (row["count"], row["final"]) for row in table.to_pylist()}
+
+    micro_batch(made, 0, [[records([access(0), access(100)], topic, 0, later)]])  # a minute every 100 lines
+    assert hits() == {0: (2, False)}
+    micro_batch(made, 1, [[records([access(4000)], topic, 2, later)]])
+    assert hits() == {0: (2, True), 40: (1, False)}
+    for _ in range(2):
+        micro_batch(made, 2, [[records([access(200), access(4100)], topic, 3, later)]])
+    assert hits() == {0: (2, True), 40: (2, False)}
+    newest = open_store(made, "me").read("newest")
+    assert newest is not None and newest.column("late").to_pylist() == [1]
+    assert len(events(made)) == 5
 
 
 def test_dead_letters_carry_their_origin(topics: Topics, topic: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def given(**tables: Any) -> dict[str, Any]:
 def test_the_example_is_right(tmp_path: Path) -> None:
     made = load(EXAMPLE)
     assert made.topics == ["access", "system", "app", "audit"]
-    assert made.input.trigger_bytes == 256 << 20 and made.aggregate[2].gap_ms == 1_800_000
+    assert made.input.trigger_bytes == 256 << 20 and made.aggregate[3].gap_ms == 1_800_000
     assert made.spark == {"spark.master": "local[*]"}
     assert decode(made.encode()) == made
 

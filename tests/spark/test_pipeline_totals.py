@@ -21,6 +21,7 @@ from appliance.spark.pipeline.table_files import Part
 from appliance.spark.pipeline.times import MICROS
 from appliance.spark.pipeline.total_parts import change, touched_days
 from appliance.spark.pipeline.totals import Total, micros_of
+from appliance.spark.pipeline.watermarks import Newest, Watermarks
 
 EPOCH = datetime(2026, 11, 19, 22, tzinfo=UTC)
 Event = tuple[int, str | None, str]
@@ -67,7 +68,9 @@ class Stored:
         given_rows = [part for part in partials if len(part)]
         if not given_rows:
             return self.total.schema.empty_table()
-        partial = self.total.merge(given_rows).drop_columns(["changed"])
+        return self.add_partial(self.total.merge(given_rows).drop_columns(["changed"]))
+
+    def add_partial(self, partial: pa.Table) -> pa.Table:
         days = touched_days(self.total, partial)
         near = [part for part in self.parts if part.date in days]
         found, changed = change(self.total, partial, near, lambda each: pa.concat_tables(self.parts[e] for e in each))
@@ -180,6 +183,87 @@ def test_what_a_micro_batch_writes_does_not_grow_with_the_table(kind: str, monke
         written.append(stored.written)
     assert len(stored.rows) == 3000 and len(stored.parts) < 40
     assert max(written) <= 3 * 100
+
+
+# ---- watermarks
+
+
+def watermarked(
+    kind: Any, batches: Sequence[Sequence[Event]], **more: Any
+) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    """After each micro-batch: the changed rows, and the number of late lines until then."""
+    total = made(kind, window_ms=3_600_000, gap_ms=600_000, watermark_ms=1_800_000, **more)
+    both = {"t": total, "newest": Newest(("t",))}
+    stored = {name: Stored(each) for name, each in both.items()}
+
+    class Parts:
+        def parts(self, name: str, _: Any) -> list[Part]:
+            return list(stored[name].parts)
+
+    schema = with_received(table([])).schema
+    for events in batches:
+        given_events = with_received(table(events))
+        partials = {name: each.partial(given_events) for name, each in both.items()}
+        changed: list[dict[str, Any]] = []
+        for each, partial in Watermarks(both, schema).applied(partials, Parts()):
+            stored[each.name].total = each
+            rows = stored[each.name].add_partial(partial)
+            changed += rows.to_pylist() if each.name == "t" else []
+        yield changed, pc.sum(stored["newest"].rows.column("late")).as_py()
+
+
+def with_received(events: pa.Table) -> pa.Table:
+    return events.append_column("received", events.column("time"))
+
+
+def test_a_window_is_final_once_and_then_stays() -> None:
+    steps = watermarked(
+        "count", [[(10, "a", "info")], [(80, "a", "info")], [(91, "b", "info")], [(20, "a", "info"), (92, "b", "info")]]
+    )
+    found = [
+        (
+            {
+                (row["start"].minute + row["start"].hour * 60 - 1320, row["host"], row["count"], row["final"])
+                for row in rows
+            },
+            late,
+        )
+        for rows, late in steps
+    ]
+    assert found == [
+        ({(0, "a", 1, False)}, 0),
+        ({(60, "a", 1, False)}, 0),
+        ({(0, "a", 1, True), (60, "b", 1, False)}, 0),  # 91 - 30 is behind its end, 60
+        ({(60, "b", 2, False)}, 1),
+    ]
+
+
+def test_a_session_is_final_behind_its_gap() -> None:
+    steps = [
+        *watermarked(
+            "sessions",
+            [[(0, "a", "info")], [(35, "b", "info")], [(45, "b", "info")], [(9, "a", "info"), (50, "b", "info")]],
+        )
+    ]
+    finals = [{(row["host"], row["count"]) for row in rows if row["final"]} for rows, _ in steps]
+    assert finals == [set(), set(), {("a", 1)}, {("a", 1)}], "what comes later begins another one, final at once"
+
+
+@given(cut_events)
+def test_what_is_final_does_not_change(batches: list[list[Event]]) -> None:
+    """And every line is counted or late."""
+    final: dict[Any, Any] = {}
+    counts: dict[Any, int] = {}
+    left_out = 0
+    for rows, late in watermarked("count", [each for each in batches if each]):
+        left_out = late
+        for row in rows:
+            key = row["start"], row["host"]
+            assert key not in final
+            counts[key] = row["count"]
+            if row["final"]:
+                final[key] = row
+    assert sum(counts.values()) + left_out == sum(map(len, batches))
 
 
 # ---- Space-Saving

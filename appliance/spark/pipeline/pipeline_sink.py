@@ -35,12 +35,13 @@ from ..sink import TaskWriter, identity
 from .aggregates import build
 from .events import Outcome, Transform, by_topic
 from .multiline import LINES, Joiner
-from .settings import OWN_TABLES, Settings, decode
+from .settings import Settings, decode
 from .table_files import NewFile
 from .tables import EventFiles, open_store
 from .times import MICROS_MAX
 from .total_parts import change, touched_days
 from .totals import Sums, Total, micros_of
+from .watermarks import Watermarks
 
 FORMAT: Final = "appliance-pipeline"
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
@@ -79,7 +80,7 @@ class Job:
         schema = self._transform.schema
         self._files = EventFiles(open_store(settings, pipeline), settings.output, batch, task, attempt)
         self._totals = build(settings, schema)
-        self._aggregates = [total for name, total in self._totals.items() if name not in OWN_TABLES]
+        self._aggregates = [total for name, total in self._totals.items() if name not in ("ledger", "audit")]
         self._partials: dict[str, list[pa.Table]] = {}
         self._who = identity(f"{number_space(settings, pipeline)}/dead", task, batch)
 
@@ -253,15 +254,19 @@ class Committer:
         schema = Transform(settings).schema
         self._store = open_store(settings, pipeline, schema)
         self._totals = build(settings, schema)
+        self._watermarks = Watermarks(self._totals, schema)
         self._space = number_space(settings, pipeline)
 
     def commit(self, works: Sequence[Work], batch: int) -> None:
-        names = sorted({name for work in works for name in work.partials})
-        for number, name in enumerate(names if not self._store.done(batch) else []):
-            total = self._totals[name]
-            if not self._store.done(batch, name):
-                partials = [_unpacked(work.partials[name]) for work in works if name in work.partials]
-                self._change(batch, number, total, merged(total, partials))
+        partials: dict[str, list[pa.Table]] = {}
+        for work in works:
+            for name, packed in work.partials.items():
+                partials.setdefault(name, []).append(_unpacked(packed))
+        summed = {name: merged(self._totals[name], found) for name, found in partials.items()}
+        changes = self._watermarks.applied(summed, self._store) if not self._store.done(batch) else []
+        for number, (total, partial) in enumerate(changes):
+            if not self._store.done(batch, total.name):
+                self._change(batch, number, total, partial)
         self._store.commit(batch, [file for work in works for file in work.files])
 
     def _change(self, batch: int, number: int, total: Total, partial: pa.Table) -> None:

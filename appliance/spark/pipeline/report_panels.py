@@ -25,6 +25,7 @@ from .space_saving import Ranking
 from .state_directory import Progress
 from .times import EPOCH
 from .totals import micros_of
+from .watermarks import NEWEST
 
 CURVES_MAX: Final = 8
 """Most curves in one panel: those of the groups with the most lines."""
@@ -37,7 +38,8 @@ def panels(settings: Settings, history: Sequence[Progress], judged: Sequence[Win
     for each in settings.aggregate:
         table = read_total(settings, each.name)
         if table is not None and len(table):
-            found.append(_aggregate_panel(settings, each, table, zone))
+            panel = _aggregate_panel(settings, each, table, zone)
+            found.append(panel._replace(caption=panel.caption + _finality(settings, each, zone)))
     if judged:
         found.append(_audit_panel(settings, judged, zone))
     return found
@@ -128,6 +130,18 @@ def _audit_panel(settings: Settings, judged: Sequence[Window], zone: tzinfo) -> 
     first, last = _micros(judged[0].start), _micros(judged[-1].start) + step_us
     caption = f"messages in each window of {_step(step_us)}, {span(first, last, zone)}"
     return Panel("Audit: sent and arrived", caption, partial(_paint, charts.curves, found, "messages", zone, step_us))
+
+
+def _finality(settings: Settings, aggregate: Aggregate, zone: tzinfo) -> str:
+    """Up to when windows are final, and how many lines came too late for theirs; "" without a watermark."""
+    newest = read_total(settings, NEWEST) if aggregate.watermark_ms else None
+    if newest is None:
+        return ""
+    (row,) = newest.filter(pc.equal(newest.column("aggregate"), aggregate.name)).to_pylist() or [None]
+    if row is None:
+        return ""
+    until = _micros(row["end"]) - aggregate.watermark_ms * 1000
+    return f"; final up to {charts.moment(until, zone):%Y-%m-%d %H:%M:%S %Z}, {row['late']:,} lines came too late"
 
 
 def _micros(when: datetime) -> int:

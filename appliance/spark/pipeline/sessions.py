@@ -89,6 +89,12 @@ class Sessions:
     def earliest(self, lows: np.ndarray) -> np.ndarray:
         return floor(lows, self.session_us)
 
+    def closes_us(self, rows: pa.Table) -> np.ndarray:
+        return micros_of(rows.column("end")) + self.gap_us
+
+    def ends_us(self, closes: np.ndarray) -> np.ndarray:
+        return closes - self.gap_us
+
     def affected(self, stored: pa.Table, partial: pa.Table) -> pa.Array:
         """Those of the same owners: few enough to look at each."""
         if len(self.by) == 1:

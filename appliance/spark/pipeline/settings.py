@@ -40,7 +40,7 @@ BUILT_IN: Final = (
     *("syslog", "syslog5424", "journald", "access", "nginx_error", "apache_error", "postgresql", "java"),
     *("dpkg", "alternatives", "json", "logfmt", "plain"),
 )
-OWN_TABLES: Final = ("events", "ledger", "audit")
+OWN_TABLES: Final = ("events", "ledger", "audit", "newest")
 
 
 class Pipeline(Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,6 +177,8 @@ class Aggregate(Struct, frozen=True, forbid_unknown_fields=True):
     """sessions: silence of this length ends one."""
     session_ms: Milliseconds = 7 * 86_400_000
     """sessions: longest session.  All sessions end at its multiples, counted from 1970-01-01 UTC."""
+    watermark_ms: Annotated[int, Meta(ge=0, le=366 * 86_400_000)] = 0
+    """A window is final when a line so much newer than its end has come; later ones are left out.  0: never."""
     topic: str = ""
     """Also publish every change, as JSON, to this topic."""
 

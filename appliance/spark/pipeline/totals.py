@@ -1,8 +1,8 @@
 """Computes aggregates as totals that only grow, in whatever order and however late lines arrive.
 
 Each task adds up its records (a *partial*).  The driver merges the partials with the stored rows that they can change,
-and replaces these with the result.  So there is no watermark and no line is too late: a window has all lines that have
-arrived until now.  The kinds of totals::
+and replaces these with the result.  So no line is too late: a window has all lines that have arrived until now.  Only
+with ``watermark_ms`` is it final at some time (``watermarks.py``).  The kinds of totals::
 
     kind         computed by                     error
     count        :class:`Sums`                   none
@@ -37,9 +37,14 @@ PLACE: Final = {"date": pa.string(), "start": MICROS, "end": MICROS}
 class Total(Protocol):
     """One table of totals.  ``by``: what rows are grouped by.  ``k``: how many rows of a window to publish, 0: all."""
 
-    name: str
-    topic: str
-    k: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def k(self) -> int: ...
 
     @property
     def by(self) -> Mapping[str, pa.DataType]: ...
@@ -71,6 +76,14 @@ class Total(Protocol):
 
     def affected(self, stored: pa.Table, partial: pa.Table) -> pa.Array:
         """For each stored row, whether merging the partial can change it."""
+        ...
+
+    def closes_us(self, rows: pa.Table) -> np.ndarray:
+        """For each row of a partial, or merged or stored, from which time on no line can belong to it."""
+        ...
+
+    def ends_us(self, closes: np.ndarray) -> np.ndarray:
+        """The column ``end`` of rows that close at these times."""
         ...
 
 
@@ -132,6 +145,12 @@ class Windowed:
 
     def affected(self, stored: pa.Table, partial: pa.Table) -> pa.Array:
         return pc.is_in(stored.column("start"), pc.unique(partial.column("start")))
+
+    def closes_us(self, rows: pa.Table) -> np.ndarray:
+        return micros_of(rows.column("start")) + self.window_us
+
+    def ends_us(self, closes: np.ndarray) -> np.ndarray:
+        return closes
 
     def placed(self, merged: pa.Table) -> dict[str, Any]:
         """The columns that all totals have."""
