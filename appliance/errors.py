@@ -18,6 +18,9 @@
     │   ├── StaleProducerEpoch
     │   ├── OffsetsFull
     │   ├── UnknownGroup
+    │   ├── UnknownUser
+    │   ├── UserExists
+    │   ├── UnacceptableCredential
     │   ├── GroupTooLarge
     │   └── NotPermitted       an access rule is missing, or denies it
     │       ├── TopicNotPermitted
@@ -148,6 +151,21 @@ class OffsetsFull(ClientFault):
 class UnknownGroup(ClientFault):
     code = 69
     exit_status = 66
+
+
+class UnknownUser(ClientFault):
+    code = 91
+    exit_status = 66
+
+
+class UserExists(ClientFault):
+    code = 92
+
+
+class UnacceptableCredential(ClientFault):
+    """A verifier with too few or too many iterations, or of the wrong size."""
+
+    code = 93
 
 
 class GroupTooLarge(ClientFault):
@@ -400,6 +418,8 @@ WORDS: dict[int, str] = {
     StaleProducerEpoch.code: "a newer producer has this producer id",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",
+    UnknownUser.code: "there is no such user",
+    UserExists.code: "the user exists already",
     BufferFull.code: "too much data is in flight",
 }
 """Messages for codes that a peer sends without a message."""

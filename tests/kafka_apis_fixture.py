@@ -25,6 +25,7 @@ from appliance.kafka_apis.appliance import Extent
 from appliance.kafka_apis.handlers import KafkaApis
 from appliance.names import TopicPartition, check_topic
 from appliance.security.principals import Origin
+from appliance.security.security_state import SecurityState
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.metadata_reply import NO_LEADER, Broker
 
@@ -57,6 +58,7 @@ class FakeCluster:
         self.leased = True
         self.types: dict[str, str] = {}
         self.revision = 0
+        self.security = SecurityState()
         self._producer_ids = count(100)
 
     def add(self, name: str, partitions: int = 1, **settings: str) -> None:
@@ -71,6 +73,10 @@ class FakeCluster:
     def brokers(self, listener: Listener) -> Sequence[Broker]:
         assert listener == LISTENER
         return self.live
+
+    async def alter_security(self, change: Callable[[SecurityState], SecurityState]) -> None:
+        self._reach()
+        self.security = change(change(self.security))  # a reply was lost: the same change is made again
 
     def disk_space(self) -> tuple[int, int]:
         return 1_000_000, 400_000

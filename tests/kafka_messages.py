@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from kafka.protocol import admin, consumer, metadata, producer
+from kafka.protocol import admin, consumer, metadata, producer, sasl
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
@@ -23,7 +23,7 @@ ERROR_CODES = (0, 0, 3, 15, 25, 36)
 def message(api_key: int, kind: str) -> Any:
     """kafka-python's class; ``kind`` is Request or Response."""
     name = APIS[api_key].name + kind
-    return next(getattr(p, name) for p in (admin, consumer, metadata, producer) if hasattr(p, name))
+    return next(getattr(p, name) for p in (admin, consumer, metadata, producer, sasl) if hasattr(p, name))
 
 
 def name_read(name: str) -> str:

@@ -78,14 +78,6 @@ def test_there_are_no_quotas(version: int) -> None:
     assert rows == [(Code.INVALID_REQUEST, True, "a"), (0, False, None)]
 
 
-def test_there_are_no_credentials() -> None:
-    client = Client(FakeCluster())
-    assert run(client.ask("DescribeUserScramCredentials", users=None)).results == []
-    reply = run(client.ask("DescribeUserScramCredentials", users=[{"name": name} for name in ("a", "b", "b")]))
-    rows = [(row.user, row.error_code) for row in reply.results]
-    assert reply.error_code == 0 and rows == [("a", Code.RESOURCE_NOT_FOUND), ("b", Code.DUPLICATE_RESOURCE)]
-
-
 def test_no_producer_has_a_transaction() -> None:
     cluster = cluster_with_t()
     cluster.extents["t", 1] = StorageFault("offline")

@@ -15,7 +15,7 @@ from appliance.errors import ProtocolFault
 from appliance.wire.bounds import Limits
 from appliance.wire.kafka.apis import ADVERTISED, APIS, PRODUCE, SERVED_BY_WORKERS
 from appliance.wire.kafka.codec import KafkaCodec
-from appliance.wire.requests import Fetch, Forwarded, Local, Offsets, Produce
+from appliance.wire.requests import Fetch, Forwarded, Local, Login, Offsets, Produce
 from tests.kafka_messages import decode_response, kio_response_again, message, mutated, random_values, request_frame
 
 CODEC = KafkaCodec(Limits.of(Config()))
@@ -49,12 +49,6 @@ def test_an_unknown_version_of_api_versions_gets_the_table_in_version_0(version:
     assert len(response.api_keys) == len(ADVERTISED)
 
 
-def test_sasl_is_refused_with_a_code() -> None:
-    reply = CODEC.decode(memoryview(struct.pack(">hhih", 17, 1, 7, -1) + b"\0\5PLAIN"))
-    assert isinstance(reply, Local)
-    assert reply.reply == struct.pack(">iihi", 10, 7, 34, 0)
-
-
 @pytest.mark.parametrize("key", [24, 25, 26, 28, 999, -1])
 def test_apis_that_are_not_served_are_a_protocol_fault(key: int) -> None:
     with pytest.raises(ProtocolFault, match=f"API {key} version 3"):
@@ -79,7 +73,7 @@ def test_chopped_frames_are_refused_or_answered() -> None:
         for stop in range(min(len(frame), 400)):
             with suppress(ProtocolFault):
                 request = CODEC.decode(memoryview(frame)[:stop])
-                assert isinstance(request, Produce | Fetch | Offsets | Local)
+                assert isinstance(request, Produce | Fetch | Offsets | Local | Login)
 
 
 def test_mutated_frames_end_in_a_named_error_or_a_request() -> None:
@@ -98,4 +92,4 @@ def test_mutated_frames_end_in_a_named_error_or_a_request() -> None:
                 assert all(0 < part.start <= part.stop <= len(frame) for part in request.parts)
         slowest = max(slowest, process_time() - started)
     assert slowest < 0.5
-    assert {Produce, Fetch, Offsets, Local} <= kinds.keys()
+    assert {Produce, Fetch, Offsets, Local, Login} <= kinds.keys()

@@ -1,4 +1,4 @@
-"""Answers APIs of absent features: reassignments, elections, quotas, credentials, transactions, access rules.
+"""Answers APIs of absent features: reassignments, elections, quotas, transactions, access rules.
 
 Each partition is stored once, on a broker that does not change; every client may do everything; producers are
 idempotent and have no transactions.  Tools send such requests all the same.  The answers are those of a Kafka broker
@@ -7,7 +7,6 @@ where nothing is set.  A request that would change nothing succeeds; any other i
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final
 
 from ..errors import ApplianceError, InvalidTopic
@@ -42,7 +41,6 @@ class AbsentApi:
             "ListPartitionReassignments": self._reassignments,
             "DescribeClientQuotas": self._quotas,
             "AlterClientQuotas": self._alter_quotas,
-            "DescribeUserScramCredentials": self._credentials,
             "DescribeProducers": self._producers,
             "ListTransactions": self._transactions,
             "DescribeTransactions": self._describe_transactions,
@@ -109,7 +107,7 @@ class AbsentApi:
     async def _reassignments(self, call: Call) -> Answer:
         return {"error_code": Code.NONE, "topics": []}
 
-    # -- quotas and credentials -----------------------------------------------------------------------
+    # -- quotas -----------------------------------------------------------------------
 
     async def _quotas(self, call: Call) -> Answer:
         return {"error_code": Code.NONE, "entries": []}
@@ -124,17 +122,6 @@ class AbsentApi:
             names = [{"entity_type": each.entity_type, "entity_name": each.entity_name} for each in entry.entity]
             entries.append(row | {"entity": names})
         return {"entries": entries}
-
-    async def _credentials(self, call: Call) -> Answer:
-        asked = Counter(user.name for user in call.request.users or ())
-        results = []
-        for name, count in asked.items():
-            if count > 1:
-                row = _fault(Code.DUPLICATE_RESOURCE, f"user {name!r} is asked for {count} times")
-            else:
-                row = _fault(Code.RESOURCE_NOT_FOUND, f"there is no user {name!r}: there are no credentials here")
-            results.append({"user": name} | row)
-        return {"error_code": Code.NONE, "results": results}
 
     # -- transactions ---------------------------------------------------------------------------------
 

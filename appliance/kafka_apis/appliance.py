@@ -13,11 +13,12 @@ Offsets are logical byte offsets.  Names and values of settings are Kafka's, as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from ..broker.metadata_answers import Directory
 from ..config import Config, TopicSettings
+from ..security.security_state import SecurityState
 
 
 class Extent(NamedTuple):
@@ -50,6 +51,15 @@ class Appliance(Directory, Protocol):
 
     def producer_id(self) -> int:
         """A producer id that this cluster has never given out."""
+
+    # -- users, access rules, quotas ------------------------------------------------------------------
+
+    @property
+    def security(self) -> SecurityState:
+        """The present state, also while ZooKeeper is away."""
+
+    async def alter_security(self, change: Callable[[SecurityState], SecurityState]) -> None:
+        """Change it; ``change`` accepts a state that has the change already.  Raises what ``change`` raises, too."""
 
     # -- topics ---------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Answers the Kafka requests that network workers forward: a request frame in, a reply frame out.
 
 What a worker does not answer itself comes here.  ``wire.kafka.forwarded`` decodes it, one handler of
-:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api`, :mod:`.absent_api` or of :mod:`appliance.groups` answers
-it, and the reply goes back the same way.  Requests run side by side; the worker puts their replies into the order of
-its connection.
+:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api`, :mod:`.credentials_api`, :mod:`.absent_api` or of
+:mod:`appliance.groups` answers it, and the reply goes back the same way.  Requests run side by side; the worker puts
+their replies into the order of its connection.
 
 Every API of ``wire.kafka.apis`` that workers do not serve has a handler: checked when :class:`KafkaApis` is made.
 """
@@ -29,6 +29,7 @@ from ..wire.kafka.call import Call, Handler
 from .absent_api import AbsentApi
 from .appliance import Appliance
 from .cluster_api import ClusterApi
+from .credentials_api import CredentialsApi
 from .settings_api import SettingsApi
 from .topic_api import TopicApi
 
@@ -104,6 +105,7 @@ class KafkaApis:
             ClusterApi(appliance),
             TopicApi(appliance),
             SettingsApi(appliance),
+            CredentialsApi(appliance),
             AbsentApi(appliance),
         )
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ..addresses import Listener, parse_addresses
+from .login_exchange import ALL_MECHANISMS, parse_mechanisms
 
 
 class Tls(Struct, frozen=True):
@@ -40,6 +41,16 @@ class Security(Struct, frozen=True):
         bool,
         Meta(description="listen on other addresses than loopback without TLS and authentication"),
     ] = False
+    mechanisms: Annotated[
+        str, Meta(description="SASL mechanisms that clients may log in with, separated by commas")
+    ] = ",".join(ALL_MECHANISMS)
+    sessions_ms_max: Annotated[
+        int,
+        Meta(ge=0, le=365 * 86_400_000, description="a client logs in again after this time; 0 = its login lasts"),
+    ] = 0
+    login_ms_max: Annotated[
+        int, Meta(ge=100, le=600_000, description="a connection that has not logged in after this time is closed")
+    ] = 10_000
 
 
 def is_loopback(listener: Listener) -> bool:
@@ -67,8 +78,6 @@ def faults_of(
         key = f"{one.protocol}.listen = {one}"
         if one.tls and not (tls.certificate and tls.key):
             yield f"{key}: must have tls.certificate and tls.key, the PEM files to prove with who it is"
-        if one.sasl:
-            yield f"{key}: must be PLAINTEXT or SSL: this version has no logins"
         if not security.allow_insecure and is_insecure(one, tls):
             yield (
                 f"{key}: other hosts reach this address, and whoever does may do everything: must be SASL_SSL, or SSL"
@@ -81,5 +90,7 @@ def faults_of(
                 f"{one.protocol}.advertised = {one}: must have the protocol of a listener of {one.protocol}.listen"
                 f" before the address: {', '.join(securities) or 'there is none'}"
             )
+    if not set(parse_mechanisms(security.mechanisms)) <= set(ALL_MECHANISMS):
+        yield f"security.mechanisms = {security.mechanisms}: must be some of {', '.join(ALL_MECHANISMS)}"
     if tls.client_auth != "none" and not tls.ca:
         yield f"tls.client_auth = {tls.client_auth}: must have tls.ca, the certificates that sign those of clients"

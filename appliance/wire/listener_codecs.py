@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..config import Config
 from .bounds import Limits
-from .kafka.codec import KafkaCodec
+from .kafka.codec import KafkaCodec, KafkaLoginCodec
 from .native import NativeCodec
 from .requests import Codec
 
 
-def codec_of(protocol: str, config: Config, greeted: bool = False) -> Codec:
-    """Make a codec for one connection.  ``protocol``: "native" or "kafka"; ``greeted``: its hello has been answered."""
+def codec_of(protocol: str, config: Config, greeted: bool = False, mechanisms: Sequence[str] = ()) -> Codec:
+    """Make a codec for one connection.
+
+    Args:
+        protocol: "native" or "kafka".
+        greeted: its hello has been answered.
+        mechanisms: those of the login that the client begins with; none: it need not log in.
+    """
     limits = Limits.of(config)
     if protocol == "native":
-        return NativeCodec(config.broker.id, limits, greeted)
-    return KafkaCodec(limits)
+        return NativeCodec(config.broker.id, limits, greeted, mechanisms)
+    return KafkaLoginCodec(limits) if mechanisms else KafkaCodec(limits)

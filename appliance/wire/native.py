@@ -15,6 +15,7 @@ number out of bounds or with an unknown api number closes the connection: the by
                                                                   [c, 0, [[error, offset, timestamp, records]...]]
     3 metadata  [3, c, [topic...] or nil]              [c, error, {cluster, broker, zookeeper, brokers, topics}]
     4 admin     [4, c, verb, {arguments}]                         [c, error, message, result]
+    5 login     [5, c, mechanism or nil, message]                 [c, error, text, message, lifetime_ms, over]
     9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
 
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
@@ -37,7 +38,11 @@ The maps in replies::
     zookeeper           address of the ensemble, for consumers of native groups; "" without one
     brokers             [[id, host, port]...]: brokers that are alive, with their native listeners
     topics              [{name, error, settings: {name: value}, partitions: [[partition, broker id or -1]...]}...]
-    limits              {frame_bytes_max}: the size of the largest request
+    limits              {frame_bytes_max, mechanisms?}: size of the largest request; how to log in, where it is needed
+
+``login`` has a message of SASL (:mod:`appliance.security.scram`); the first one of a login names its mechanism.
+``over`` says that the client is logged in; after ``lifetime_ms``, unless it is 0, it has to log in again.  Where
+``limits`` has ``mechanisms``, nothing else is answered before.
 
 The bounds are checked while a header is decoded.  Correlation ids are u32.
 Partitions, times in ms and counts of bytes are 0 to 2^31 - 1, offsets and timestamps i64, a topic has at most
@@ -67,6 +72,8 @@ from .requests import (
     FileRange,
     Forwarded,
     Local,
+    Login,
+    LoginReply,
     Offsets,
     OffsetsPart,
     OffsetsResult,
@@ -76,7 +83,7 @@ from .requests import (
     Request,
 )
 
-PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, HELLO = 0, 1, 2, 3, 4, 9
+PRODUCE, FETCH, OFFSETS, METADATA, ADMIN, LOGIN, HELLO = 0, 1, 2, 3, 4, 5, 9
 VERSION: Final = 1
 MAGIC: Final = "appliance"
 HELLO_BYTES_MAX: Final = 4096
@@ -179,6 +186,12 @@ class AdminRequest(Struct, array_like=True, forbid_unknown_fields=True, tag=ADMI
     """Refers to the memory of the frame: decode it before that is reused."""
 
 
+class _Login(Struct, array_like=True, forbid_unknown_fields=True, tag=LOGIN):
+    correlation: _Correlation
+    mechanism: Annotated[str, Meta(max_length=64)] | None
+    message: Annotated[bytes, Meta(max_length=HELLO_BYTES_MAX)]
+
+
 class _Hello(Struct, array_like=True, tag=HELLO):
     """Fields of other versions are skipped, so that clients of these get an answer with our version."""
 
@@ -190,7 +203,7 @@ class _Hello(Struct, array_like=True, tag=HELLO):
 
 assert MAGIC == "appliance", "as in _Hello"
 _decode_hello = Decoder(_Hello).decode
-_decode_request = Decoder(_Produce | _Fetch | _Offsets | MetadataRequest | AdminRequest).decode
+_decode_request = Decoder(_Produce | _Fetch | _Offsets | MetadataRequest | AdminRequest | _Login).decode
 _forwarded: Final[Decoder[MetadataRequest | AdminRequest]] = Decoder(MetadataRequest | AdminRequest)
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
 
@@ -218,9 +231,13 @@ def _header_end(frame: memoryview) -> int:
 
 
 class NativeCodec:
-    """The server's side of one connection.  Its only state is whether the client has sent hello."""
+    """The server's side of one connection.  Its only state is whether the client has sent hello.
 
-    def __init__(self, broker_id: int, limits: Limits, greeted: bool = False) -> None:
+    ``mechanisms``: those of which the client has to use one to log in; none: it need not.
+    """
+
+    def __init__(self, broker_id: int, limits: Limits, greeted: bool = False, mechanisms: Sequence[str] = ()) -> None:
+        self._mechanisms = mechanisms
         self._broker_id = broker_id
         self._limits = limits
         self._greeted = greeted
@@ -247,6 +264,8 @@ class NativeCodec:
         if kind is _Offsets:
             self._check_count(header.parts)
             return Offsets(header.correlation, [_new(OffsetsPart, part) for part in header.parts])
+        if kind is _Login:
+            return Login(header.correlation, header.mechanism, header.message)
         if len(frame) > self._limits.forwarded_bytes_max:
             raise FrameTooLarge(len(frame), self._limits.forwarded_bytes_max)
         return Forwarded(header.correlation)
@@ -260,8 +279,11 @@ class NativeCodec:
             error = UnsupportedVersion.code
             return Local(encode_frame([hello.correlation, error, VERSION, self._broker_id, {}]), close=True)
         self._greeted = True
-        self.first_bytes_max = self._limits.frame_bytes_max
-        limits = {"frame_bytes_max": self._limits.frame_bytes_max}
+        limits: dict[str, Any] = {"frame_bytes_max": self._limits.frame_bytes_max}
+        if self._mechanisms:
+            limits["mechanisms"] = list(self._mechanisms)
+        else:
+            self.first_bytes_max = self._limits.frame_bytes_max
         return Local(encode_frame([hello.correlation, 0, VERSION, self._broker_id, limits]))
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
@@ -292,3 +314,6 @@ class NativeCodec:
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
         return encode_frame([request.context, 0, results])
+
+    def encode_login(self, request: Login, reply: LoginReply) -> bytes:
+        return encode_frame([request.context, reply.error, reply.text, reply.message, reply.lifetime_ms, reply.over])

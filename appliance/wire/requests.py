@@ -110,6 +110,16 @@ class Forwarded:
 
 
 @dataclass(slots=True)
+class Login:
+    """A message of a login: the choice of a mechanism, a message of its exchange, or both (None: not in this one)."""
+
+    overlap: ClassVar[str] = ""
+    context: Any
+    mechanism: str | None
+    message: bytes | None
+
+
+@dataclass(slots=True)
 class Local:
     """A request that the codec answers (hello, ApiVersions, a refusal).  ``close``: then close the connection."""
 
@@ -118,7 +128,7 @@ class Local:
     close: bool = False
 
 
-Request = Produce | Fetch | Offsets | Forwarded | Local
+Request = Produce | Fetch | Offsets | Forwarded | Login | Local
 
 
 class ProduceResult(NamedTuple):
@@ -154,6 +164,21 @@ class OffsetsResult(NamedTuple):
     records: int
 
 
+class LoginReply(NamedTuple):
+    """The answer to a :class:`Login`.
+
+    ``error`` and ``text``: 0 and "" while all is well; ``mechanisms``: those that are accepted; ``lifetime_ms``: after
+    this time the client has to log in again, 0: never; ``over``: the client is logged in.
+    """
+
+    error: int
+    text: str = ""
+    message: bytes = b""
+    mechanisms: Sequence[str] = ()
+    lifetime_ms: int = 0
+    over: bool = False
+
+
 class Codec(Protocol):
     """The codec of a listener.  Does no I/O.  ``frame`` is a frame without its u32 size prefix."""
 
@@ -178,6 +203,8 @@ class Codec(Protocol):
     def encode_fetch(self, request: Fetch, results: list[FetchResult]) -> list[bytes | FileRange]: ...
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes: ...
+
+    def encode_login(self, request: Login, reply: LoginReply) -> bytes: ...
 
 
 def decode_frames(

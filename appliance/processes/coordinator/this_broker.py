@@ -16,6 +16,7 @@ from ...catalog import Topic
 from ...config import Config, TopicSettings
 from ...errors import OffsetOutOfRange, RequestTimedOut
 from ...kafka_apis.appliance import Extent
+from ...security.security_state import SecurityState
 from ...wire.kafka.metadata_reply import Broker
 from ...zookeeper.login import Login
 from .. import snapshot
@@ -23,7 +24,7 @@ from .live_brokers import LiveBrokers
 from .partitions import Partitions
 from .producer_ids import ProducerIds
 from .registry_session import RegistrySession
-from .security_registry import SecurityRegistry
+from .security_registry import Change, SecurityRegistry
 from .topics import Topics
 
 DELETE_RECORDS_MS_MAX: Final = 10_000
@@ -116,6 +117,15 @@ class ThisBroker:
 
     def producer_id(self) -> int:
         return self._producer_ids.take()
+
+    # ---- users, access rules, quotas
+
+    @property
+    def security(self) -> SecurityState:
+        return self._security.state
+
+    async def alter_security(self, change: Change) -> None:
+        await self._security.alter(change)
 
     # ---- topics
 

@@ -1,20 +1,38 @@
-"""Who a connection belongs to, and until when."""
+"""Who a connection belongs to, and until when.  ``logging_in`` has its states."""
 
 from __future__ import annotations
 
+from ...security.login_exchange import Exchange
 from ...security.principals import ANONYMOUS
 
 
 class ClientSession:
-    """The login of one connection.
+    """The session of one connection.
 
-    ``gated``: only ApiVersions, hello and the messages of a login may start.
+    ``gated``: only ApiVersions, hello and the messages of a login may start; ``deadline_ms``: until when the client has
+    to log in, or how long its session lasts, 0: for ever; ``login``: the one in progress; ``mechanism``: that of the
+    last login, "" before.
     """
 
-    __slots__ = ("expires_ms", "gated", "principal")
+    __slots__ = ("deadline_ms", "gated", "login", "mechanism", "principal")
 
-    def __init__(self, principal: str = ANONYMOUS, gated: bool = False) -> None:
-        self.principal = principal
-        self.gated = gated
-        self.expires_ms = 0
-        """When the client has to log in again; 0: never."""
+    def __init__(self, principal: str = ANONYMOUS, login_by_ms: int = 0) -> None:
+        """``login_by_ms``: until when the client has to log in; 0: it need not."""
+        self.principal, self.mechanism = principal, ""
+        self.gated = bool(login_by_ms)
+        self.deadline_ms = login_by_ms
+        self.login: Exchange | None = None
+
+    def begin(self, principal: str, mechanism: str, deadline_ms: int) -> None:
+        """The client has logged in."""
+        self.principal, self.mechanism, self.deadline_ms = principal, mechanism, deadline_ms
+        self.login, self.gated = None, False
+
+    def expire(self) -> None:
+        """The session is over: the client has to log in again."""
+        self.gated, self.deadline_ms = True, 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the client was logged in, and is not any more."""
+        return self.gated and self.mechanism != ""

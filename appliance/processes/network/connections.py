@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from ...config import Network
 from ...errors import ProtocolFault, TlsOnPlain
-from ...security.audit_log import Reason
-from ...wire.requests import FileRange, Local, Produce, Request, decode_frames
+from ...security.audit_log import Audit, Reason
+from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
 from .connection_state import Connection, Pending
 from .inbox import Buffers
 from .turn import Turn
@@ -89,8 +89,8 @@ class Connections:
     def take_in(self, connection: Connection) -> None:
         """Add a connection that comes back from a writer, with its received and unsent bytes."""
         self.add(connection)
-        if self._take_frames(connection):
-            self.touched[connection] = None
+        self._take_frames(connection)
+        self.touched[connection] = None
 
     # ---- receiving
 
@@ -119,11 +119,11 @@ class Connections:
 
     def _take_frames(self, connection: Connection) -> bool:
         """Start the whole requests that a connection has received, in order; False when it has been closed."""
-        inbox, codec = connection.inbox, connection.codec
-        connection.stalled = False
+        inbox, codec, connection.stalled = connection.inbox, connection.codec, False
+        bytes_max = codec.first_bytes_max if connection.session.gated else self._limits.frame_bytes_max
         left = REQUESTS_PER_TURN
         try:
-            frames = inbox.frames(self._limits.frame_bytes_max, codec.first_bytes_max)
+            frames = inbox.frames(bytes_max, codec.first_bytes_max)
             for request, start, frame in decode_frames(codec, self._buffers.memory, frames):
                 left -= 1
                 if not left:
@@ -156,6 +156,8 @@ class Connections:
         ):
             return False
         kind = type(request)
+        if connection.session.gated and kind is not Login and kind is not Local:
+            raise _refusal(connection, self._turn.audit)
         if kind is not Produce:
             connection.cancel_handoff()
             self.touched[connection] = None
@@ -341,3 +343,13 @@ class Connections:
                 self.disconnect(connection, "a frame was not completed within network.frame_ms_max")
             elif now_ms - connection.active_ms > limits.idle_ms and (connection.out or not connection.requests):
                 self.close(connection)
+
+
+def _refusal(connection: Connection, audit: Audit) -> ProtocolFault:
+    """The error of a request that needs a login."""
+    session = connection.session
+    if session.ended:
+        audit.refused(Reason.SESSION_EXPIRED, session.principal, connection.peer)
+        return ProtocolFault("it has to log in again")
+    audit.refused(Reason.NOT_LOGGED_IN, "", connection.peer)
+    return ProtocolFault("it has to log in first")

@@ -229,11 +229,15 @@ class Forwarding:
         question = self._answers.asked(connection.listener.protocol, frame)
         if question is None:
             return None
-        if self._link.sock is not None:
-            self.on_event(0)
+        self.read_snapshot()
         reply = self._answers.answer(question, connection.listener)
         self._ask_for_producer_ids()
         return reply
+
+    def read_snapshot(self) -> None:
+        """Read what the coordinator has sent."""
+        if self._link.sock is not None:
+            self.on_event(0)
 
     def _ask_for_producer_ids(self) -> None:
         """Ask for more producer ids when few are left."""

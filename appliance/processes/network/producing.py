@@ -223,6 +223,11 @@ class Producing:
             if not link.waiting:
                 self._waiting.discard(partition)
 
+    def recall_expired(self) -> None:
+        """Take connections back from writers whose session is over."""
+        for partition in self.by_fd.values():
+            partition.link.recall_expired(self._turn.now_ms)
+
     # ---- writers come and go
 
     def join_writer(self, key: TopicPartition, sock: socket.socket) -> None:

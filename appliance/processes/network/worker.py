@@ -42,7 +42,7 @@ from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
-from ...wire.requests import Fetch, Forwarded, Offsets, Produce
+from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce
 from ...wire.transport import PlainTransport, Transport
 from ..child import become_child, give_back_memory
 from ..clock import now_ms
@@ -58,6 +58,7 @@ from .handing_over import HandingOver
 from .handshakes import Handshakes
 from .inbox import Buffers, Inbox
 from .known_partitions import KnownPartitions
+from .logging_in import LoggingIn
 from .offset_lookups import OffsetLookups
 from .producing import Producing
 from .snapshot_answers import SnapshotAnswers
@@ -123,12 +124,16 @@ class NetworkWorker:
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
         answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
         self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements)
+        self._logging_in = LoggingIn(
+            turn, connections, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
+        )
         connections.connect(
             handlers={
                 Produce: self._producing.start,
                 Fetch: self._fetching.start,
                 Offsets: self._lookups.start,
                 Forwarded: self._forwarding.start,
+                Login: self._logging_in.start,
             },
             hand_over=self._handing_over.hand_over,
             ask_for_room=self._producing.ask_for_room,
@@ -187,6 +192,8 @@ class NetworkWorker:
                 self._accept(fd)
             elif fd == self._forwarding.fd:
                 self._forwarding.on_event(event)
+            elif fd == self._logging_in.fd:
+                self._logging_in.on_event()
         self._finish_turn()
 
     def _begin_turn(self) -> None:
@@ -210,6 +217,7 @@ class NetworkWorker:
     def _finish_turn(self) -> None:
         """Send the append requests and replies of this turn; each may lead to more of both."""
         self._wait_lists.answer_expired(self._turn.now_ms)
+        self._logging_in.answer_due()
         while self._producing.to_send or self._connections.touched:
             if self._producing.to_send:
                 self._producing.send_all()
@@ -236,9 +244,9 @@ class NetworkWorker:
         some = connections.by_fd or self._handshakes.by_fd
         if some or len(self._partitions.files) or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + CHECK_MS)
-        deadline_ms = self._wait_lists.next_deadline_ms()
-        if deadline_ms is not None:
-            next_ms = min(next_ms, deadline_ms)
+        for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms):
+            if deadline_ms is not None:
+                next_ms = min(next_ms, deadline_ms)
         if self._control.pending:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
         if self._accepting.resume_ms:
@@ -307,8 +315,10 @@ class NetworkWorker:
     def _add(self, transport: Transport, accepted: Accepted) -> None:
         """Add a connection that can be used: one with TLS has completed its handshake."""
         _, listener, peer = accepted
-        codec, inbox = codec_of(listener.protocol, self._config), Inbox(self._buffers)
-        session = ClientSession(principal_of(transport.subject) if transport.subject else ANONYMOUS)
+        mechanisms = self._logging_in.mechanisms if listener.sasl else ()
+        login_by_ms = self._turn.now_ms + self._config.security.login_ms_max if listener.sasl else 0
+        codec, inbox = codec_of(listener.protocol, self._config, mechanisms=mechanisms), Inbox(self._buffers)
+        session = ClientSession(principal_of(transport.subject) if transport.subject else ANONYMOUS, login_by_ms)
         connection = Connection(transport, listener, peer, codec, inbox, session)
         self._connections.add(connection)
         if transport.pending:
@@ -339,6 +349,8 @@ class NetworkWorker:
         self._connections.check_timeouts()
         self._handshakes.check_timeouts()
         self._producing.check_timeouts()
+        self._producing.recall_expired()
+        self._logging_in.check_timeouts()
         count = len(self._connections.by_fd) + self._handing_over.count
         limits = self._accepting.limits(count, self._partitions.descriptors_max)
         if limits != self._limits:

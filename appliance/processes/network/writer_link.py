@@ -260,6 +260,11 @@ class WriterLink:
         if self._handed_over and self.channel is not None:
             self._send(("recall",))
 
+    def recall_expired(self, now_ms: int) -> None:
+        """As :meth:`recall`, when the session of one of them is over; the others will be handed over again."""
+        if any(0 < handed_over.session.deadline_ms < now_ms for handed_over in self._handed_over.values()):
+            self.recall()
+
     # ---- messages of the writer
 
     def receive(self) -> tuple[list[tuple[AppendRequest, Answer]], Returned | None]:

@@ -39,6 +39,7 @@ DELETE_ACLS: Final = 31
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 DESCRIBE_LOG_DIRS: Final = 35
+SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
 ELECT_LEADERS: Final = 43
@@ -49,6 +50,7 @@ OFFSET_DELETE: Final = 47
 DESCRIBE_CLIENT_QUOTAS: Final = 48
 ALTER_CLIENT_QUOTAS: Final = 49
 DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
+ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
@@ -79,6 +81,7 @@ APIS: Final[dict[int, Api]] = {
     SYNC_GROUP: Api("SyncGroup", 0, 5, 4),
     DESCRIBE_GROUPS: Api("DescribeGroups", 0, 5, 5),
     LIST_GROUPS: Api("ListGroups", 0, 5, 3),
+    SASL_HANDSHAKE: Api("SaslHandshake", 0, 1, 99),
     API_VERSIONS: Api("ApiVersions", 0, 4, 3),
     CREATE_TOPICS: Api("CreateTopics", 2, 7, 5),
     DELETE_TOPICS: Api("DeleteTopics", 1, 6, 4),
@@ -91,6 +94,7 @@ APIS: Final[dict[int, Api]] = {
     DESCRIBE_CONFIGS: Api("DescribeConfigs", 1, 4, 4),
     ALTER_CONFIGS: Api("AlterConfigs", 0, 2, 2),
     DESCRIBE_LOG_DIRS: Api("DescribeLogDirs", 1, 4, 2),
+    SASL_AUTHENTICATE: Api("SaslAuthenticate", 0, 2, 2),
     CREATE_PARTITIONS: Api("CreatePartitions", 0, 3, 2),
     DELETE_GROUPS: Api("DeleteGroups", 0, 2, 2),
     ELECT_LEADERS: Api("ElectLeaders", 0, 2, 2),
@@ -101,6 +105,7 @@ APIS: Final[dict[int, Api]] = {
     DESCRIBE_CLIENT_QUOTAS: Api("DescribeClientQuotas", 0, 1, 1),
     ALTER_CLIENT_QUOTAS: Api("AlterClientQuotas", 0, 1, 1),
     DESCRIBE_USER_SCRAM_CREDENTIALS: Api("DescribeUserScramCredentials", 0, 0, 0),
+    ALTER_USER_SCRAM_CREDENTIALS: Api("AlterUserScramCredentials", 0, 0, 0),
     DESCRIBE_CLUSTER: Api("DescribeCluster", 0, 1, 0),
     DESCRIBE_PRODUCERS: Api("DescribeProducers", 0, 0, 0),
     DESCRIBE_TRANSACTIONS: Api("DescribeTransactions", 0, 0, 0),
@@ -112,5 +117,5 @@ APIS: Final[dict[int, Api]] = {
 ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.version_max) for key, api in APIS.items()}
 """API key → (lowest, highest version), for the reply to ApiVersions."""
 
-SERVED_BY_WORKERS: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, API_VERSIONS})
+SERVED_BY_WORKERS: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE})
 """Answered by the network worker; all others are forwarded to the coordinator (``forwarded.py``)."""

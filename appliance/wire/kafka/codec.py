@@ -7,8 +7,7 @@ version is answered in the layout of version 0, with error 35 and our table, so 
 
 (from 3 on with a compact count, and tagged fields at the ``}`` and at the end).
 
-SaslHandshake is not served.  Clients that are configured for SASL send it anyway.  They get ILLEGAL_SASL_STATE, as from
-a Kafka listener without SASL, instead of a closed connection.
+A connection that has to log in begins with a :class:`KafkaLoginCodec`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,29 @@ from ..requests import (
     FileRange,
     Forwarded,
     Local,
+    Login,
+    LoginReply,
     Offsets,
     OffsetsResult,
     Produce,
     ProduceResult,
     Request,
 )
-from . import fetch, list_offsets, produce
-from .apis import ADVERTISED, API_VERSIONS, APIS, FETCH, LIST_OFFSETS, OFFSET_COMMIT, PRODUCE, SASL_HANDSHAKE
+from . import fetch, list_offsets, produce, sasl
+from .apis import (
+    ADVERTISED,
+    API_VERSIONS,
+    APIS,
+    FETCH,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+)
 from .primitives import skip_tags
 
-ILLEGAL_SASL_STATE: Final = 34
+LOGIN_FRAME_BYTES_MAX: Final = 2 * sasl.MESSAGE_BYTES_MAX
 COMMITS: Final = "commit"
 """OffsetCommits of one connection overlap: the coordinator keeps those of one partition in order."""
 _HEADER = struct.Struct(">hhih")
@@ -44,7 +55,7 @@ assert _HEADER.size == 10
 
 
 class KafkaCodec:
-    """Implements :class:`appliance.wire.requests.Codec`.  Has no state: one codec serves all connections."""
+    """Implements :class:`appliance.wire.requests.Codec`.  Has no state."""
 
     __slots__ = ("_forwarded_bytes_max", "_parts_max", "first_bytes_max")
 
@@ -69,6 +80,8 @@ class KafkaCodec:
             if key == FETCH:
                 position = _body(frame, client_id_size, version >= fetch.FLEXIBLE_FROM)
                 return fetch.decode(frame, position, correlation_id, version, parts_max)
+            if key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+                return sasl.decode(frame, _body(frame, client_id_size, False), key, correlation_id, version)
             if key == LIST_OFFSETS:
                 position = _body(frame, client_id_size, version >= list_offsets.FLEXIBLE_FROM)
                 return list_offsets.decode(frame, position, correlation_id, version, parts_max)
@@ -80,8 +93,6 @@ class KafkaCodec:
             return Forwarded(None, COMMITS if key == OFFSET_COMMIT else "")
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
-        elif key == SASL_HANDSHAKE:
-            reply = _SASL_REFUSAL
         else:
             raise ProtocolFault(f"Kafka API {key} version {version} is not served: see ApiVersions")
         return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply)
@@ -100,6 +111,31 @@ class KafkaCodec:
 
     def encode_offsets(self, request: Offsets, results: list[OffsetsResult]) -> bytes:
         return list_offsets.encode(request, results)
+
+    def encode_login(self, request: Login, reply: LoginReply) -> bytes:
+        return sasl.encode(request, reply)
+
+
+class KafkaLoginCodec(KafkaCodec):
+    """The codec of a connection until its client is logged in: frames are small, and may be raw tokens."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.first_bytes_max = min(self.first_bytes_max, LOGIN_FRAME_BYTES_MAX)
+        self._raw = False
+
+    def decode(self, frame: memoryview) -> Request:
+        return Login(None, None, bytes(frame)) if self._raw else super().decode(frame)
+
+    def encode_login(self, request: Login, reply: LoginReply) -> bytes:
+        if request.context is None:
+            self._raw = not (reply.over or reply.error)
+            return sasl.encode_raw(reply)
+        key, _, version = request.context
+        self._raw = key == SASL_HANDSHAKE and version == 0 and not reply.error
+        return super().encode_login(request, reply)
 
 
 def _body(frame: memoryview, client_id_size: int, flexible: bool) -> int:
@@ -121,5 +157,3 @@ _API_VERSIONS: Final = {
     version: _api_versions_reply(version, 0) for version in range(APIS[API_VERSIONS].version_max + 1)
 }
 _API_VERSIONS_UNKNOWN: Final = _api_versions_reply(0, UnsupportedVersion.code)
-_SASL_REFUSAL: Final = struct.pack(">hi", ILLEGAL_SASL_STATE, 0)
-"""Error and an empty list of mechanisms."""

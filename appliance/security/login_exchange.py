@@ -29,6 +29,11 @@ PLAIN: Final = "PLAIN"
 ALL_MECHANISMS: Final = (*MECHANISMS, PLAIN)
 
 
+def parse_mechanisms(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(","))
+
+
 class State(enum.Enum):
     NEW = enum.auto()
     CHOSEN = enum.auto()
@@ -72,6 +77,7 @@ class Exchange:
         """
         self._expect(State.NEW)
         if mechanism not in self._mechanisms:
+            self.state = State.FAILED
             raise UnknownMechanism(f"no mechanism {mechanism!r:.50} here: use one of {', '.join(self._mechanisms)}")
         self.mechanism = mechanism
         if mechanism in MECHANISMS:
