@@ -95,7 +95,7 @@ def test_every_kafka_api_has_its_row() -> None:
 
 
 def test_every_native_request_and_verb_has_its_row() -> None:
-    requests = {"produce", "fetch", "offsets of partitions", "metadata", "hello"}
+    requests = {"produce", "fetch", "offsets of partitions", "metadata", "hello", "login"}
     assert requests | native_admin.VERBS.keys() == NATIVE_RIGHTS.keys()
 
 

@@ -27,6 +27,7 @@ from . import (
     pipeline_commands,
     service_commands,
     topics_commands,
+    users_commands,
 )
 from .demo import command as demo_command
 from .ending import Ended
@@ -99,6 +100,7 @@ service_commands.register(app)
 data_commands.register(app)
 app.add_typer(topics_commands.app, name="topics", rich_help_panel="Topics and groups")
 app.add_typer(groups_commands.app, name="groups", rich_help_panel="Topics and groups")
+app.add_typer(users_commands.app, name="users", rich_help_panel="Who may do what")
 app.add_typer(pipeline_commands.app, name="pipeline", rich_help_panel="Topics and groups")
 app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")

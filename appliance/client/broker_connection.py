@@ -11,8 +11,9 @@ So one system call sends many requests, and one receives many replies.  A large 
 buffer of its own size; callers get a memoryview of it.
 
 Replies arrive in the order of the requests; a correlation id out of order raises
-:class:`~appliance.errors.ProtocolFault`.  The constructor posts the hello that opens a connection.  Its reply is
-handled here; callers never see it.
+:class:`~appliance.errors.ProtocolFault`.  The constructor posts the hello that opens a connection, and a login follows
+it where the listener wants one.  Their replies are handled here; callers never see them.  What is posted before waits
+until the login is over.
 
 Not thread-safe: an owner that is shared between threads holds its own lock.  A connection must not cross a ``fork``:
 each of the processes would read replies of the other.
@@ -36,10 +37,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..addresses import Listener, parse_addresses, parse_listeners, unix_path
-from ..errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, from_code
+from ..errors import BadValue, BrokerAway, LoginOutOfOrder, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, split
-from ..wire.native import HELLO, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
+from ..wire.native import HELLO, LOGIN, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
 from ..wire.sockets import set_options, short_path
+from .client_login import ClientLogin, LoginSteps
 from .tls_socket import TlsSocket
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -87,8 +89,21 @@ class Connection:
     ``connecting`` ends with the handshake of TLS, if there is one.
     """
 
-    def __init__(self, address: Address, *, client_name: str = "", tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_name: str = "",
+        tls: ssl.SSLContext | None = None,
+        login: ClientLogin | None = None,
+    ) -> None:
+        """``login``: who to log in as; None where the listener wants no login."""
         self.address = address
+        self.greeted = False
+        """Whether requests are answered: the peer has answered the hello, and the login is over."""
+        self._login = login
+        self._steps: LoginSteps | None = None
+        """The login in progress."""
         self.broker_id = -1
         self.frame_bytes_max = 0
         """Largest frame that the peer accepts; 0 until it has answered the hello."""
@@ -97,6 +112,8 @@ class Connection:
         self.awaited: deque[int] = deque()
         """Correlation ids of the requests without a reply, in order."""
         self._out: deque[bytes | memoryview] = deque()
+        self._posted = self._out
+        """Where requests are queued: apart from ``_out`` until the login is over."""
         self._correlation = 0
         self._partial = b""
         self._large: bytearray | None = None
@@ -108,8 +125,10 @@ class Connection:
         """Whether there is a connection, with its handshake or without."""
         self.connecting = self.connecting or self._tls is not None
         hello = self._next_correlation()
-        self._enqueue([encode_frame([HELLO, hello, MAGIC, VERSION, client_name])])
+        self._enqueue(self._out, encode_frame([HELLO, hello, MAGIC, VERSION, client_name]))
         self.awaited.append(hello)
+        if login is not None:
+            self._posted = deque()
 
     def __repr__(self) -> str:
         return f"<Connection to {self}>"
@@ -121,14 +140,10 @@ class Connection:
         return self._socket.fileno()
 
     @property
-    def greeted(self) -> bool:
-        return self.frame_bytes_max > 0
-
-    @property
     def wants_write(self) -> bool:
         if self.connecting and self._reached and self._tls is not None:
             return self._tls.wants_write
-        return self.connecting or self.out_bytes > 0
+        return self.connecting or bool(self._out)
 
     def close(self) -> None:
         self._socket.close()
@@ -145,7 +160,7 @@ class Connection:
     def post(self, api: int, *arguments: Any) -> int:
         """Queue one request; :meth:`flush` sends it."""
         correlation = self._next_correlation()
-        self._enqueue([encode_frame([api, correlation, *arguments])])
+        self._enqueue(self._posted, encode_frame([api, correlation, *arguments]))
         self.awaited.append(correlation)
         return correlation
 
@@ -153,8 +168,8 @@ class Connection:
         """Queue one produce request."""
         correlation = self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         front = head.frame(correlation, len(encoded))
-        self._out.append(front)
-        self._out.append(encoded)
+        self._posted.append(front)
+        self._posted.append(encoded)
         self.out_bytes += len(front) + len(encoded)
         if expects_reply:
             self.awaited.append(correlation)
@@ -192,10 +207,9 @@ class Connection:
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         return self._correlation
 
-    def _enqueue(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self._out += pieces
-        for piece in pieces:
-            self.out_bytes += len(piece)
+    def _enqueue(self, queue: deque[bytes | memoryview], frame: bytes) -> None:
+        queue.append(frame)
+        self.out_bytes += len(frame)
 
     # Receiving
 
@@ -264,9 +278,48 @@ class Connection:
             replies.append(Reply(header, frame[start:]))
             return
         if header[1]:
-            raise from_code(header[1], about=f"{self} refuses the connection")
+            raise from_code(header[1], header[2] if self._steps else "", about=f"{self} refuses the connection")
+        if self._steps is not None:
+            self._go_on_with_login(self._steps.next(header[3], header[5]))
+            return
         self.broker_id = header[3]
         self.frame_bytes_max = header[4].get("frame_bytes_max", 0) or REPLY_BYTES_MAX
+        self._begin_login(header[4].get("mechanisms", []))
+
+    # Logging in
+
+    def _begin_login(self, mechanisms: Sequence[str]) -> None:
+        """Begin the login that the listener wants; nothing when it wants none.
+
+        Raises:
+            LoginOutOfOrder: only one of the two sides wants a login.
+        """
+        if self._login is None:
+            if mechanisms:
+                raise LoginOutOfOrder(f"{self} wants a login: begin the address with SASL_SSL:// or SASL_PLAINTEXT://")
+            self.greeted = True
+        elif not mechanisms:
+            raise LoginOutOfOrder(f"{self} has no login: begin the address with SSL://, or with no protocol")
+        else:
+            self._steps = self._login.begin(mechanisms)
+            self._post_login(self._steps.mechanism, self._steps.first())
+
+    def _go_on_with_login(self, message: bytes | None) -> None:
+        if message is not None:
+            self._post_login(None, message)
+            return
+        self._steps = None
+        self.greeted = True
+        self._out += self._posted
+        self._posted = self._out
+        self.flush()
+
+    def _post_login(self, mechanism: str | None, message: bytes) -> None:
+        """Send a message of the login, before all that was posted."""
+        correlation = self._next_correlation()
+        self._enqueue(self._out, encode_frame([LOGIN, correlation, mechanism, message]))
+        self.awaited.appendleft(correlation)
+        self.flush()
 
     # Blocking
 

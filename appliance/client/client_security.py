@@ -5,8 +5,11 @@ What is not given comes from the environment, as with libpq, so that commands an
     APPLIANCE_CA             ca             PEM file of the authorities that sign certificates of appliances
     APPLIANCE_CERTIFICATE    certificate    PEM file of this client's own certificate, for mTLS
     APPLIANCE_KEY            key            PEM file of its private key, 0600
+    APPLIANCE_USER           user           the user to log in as
+    APPLIANCE_PASSWORD_FILE  password_file  file whose first line is the password, 0600
 
-They are used with bootstrap addresses that begin with ``SSL://`` or ``SASL_SSL://``.
+The first three are used with bootstrap addresses that begin with ``SSL://`` or ``SASL_SSL://``, the others with
+``SASL_SSL://`` or ``SASL_PLAINTEXT://``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..errors import BadValue
-from ..security.secret_files import check_secret_file
+from ..security.secret_files import check_secret_file, read_password
+from .client_login import ClientLogin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +31,25 @@ class ClientSecurity:
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    user: str = ""
+    password_file: str = ""
 
     @staticmethod
     def of_environment() -> ClientSecurity:
         given = {field.name: os.environ.get(f"APPLIANCE_{field.name.upper()}", "") for field in fields(ClientSecurity)}
         return ClientSecurity(**given)
+
+    def login(self) -> ClientLogin:
+        """The login of connections that need one.
+
+        Raises:
+            BadValue: there is no user, or its password cannot be read.
+        """
+        if not self.user or not self.password_file:
+            raise BadValue(
+                "SASL_SSL:// and SASL_PLAINTEXT:// need a user: give APPLIANCE_USER and APPLIANCE_PASSWORD_FILE"
+            )
+        return ClientLogin(self.user, read_password(Path(self.password_file), "password file"))
 
     def context(self) -> ssl.SSLContext:
         """The context of connections with TLS.

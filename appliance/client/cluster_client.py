@@ -64,7 +64,9 @@ class Cluster:
         """``security``: by default that of the environment."""
         listeners = parse_bootstrap(bootstrap)
         self._addresses = [address_of(one) for one in listeners]
-        self._tls = (security or ClientSecurity.of_environment()).context() if listeners[0].tls else None
+        security = security or ClientSecurity.of_environment()
+        self._tls = security.context() if listeners[0].tls else None
+        self._login = security.login() if listeners[0].sasl else None
         self.client_name = client_name or f"python-{os.getpid()}"
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
@@ -227,7 +229,7 @@ class Cluster:
         Raises:
             BrokerAway: connecting failed at once.
         """
-        return Connection(address, client_name=self.client_name, tls=self._tls)
+        return Connection(address, client_name=self.client_name, tls=self._tls, login=self._login)
 
     def connect(self, address: Address) -> Connection:
         """Open a connection and wait for the reply to its hello."""

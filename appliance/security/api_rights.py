@@ -132,6 +132,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "offsets of partitions": _each(_O.DESCRIBE, _TOPIC),
     "metadata": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "hello": _FREE,
+    "login": _FREE,
     "create_topic": _CREATE,
     "ensure_topic": (Right(_O.DESCRIBE, _TOPIC, How.EACH), *_CREATE),
     "alter_topic": (Right(_O.ALTER_CONFIGS, _TOPIC, How.EACH), Right(_O.ALTER, _TOPIC, How.EACH)),
@@ -144,6 +145,9 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "offsets": (Right(_O.DESCRIBE, _GROUP, How.WHOLE), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "commit": (Right(_O.READ, _GROUP, How.WHOLE), Right(_O.READ, _TOPIC, How.WHOLE)),
     "delete_offsets": (Right(_O.DELETE, _GROUP, How.WHOLE), Right(_O.READ, _TOPIC, How.WHOLE)),
+    "users": _cluster(_O.DESCRIBE),
+    "put_user": _cluster(_O.ALTER),
+    "delete_user": _cluster(_O.ALTER),
     "zookeeper_login": _cluster(_O.CLUSTER_ACTION),
 }
 """By the name of the request (``wire/native.py``) or of the admin verb (``wire/native_admin.py``)."""

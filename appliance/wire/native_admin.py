@@ -15,6 +15,9 @@
     offsets         {group}                               [[topic, partition, offset]]
     commit          {group, offsets: [[t, p, offset]]}    nil; stores all that is not refused
     delete_offsets  {group, partitions?: [[t, p]]}        nil; without partitions: the whole group
+    users           {}                                    [{name, mechanisms: {mechanism: iterations}}]
+    put_user        {name, verifiers, new}                nil; replaces all verifiers of the user
+    delete_user     {name}                                nil
     zookeeper_login {}                                    {scheme, user, password} for members of native groups, who
                                                           register in ZooKeeper themselves; {}: it is open
 
@@ -29,6 +32,9 @@ A topic's ``settings`` are those in force; ``own`` are those set for this topic.
 members, native or kafka, "" without any; its ``state`` is stable, rebalancing or empty.  Values that are not known now
 (a partition is not readable, its broker does not answer) are nil.  An owned partition without a committed offset has
 the lag of its whole log.
+
+``verifiers``: mechanism → text, as Kafka keeps it (``security/scram.py``); the client computes it, so no password comes
+here.  ``new``: the user must not exist; else it must.
 
 Errors: any :class:`~appliance.errors.ApplianceError` is answered with its code and message; wrong arguments are an
 ``InvalidRequest``; a frame of the wrong shape closes the connection.
@@ -94,6 +100,16 @@ class DeleteOffsets(msgspec.Struct, forbid_unknown_fields=True):
     forwarded: bool = False
 
 
+class PutUser(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    verifiers: Annotated[dict[Name, Name], Meta(min_length=1, max_length=2)]
+    new: bool
+
+
+class OneUser(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
@@ -111,6 +127,9 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "offsets": OneGroup,
     "commit": CommitOffsets,
     "delete_offsets": DeleteOffsets,
+    "users": Nothing,
+    "put_user": PutUser,
+    "delete_user": OneUser,
     "zookeeper_login": Nothing,
 }
 """The type of the arguments of each verb."""

@@ -20,6 +20,8 @@ from ...groups.group_state import Group, State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
 from ...security.principals import Origin
+from ...security.scram import decode_verifier
+from ...security.user_changes import drop_verifiers, set_verifiers
 from ...wire import native, native_admin
 from ...wire.native_admin import (
     AlterTopic,
@@ -30,6 +32,8 @@ from ...wire.native_admin import (
     Nothing,
     OneGroup,
     OneTopic,
+    OneUser,
+    PutUser,
 )
 from ...zookeeper import login
 from .measuring import Measured, Measurements
@@ -82,6 +86,9 @@ class NativeApi:
             "offsets": self._offsets,
             "commit": self._commit,
             "delete_offsets": self._delete_offsets,
+            "users": self._list_users,
+            "put_user": self._put_user,
+            "delete_user": self._delete_user,
             "zookeeper_login": self._zookeeper_login,
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
@@ -150,6 +157,26 @@ class NativeApi:
 
     async def _zookeeper_login(self, wanted: Nothing) -> dict[str, str]:
         return login.to_wire(self._broker.zookeeper_login)
+
+    # ---- users
+
+    async def _list_users(self, wanted: Nothing) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "mechanisms": {mechanism: one.iterations for mechanism, one in sorted(verifiers.items())}}
+            for name, verifiers in sorted(self._broker.security.users.items())
+        ]
+
+    async def _put_user(self, wanted: PutUser) -> None:
+        verifiers = {}
+        for mechanism, text in wanted.verifiers.items():
+            try:
+                verifiers[mechanism] = decode_verifier(mechanism, text)
+            except ValueError as error:
+                raise InvalidRequest(f"user {wanted.name!r}: {error}") from None
+        await self._broker.alter_security(set_verifiers(wanted.name, verifiers, new=wanted.new))
+
+    async def _delete_user(self, wanted: OneUser) -> None:
+        await self._broker.alter_security(drop_verifiers(wanted.name))
 
     # ---- groups
 
