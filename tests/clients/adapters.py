@@ -35,6 +35,8 @@ BATCH = 10
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 DEADLINE_S = 60.0
 GO = os.environ.get("GO") or shutil.which("go") or "/usr/local/go/bin/go"
+SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Options for a Java that runs for seconds: it would spend a third of them in its second compiler."""
 KAFKA_JARS = os.environ.get("KAFKA_JARS", "")
 """A directory with kafka-clients, kafka-tools and what they need; without it they are fetched with Maven."""
 
@@ -392,7 +394,7 @@ def java_classpath() -> str:
     return path
 
 
-JAVA_OPTIONS = ["-Xmx256m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+JAVA_OPTIONS = ["-Xmx256m", *SHORT_LIVED, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 
 
 def java(main: str, *arguments: str) -> str:

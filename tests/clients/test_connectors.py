@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from .adapters import DEADLINE_S, PROGRAMS, compiled, confluent_events, jars, new_topic, run
+from .adapters import DEADLINE_S, PROGRAMS, SHORT_LIVED, compiled, confluent_events, jars, new_topic, run
 from .conftest import Broker
 
 LINES = 3_000
@@ -40,6 +40,7 @@ def flink() -> list[str]:
     return [
         "java",
         "-Xmx512m",
+        *SHORT_LIVED,
         *opened,
         "-cp",
         compiled("flink-job", "Flink.java", f"{jars('flink', FLINK)}/*"),

@@ -19,11 +19,16 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_lived_java() -> None:
+    """Every Java of these tests, in this process and below it, does without the second compiler: it runs too short."""
+    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.SparkSession]:
     from appliance.spark.spark_session import build_session
 
-    os.environ["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # the first of two compilers is enough for a test
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it says goodbye when pytest's streams are closed already
     session = build_session(
         "tests",
