@@ -69,6 +69,8 @@ class GroupClaims:
     ``coordinates``: whether this broker coordinates a group, by the brokers that live; ``new_epoch``: a text never used
     again; ``has_members``: whether a group has members at our Kafka listener.  ``on_lost`` is called with a group whose
     claim is over, and dissolves it in the same step.
+
+    It has more than 20 methods, because each is one of these steps, or asks for the state.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ Raises:
 
 
 class Connections:
-    """All connections of one worker."""
+    """All connections of one worker.  It has more than 20 methods, because receiving and sending share its fields."""
 
     def __init__(self, turn: Turn, epoll: select.epoll, buffers: Buffers, limits: Network) -> None:
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
