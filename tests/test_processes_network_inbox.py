@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import ssl
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,12 @@ from hypothesis import strategies as st
 
 from appliance.errors import FrameTooLarge
 from appliance.processes.network.inbox import Buffers, Inbox
+from appliance.processes.tls_files import TlsFiles
+from appliance.security.configuration import Tls
 from appliance.shared.arena import BLOCK_BYTES, Extent
-from appliance.wire.transport import PlainTransport
+from appliance.wire.transport import PlainTransport, TlsTransport, Transport
+
+from .certificates import make_certificates
 
 FRAME_BYTES_MAX = 3 * BLOCK_BYTES
 ARENA_BYTES = 8 * BLOCK_BYTES
@@ -25,9 +31,11 @@ class Client:
         self.far, self.near = socket.socketpair()
         self.near.setblocking(False)
         self.far.setblocking(False)
+        self.transport: Transport = PlainTransport(self.near)
         self.inbox = Inbox(buffers, received)
         self.unsent = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)[len(received) :]
         self.taken: list[bytes] = []
+        self.waits = False
 
     def send(self, count: int) -> None:
         if self.unsent:
@@ -40,7 +48,7 @@ class Client:
         """As a worker does: receive, take some of the whole frames, leave the others, settle."""
         inbox = self.inbox
         inbox.starved = False
-        assert inbox.receive(PlainTransport(self.near))
+        assert inbox.receive(self.transport)
         stalled = False
         if not inbox.starved:
             for number, (start, stop) in enumerate(inbox.frames(FRAME_BYTES_MAX, FRAME_BYTES_MAX)):
@@ -54,11 +62,48 @@ class Client:
                     inbox.extent.hold()
                     held.append(inbox.extent)
             inbox.release_parsed(now_ms, stalled)
+        self.waits = stalled or inbox.starved
 
     def close(self) -> None:
         self.far.close()
         self.near.close()
         self.inbox.clear()
+
+
+class TlsClient(Client):
+    """A client with TLS.  As in a worker, it is read when epoll or the transport report something."""
+
+    def __init__(self, buffers: Buffers, frames: list[bytes], contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+        super().__init__(buffers, frames)
+        near, far = TlsTransport(self.near, contexts[0]), TlsTransport(self.far, contexts[1], "localhost")
+        self.transport, self.sending = near, far
+        connected = greeted = False
+        while not (connected and greeted):
+            greeted = greeted or far.handshake()
+            connected = connected or near.handshake()
+
+    def send(self, count: int) -> None:
+        if self.unsent:
+            try:
+                self.unsent = self.unsent[self.sending.send(self.unsent[:count]) :]
+            except BlockingIOError:
+                pass
+
+    def turn(self, buffers: Buffers, may_take: int, held: list[Extent], now_ms: int) -> None:
+        poll = select.poll()
+        poll.register(self.near, select.POLLIN)
+        if self.waits or self.transport.pending or poll.poll(0):
+            super().turn(buffers, may_take, held, now_ms)
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Those of a server and of its clients."""
+    directory = tmp_path_factory.mktemp("certificates")
+    for arguments in (("ca",), ("server", "localhost")):
+        make_certificates(directory, *arguments)
+    serving = TlsFiles(Tls(certificate=f"{directory}/server.pem", key=f"{directory}/server.key")).context
+    return serving, ssl.create_default_context(cafile=f"{directory}/ca.pem")
 
 
 sizes = st.sampled_from((0, 1, 5, 1_000, BLOCK_BYTES - 4, BLOCK_BYTES, 2 * BLOCK_BYTES, FRAME_BYTES_MAX))
@@ -103,6 +148,39 @@ def test_every_stream_is_whole(
         client.close()
     assert (buffers.private_bytes, buffers.arena.used_bytes) == (0, 0)
     assert not buffers.holders and not buffers.unfinished
+
+
+@given(
+    streams=st.lists(st.lists(sizes, max_size=5), min_size=1, max_size=4),
+    steps=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 200_000), st.integers(0, 3), st.booleans()), max_size=40
+    ),
+)
+def test_every_stream_is_whole_over_tls(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    streams: list[list[int]],
+    steps: list[tuple[int, int, int, bool]],
+) -> None:
+    """Goal: no byte stays in a transport unseen, wherever the inbox keeps its bytes."""
+    buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), PRIVATE_BYTES_MAX)
+    frames = [[bytes([index + 1]) * size for size in stream] for index, stream in enumerate(streams)]
+    clients = [TlsClient(buffers, some, contexts) for some in frames]
+    held: list[Extent] = []
+    for now_ms, (who, count, may_take, answers) in enumerate(steps, 1):
+        client = clients[who % len(clients)]
+        client.send(count)
+        client.turn(buffers, may_take, held, now_ms)
+        while answers and held:
+            held.pop().drop()
+    for now_ms in range(1_000, 1_400):
+        for client in clients:
+            client.send(200_000)
+            client.turn(buffers, 10, held, now_ms)
+            while held:
+                held.pop().drop()
+    assert [client.taken for client in clients] == frames
+    for client in clients:
+        client.close()
 
 
 def test_a_frame_that_is_too_large_is_refused_wherever_its_size_is() -> None:
