@@ -3,7 +3,9 @@
     import appliance.spark
     lines = spark.read.format("appliance").option("subscribe", "logs").load()
 
-Importing this package registers the format with the active session; :func:`register` does so for a later one.
+Importing this package registers the format with the active session; :func:`register` does so for a later one.  The
+import also lets Spark's Python workers run in this Python, unless something else is set: Spark itself takes the first
+``python3`` of PATH, which is another one in a virtual environment that is not activated.
 
 Reading order: ``options``, ``stream_offsets`` (pure), ``arrow`` (bytes to rows), ``access`` (requests to appliances),
 ``source``, ``sink``, ``spark_session``.
@@ -11,18 +13,49 @@ Reading order: ``options``, ``stream_offsets`` (pure), ``arrow`` (bytes to rows)
 
 from __future__ import annotations
 
+import os
+import sys
+
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from .source import ApplianceSource
+from .stream_offsets import behind_latest
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Register the format "appliance" with ``spark``."""
-    spark.dataSource.register(ApplianceSource)
+    """Register the format "appliance" with ``spark``, for as many tasks at a time as its executors have cores."""
+    # A class of __main__ travels by value, with its attributes; others are imported by name where they arrive.
+    known = {"cores": parallelism(spark), "__module__": "__main__"}
+    spark.dataSource.register(type("ApplianceSource", (ApplianceSource,), known))
     return spark
 
 
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at a time: on the executors that are there, or that are asked for."""
+    try:
+        context = spark.sparkContext
+    except PySparkException:  # a session of Spark Connect does not know
+        return ApplianceSource.cores
+    conf = context.getConf()
+    each = int(conf.get("spark.executor.cores", "1") or 1)
+    wanted = int(conf.get("spark.executor.instances", "0") or 0) * each
+    return max(context.defaultParallelism, wanted, 1)
+
+
+def _use_this_python() -> None:
+    """Lets Python workers run in this Python, unless PYSPARK_PYTHON or spark-submit chooses another one."""
+    if os.environ.get("PYSPARK_PYTHON") or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    context = SparkContext._active_spark_context
+    if context is not None and str(context.master).startswith("local"):
+        context.pythonExec = sys.executable
+
+
+_use_this_python()
 if (_active := SparkSession.getActiveSession()) is not None:
     register(_active)
 
-__all__ = ["ApplianceSource", "register"]
+__all__ = ["ApplianceSource", "behind_latest", "register"]

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .. import status
-from ..client.broker_connection import Connection
+from ..addresses import PLAINTEXT, parse_addresses
+from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
 from ..client.cluster_client import Cluster
 from ..errors import (
     ApplianceError,
+    BadValue,
     CorruptBatch,
     CorruptLog,
     OffsetOutOfRange,
@@ -46,6 +48,8 @@ PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
 FETCH_WAIT_MS_MAX: Final = 500
 REQUEST_TIMEOUT_S: Final = 30.0
+LISTENER_S: Final = 1.0
+"""How long to wait for the answer that shows which protocol a listener has."""
 
 Result = TypeVar("Result")
 
@@ -117,7 +121,18 @@ class Access:
                 return ask()
             except Unavailable as error:
                 self.close()
+                self._check_listener()
                 patience.pause(error)
+
+    def _check_listener(self) -> None:
+        """Raises BadValue if this is the Kafka listener, with which waiting does not help."""
+        for one in parse_bootstrap(self._arguments[0]):
+            plain = one.security == PLAINTEXT and not one.unix
+            if plain and speaks_kafka(parse_addresses(one.address)[0], LISTENER_S):
+                raise BadValue(
+                    f"{one.address} is the Kafka listener of an appliance, or a Kafka broker. This source "
+                    "reads through the native listener, by default port 9091: `appliance status` shows its address"
+                )
 
     def connection(self, broker_id: int) -> Connection:
         found = self._connections.get(broker_id)

@@ -1,8 +1,9 @@
 """Parses and checks the options of the data source: the names and rules of Spark's Kafka connector.
 
 Spark passes options as text under case-insensitive names.  An unknown name is an error that offers the nearest known
-one, so a typo cannot silently mean the default.  For options of the connector that have no meaning here, the error
-names the option to use instead.
+one, so a typo cannot silently mean the default.  Options of the connector that mean the same as one here are taken
+under its name, too (SAME).  For those that have no meaning here, the error names the option to use instead (INSTEAD).
+README.md has both as a table.
 
 A :class:`Bound` is where a read starts or ends: ``earliest``, ``latest``, a time, or an offset or time for each
 partition (offsets are bytes of the partition's log; -2 is earliest, -1 latest; times are ms since 1970).  A time wins
@@ -16,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..client.broker_connection import parse_bootstrap
 from ..errors import BadValue, UnknownKey
@@ -27,17 +28,48 @@ from ..wire.requests import EARLIEST, LATEST
 Value = TypeVar("Value")
 Default = TypeVar("Default")
 
-_INSTEAD = {
-    "kafka.bootstrap.servers": "bootstrap.servers, with the address of the native listener",
-    "maxoffsetspertrigger": "maxBytesPerTrigger: offsets are bytes here",
-    "minoffsetspertrigger": "the trigger's processingTime: offsets are bytes here",
-    "group.id": "no group: Spark's checkpoint keeps the offsets",
-    "kafka.group.id": "no group: Spark's checkpoint keeps the offsets",
-    "enable.auto.commit": "nothing: Spark's checkpoint keeps the offsets",
-    "kafka.enable.auto.commit": "nothing: Spark's checkpoint keeps the offsets",
+SAME: Final = {
+    "kafka.bootstrap.servers": "bootstrap.servers",
+    "kafka.acks": "acks",
+    "kafka.batch.size": "batchBytes",
+    "kafka.compression.type": "compression",
+    "kafka.delivery.timeout.ms": "retryTimeoutMs",
+    "kafka.max.partition.fetch.bytes": "fetchBytes",
+    "kafkaConsumer.pollTimeoutMs": "retryTimeoutMs",
+}
+"""Options of Spark's Kafka connector that mean the same as an option here."""
+_NO_GROUP = "no group: Spark's checkpoint keeps the offsets"
+_BYTES = "nothing: keys and values are bytes; convert them with cast, from_json or from_avro"
+_AVOWED = "nothing: what acks=all has written is written once, also when it is retried"
+_SECURITY = "the protocol in bootstrap.servers, as SSL://host:9091, and the environment of the client (client_security)"
+INSTEAD: Final = {
+    "maxOffsetsPerTrigger": "maxBytesPerTrigger: offsets are bytes here",
+    "minOffsetsPerTrigger": "the trigger's processingTime: offsets are bytes here",
+    "maxTriggerDelay": "the trigger's processingTime",
+    "maxRecordsPerPartition": "maxBytesPerPartition",
+    "fetchOffset.numRetries": "retryTimeoutMs, the time for all attempts together",
+    "fetchOffset.retryIntervalMs": "retryTimeoutMs, the time for all attempts together",
+    "groupIdPrefix": _NO_GROUP,
+    "group.id": _NO_GROUP,
+    "kafka.group.id": _NO_GROUP,
+    "enable.auto.commit": _NO_GROUP,
+    "kafka.enable.auto.commit": _NO_GROUP,
     "auto.offset.reset": "startingOffsets",
     "kafka.auto.offset.reset": "startingOffsets",
+    "kafka.key.deserializer": _BYTES,
+    "kafka.value.deserializer": _BYTES,
+    "kafka.key.serializer": _BYTES,
+    "kafka.value.serializer": _BYTES,
+    "kafka.enable.idempotence": _AVOWED,
+    "kafka.transactional.id": "txnAppId and txnVersion",
+    "kafka.isolation.level": "nothing: the source reads committed records only",
+    "kafka.linger.ms": "batchBytes",
+    "kafka.max.poll.records": "maxBytesPerTrigger",
+    "kafka.fetch.max.bytes": "fetchBytes",
+    "kafka.security.protocol": _SECURITY,
 }
+"""Options of the connector that have no meaning here, and what to do instead."""
+_PREFIXES = {"kafka.ssl.": _SECURITY, "kafka.sasl.": _SECURITY, "kafka.": "one of the options of this page"}
 _SPARK = {"path", "checkpointlocation", "queryname"}
 """Options that Spark adds itself."""
 
@@ -84,6 +116,7 @@ class SourceOptions:
     include_headers: bool
     fail_on_data_loss: bool
     min_partitions: int
+    split_partitions: bool
     partition_bytes_max: int
     trigger_bytes_max: int
     skip_corrupt: bool
@@ -112,6 +145,10 @@ class _Reader:
     def __init__(self, options: Mapping[str, str]) -> None:
         # Spark's dictionary has lost the case of the names.
         self._given = {name.lower(): value for name, value in options.items()}
+        for theirs, ours in SAME.items():
+            value = self._given.pop(theirs.lower(), None)
+            if value is not None and self._given.setdefault(ours.lower(), value) != value:
+                raise BadValue(f"options {theirs} and {ours} mean the same, and differ: give one")
         self._known: list[str] = []
 
     def has(self, name: str) -> bool:
@@ -133,11 +170,17 @@ class _Reader:
         for name in self._given:
             if name in known or name in _SPARK:
                 continue
-            if name in _INSTEAD:
-                raise UnknownKey(f"option {name!r} has no meaning here: use {_INSTEAD[name]}")
+            if instead := _instead(name):
+                raise UnknownKey(f"option {name!r} has no meaning here: use {instead}")
             near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"did you mean {known[near[0]]}?" if near else f"known: {', '.join(self._known)}"
             raise UnknownKey(f"unknown option {name!r}: {hint}")
+
+
+def _instead(name: str) -> str:
+    exact = {known.lower(): instead for known, instead in INSTEAD.items()}
+    prefixed = (instead for prefix, instead in _PREFIXES.items() if name.startswith(prefix))
+    return exact.get(name) or next(prefixed, "")
 
 
 def _flag(text: str) -> bool:
@@ -269,6 +312,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         include_headers=reader.take("includeHeaders", _flag, False),
         fail_on_data_loss=reader.take("failOnDataLoss", _flag, True),
         min_partitions=reader.take("minPartitions", _number(1), 0),
+        split_partitions=reader.take("splitPartitions", _flag, True),
         partition_bytes_max=reader.take("maxBytesPerPartition", _size, 512 * 1024 * 1024),
         trigger_bytes_max=reader.take("maxBytesPerTrigger", _size, 0),
         skip_corrupt=reader.take("corruptBatch", _one_of("fail", "skip"), "fail") == "skip",

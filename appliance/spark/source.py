@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -58,9 +58,10 @@ from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from .access import Access, Home
 from .arrow import Decoder
+from .even_batches import even
 from .options import Bound, SourceOptions, sink_options, source_options
 from .sink import BatchWriter, StreamWriter
-from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, ranges, split, to_json
+from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, pack, ranges, split, to_json
 
 HEADS_AGE_S_MAX: Final = 0.1
 COLUMNS: Final = StructType(
@@ -80,17 +81,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LogPartition(InputPartition):
-    """The range of one task.  ``home``: where its files are, if on this host."""
+    """The ranges of one task, each with the place of its files, if on this host."""
 
-    range: Range
-    home: Home | None
+    ranges: tuple[tuple[Range, Home | None], ...]
 
 
 class Planner:
     """Plans and reads ranges, for a batch or a stream.  Both readers have one and pickle it to tasks."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, cores: int) -> None:
         self.options = options
+        self._cores = cores
         self.access = Access(options.bootstrap, options.retry_timeout_ms)
 
     def keys(self) -> list[TopicPartition]:
@@ -127,15 +128,31 @@ class Planner:
         return {**found, **self.heads(later)}
 
     def tasks(self, wanted: list[Range]) -> list[LogPartition]:
-        cores = os.cpu_count() or 1
-        parts = split(wanted, self.options.min_partitions, cores, self.options.partition_bytes_max)
-        return [LogPartition(part, self._home(part)) for part in parts]
+        options = self.options
+        parts = wanted
+        if options.split_partitions:
+            parts = split(wanted, options.min_partitions, self._cores, options.partition_bytes_max)
+        groups = (
+            [(part,) for part in parts]
+            if options.min_partitions
+            else pack(parts, self._cores, options.partition_bytes_max)
+        )
+        return [LogPartition(tuple((part, self._home(part)) for part in group)) for group in groups]
 
     def _home(self, part: Range) -> Home | None:
         return self.access.home(part.topic, part.partition) if self.options.short_circuit else None
 
-    def read(self, task: LogPartition) -> Iterator[pa.RecordBatch]:
-        part, options = task.range, self.options
+    def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a task, in batches of even size."""
+        if not isinstance(task, LogPartition):
+            return  # pyspark 4.3 makes one of its own where there is nothing to read
+        try:
+            yield from even(batch for part, home in task.ranges for batch in self._read(part, home))
+        finally:
+            self.access.close()
+
+    def _read(self, part: Range, home: Home | None) -> Iterator[pa.RecordBatch]:
+        options = self.options
         decoder = Decoder(
             part.topic,
             part.partition,
@@ -144,12 +161,9 @@ class Planner:
             headers=options.include_headers,
             on_corrupt=_report if options.skip_corrupt else None,
         )
-        try:
-            pieces = self.access.read(part, task.home, options.fetch_bytes_max, options.fail_on_data_loss)
-            for start, data in pieces:
-                yield from decoder.decode(data, start)
-        finally:
-            self.access.close()
+        pieces = self.access.read(part, home, options.fetch_bytes_max, options.fail_on_data_loss)
+        for start, data in pieces:
+            yield from decoder.decode(data, start)
 
 
 def _complete(given: Mapping[TopicPartition, int], keys: Sequence[TopicPartition], name: str) -> None:
@@ -166,8 +180,8 @@ def _report(error: CorruptBatch) -> None:
 
 
 class BatchReader(DataSourceReader):
-    def __init__(self, options: SourceOptions) -> None:
-        self._planner = Planner(options)
+    def __init__(self, options: SourceOptions, cores: int) -> None:
+        self._planner = Planner(options, cores)
 
     def partitions(self) -> Sequence[LogPartition]:
         try:
@@ -192,7 +206,6 @@ class BatchReader(DataSourceReader):
         return ranges(start, end, earliest, latest, options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogPartition)
         return self._planner.read(partition)
 
 
@@ -203,8 +216,8 @@ class FilteringReader(BatchReader):
     ``spark.sql.python.filterPushdown.enabled`` is off, which is the default.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: SourceOptions, cores: int) -> None:
+        super().__init__(options, cores)
         self._first = 0
         self._end = 1 << 63
         self._only: dict[str, set[Any]] = {}
@@ -278,8 +291,8 @@ def _utc(value: datetime) -> datetime:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: SourceOptions) -> None:
-        self._planner = Planner(options)
+    def __init__(self, options: SourceOptions, cores: int) -> None:
+        self._planner = Planner(options, cores)
         self._initial: dict[str, Any] | None = None
         self._heads: tuple[float, Positions] = (0.0, {})
         self._target: Positions | None = None
@@ -346,7 +359,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- in a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogPartition)
         return self._planner.read(partition)
 
 
@@ -360,6 +372,9 @@ def _bytes_of(limit: ReadLimit) -> int:
 
 
 class ApplianceSource(DataSource):
+    cores: ClassVar[int] = os.cpu_count() or 1
+    """Tasks that run at a time.  :func:`~appliance.spark.register` sets it to what the cluster has."""
+
     @classmethod
     def name(cls) -> str:
         return "appliance"
@@ -371,11 +386,11 @@ class ApplianceSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(schema)
         options = source_options(self.options, streaming=False)
-        return FilteringReader(options) if options.push_filters else BatchReader(options)
+        return FilteringReader(options, self.cores) if options.push_filters else BatchReader(options, self.cores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check(schema)
-        return StreamReader(source_options(self.options, streaming=True))
+        return StreamReader(source_options(self.options, streaming=True), self.cores)
 
     def _check(self, schema: StructType) -> None:
         """Raises BadValue if the user gives another schema: nothing here converts bytes to other columns."""

@@ -16,7 +16,7 @@ records whose own offset lies in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -28,6 +28,8 @@ START: Final = "@start"
 """No topic can have this name."""
 SPLIT_BYTES_MIN: Final = 8 * 1024 * 1024
 """Smallest part into which a range is split only to keep all cores busy: starting a task costs more."""
+PACKED_MAX: Final = 128
+"""Most parts that one task reads, one after another."""
 
 Positions = dict[TopicPartition, int]
 
@@ -145,6 +147,49 @@ def ranges(
         if first < stop:
             found.append(Range(*key, first, stop, latest[key]))
     return found
+
+
+def pack(parts: Sequence[Range], tasks: int, bytes_max: int) -> list[tuple[Range, ...]]:
+    """Put small parts together, in their order, to about ``tasks`` groups of one size, of at most ``bytes_max``.
+
+    A group has at least SPLIT_BYTES_MIN, unless it has PACKED_MAX parts: each costs a request.
+    """
+    total = sum(each.end - each.first for each in parts)
+    target = min(bytes_max, max(SPLIT_BYTES_MIN, -(-total // max(1, tasks))))
+    groups: list[list[Range]] = []
+    filled = 0
+    for part in parts:
+        size = part.end - part.first
+        if not groups or filled + size > target or len(groups[-1]) >= PACKED_MAX:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += size
+    return [tuple(group) for group in groups]
+
+
+def behind_latest(progress: Mapping[str, Any]) -> dict[str, str]:
+    """How far a stream's sources are behind, in the metrics of Spark's Kafka connector.  Offsets are bytes here.
+
+    Args:
+        progress: a report of the query, as ``json.loads(query.lastProgress.json)``.
+
+    Empty where no source of this format has reported its latest offsets.
+    """
+    lags = []
+    for source in progress["sources"]:
+        end, latest = source.get("endOffset"), source.get("latestOffset")
+        if isinstance(end, dict) and isinstance(latest, dict):
+            reached = from_json(end)[0]
+            lags += [max(0, offset - reached.get(key, 0)) for key, offset in from_json(latest)[0].items()]
+    if not lags:
+        return {}
+    return {
+        "minOffsetsBehindLatest": str(min(lags)),
+        "maxOffsetsBehindLatest": str(max(lags)),
+        "avgOffsetsBehindLatest": str(sum(lags) / len(lags)),
+        "estimatedTotalBytesBehindLatest": str(sum(lags)),
+    }
 
 
 def split(whole: Iterable[Range], parts_min: int, cores: int, bytes_max: int) -> list[Range]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import appliance.spark
 from appliance.errors import BadValue, ConfigFault, UnknownKey
-from appliance.spark.options import Bound, Selection, sink_options, source_options
+from appliance.spark.options import INSTEAD, SAME, Bound, Selection, sink_options, source_options
 from appliance.wire.requests import EARLIEST, LATEST
 
 BATCH = {"subscribe": "logs"}
@@ -82,7 +85,10 @@ def test_bad_values_are_named(given: dict[str, str], streaming: bool, says: str)
     [
         ("subscribbe", "did you mean subscribe"),
         ("startingofsets", "did you mean startingOffsets"),
-        ("kafka.bootstrap.servers", "use bootstrap.servers"),
+        ("fetchOffset.numRetries", "use retryTimeoutMs, the time for all attempts together"),
+        ("kafka.sasl.jaas.config", "SSL://host:9091"),
+        ("kafka.value.deserializer", "keys and values are bytes"),
+        ("kafka.receive.buffer.bytes", "has no meaning here"),
         ("maxOffsetsPerTrigger", "maxBytesPerTrigger: offsets are bytes"),
         ("kafka.group.id", "checkpoint keeps the offsets"),
         ("zzz", "known: bootstrap.servers"),
@@ -91,6 +97,22 @@ def test_bad_values_are_named(given: dict[str, str], streaming: bool, says: str)
 def test_unknown_names_get_the_nearest(name: str, says: str) -> None:
     with pytest.raises(UnknownKey, match=says):
         source_options(BATCH | {name: "1"}, streaming=False)
+
+
+def test_names_of_the_connector_that_mean_the_same() -> None:
+    given = {"kafka.bootstrap.servers": "h:1", "kafkaConsumer.pollTimeoutMs": "7"}
+    parsed = source_options(BATCH | given | {"kafka.max.partition.fetch.bytes": "9"}, streaming=False)
+    assert (parsed.bootstrap, parsed.retry_timeout_ms, parsed.fetch_bytes_max) == ("h:1", 7, 9)
+    sink = sink_options({"topic": "out", "kafka.acks": "1", "kafka.compression.type": "lz4", "kafka.batch.size": "64k"})
+    assert (sink.acks, sink.codec, sink.batch_bytes_max) == (1, "lz4", 65536)
+    with pytest.raises(BadValue, match=r"kafka\.acks and acks mean the same"):
+        sink_options({"topic": "out", "kafka.acks": "1", "acks": "all"})
+
+
+def test_the_page_has_every_name_of_the_connector() -> None:
+    page = (Path(appliance.spark.__file__).parent / "README.md").read_text()
+    for name in (*SAME, *INSTEAD):
+        assert f"`{name}`" in page, name
 
 
 def test_what_spark_puts_among_the_options_is_no_typo() -> None:

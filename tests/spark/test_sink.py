@@ -295,3 +295,34 @@ def test_a_killed_driver_writes_everything_once(
     assert driver.wait(120) == 0, (tmp_path / "driver.log").read_text()[-3000:]
     found = sorted(record.value or b"" for number in range(2) for record in stored(topics.server, sink, number))
     assert found == sorted(b"%d.%d" % (partition, n) for partition in range(2) for n in range(count))
+
+
+def test_update_mode_is_written_through_foreach_batch(
+    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    """Spark itself refuses the mode for sinks in Python; the way that README.md shows writes each change once."""
+    topics.create(f"{topic}-in")
+    topics.create(topic)
+    topics.write(f"{topic}-in", [encode_values([b"a", b"b", b"a"], 1000)])
+    reading = {"bootstrap.servers": topics.server.native, "subscribe": f"{topic}-in", "startingOffsets": "earliest"}
+    lines = spark.readStream.format("appliance").options(**reading).load()
+    counts = lines.groupBy("value").count().selectExpr("value AS key", "cast(count as string) AS value")
+
+    def write(rows: DataFrame, batch: int) -> None:
+        once = {"txnAppId": "counts", "txnVersion": str(batch), "topic": topic, "sortRows": "true"}
+        given = {"bootstrap.servers": topics.server.native} | once
+        for _ in range(2):  # as when the micro-batch is repeated
+            rows.write.format("appliance").mode("append").options(**given).save()
+
+    stream = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path / "state"))
+    stream.foreachBatch(write).trigger(availableNow=True).start().awaitTermination()
+    found = (
+        spark.read.format("appliance")
+        .options(**topics.options(topic))
+        .load()
+        .selectExpr("cast(key as string) AS key", "cast(value as string) AS value")
+    )
+    assert sorted((row["key"], row["value"]) for row in found.collect()) == [("a", "2"), ("b", "1")]
+    refused = counts.writeStream.outputMode("update").format("appliance").option("topic", topic)
+    with pytest.raises(PySparkException, match=r"(?i)update"):
+        refused.option("checkpointLocation", str(tmp_path / "other")).start().awaitTermination()

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from appliance.records.batch import CODECS, HEADER_BYTES
 from appliance.records.encode import Fields, encode_batch, encode_values
 from appliance.spark.options import source_options
-from appliance.spark.source import StreamReader
+from appliance.spark.source import BatchReader, StreamReader
 from appliance.spark.stream_offsets import from_json
 
 from ..server import Server, wait_for
@@ -130,6 +130,33 @@ def test_patterns_and_assignments(spark: SparkSession, topics: Topics, topic: st
     options = {"bootstrap.servers": topics.server.native}
     assert load(spark, options | {"subscribePattern": f"{topic}-."}).count() == 20
     assert load(spark, options | {"assign": json.dumps({f"{topic}-x": [1], f"{topic}-y": [0]})}).count() == 10
+
+
+def test_there_may_be_nothing_to_read(spark: SparkSession, topics: Topics, topic: str) -> None:
+    topics.create(topic)
+    assert load(spark, topics.options(topic)).count() == 0
+    none = {"bootstrap.servers": topics.server.native, "subscribePattern": f"{topic}-none.*"}
+    assert load(spark, none).count() == 0
+
+
+def test_small_partitions_share_a_task_and_their_rows_come_in_even_batches(topics: Topics, topic: str) -> None:
+    topics.create(topic, partitions=40)
+    lines = [line for number in range(40) for line in fill(topics, topic, number * 10, 10, partition=number)]
+    reader = BatchReader(source_options(topics.options(topic), streaming=False), cores=2)
+    (task,) = reader.partitions()
+    (batch,) = reader.read(task)
+    assert batch.column("value").to_pylist() == lines
+
+
+def test_a_job_of_the_kafka_connector_runs_when_format_and_address_are_changed(
+    spark: SparkSession, topics: Topics, topic: str
+) -> None:
+    topics.create(topic)
+    lines = fill(topics, topic, 0, 10)
+    options = {"kafka.bootstrap.servers": topics.server.native, "subscribe": topic, "startingOffsets": "earliest"}
+    assert values(load(spark, options)) == lines
+    with pytest.raises(AnalysisException, match="is the Kafka listener"):
+        load(spark, options | {"kafka.bootstrap.servers": topics.server.kafka}).count()
 
 
 def test_filters_are_pushed_down_when_asked_for(spark: SparkSession, topics: Topics, topic: str) -> None:
@@ -338,7 +365,7 @@ def replan(topics: Topics, topic: str) -> Iterator[Callable[..., StreamReader]]:
 
     def make(**options: str) -> StreamReader:
         given = topics.options(topic, **({"startingOffsets": "latest"} | options))
-        made.append(StreamReader(source_options(given, streaming=True)))
+        made.append(StreamReader(source_options(given, streaming=True), cores=2))
         return made[-1]
 
     yield make

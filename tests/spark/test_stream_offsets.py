@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 from appliance.errors import OffsetOutOfRange
 from appliance.names import TopicPartition
-from appliance.spark.stream_offsets import Range, advance, from_json, initial, is_initial, ranges, split, to_json
+from appliance.spark.stream_offsets import (
+    PACKED_MAX,
+    Range,
+    advance,
+    behind_latest,
+    from_json,
+    initial,
+    is_initial,
+    pack,
+    ranges,
+    split,
+    to_json,
+)
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 keys = st.tuples(st.sampled_from(["a", "b.c", "_x-1"]), st.integers(0, 20))
@@ -106,3 +118,26 @@ def test_all_cores_get_something_when_there_is_enough() -> None:
     assert len(split(one, 10, 4, 1 << 30)) == 10
     assert len(split([Range("a", 0, 0, 1000, 1000)], 0, 4, 1 << 30)) == 1
     assert split([], 4, 4, 1 << 30) == []
+
+
+@given(st.lists(st.integers(1, 1 << 26), max_size=300), st.integers(1, 16), st.integers(1 << 26, 1 << 28))
+def test_packing_keeps_every_part_once_and_in_order(lengths: list[int], tasks: int, bytes_max: int) -> None:
+    parts = [Range("a", number, 100, 100 + length, 1 << 40) for number, length in enumerate(lengths)]
+    groups = pack(parts, tasks, bytes_max)
+    assert [part for group in groups for part in group] == parts
+    for group in groups:
+        assert len(group) == 1 or sum(part.end - part.first for part in group) <= bytes_max
+        assert 0 < len(group) <= PACKED_MAX
+    small = [Range("a", number, 0, 10, 10) for number in range(1000)]
+    assert len(pack(small, 4, bytes_max)) == 8
+
+
+def test_lag_has_the_names_of_the_connector() -> None:
+    source = {"endOffset": {"a": {"0": 5, "1": 7}, "@start": {}}, "latestOffset": {"a": {"0": 5, "1": 10}}}
+    assert behind_latest({"sources": [source, {"endOffset": None}]}) == {
+        "minOffsetsBehindLatest": "0",
+        "maxOffsetsBehindLatest": "3",
+        "avgOffsetsBehindLatest": "1.5",
+        "estimatedTotalBytesBehindLatest": "3",
+    }
+    assert behind_latest({"sources": [{"endOffset": 5, "latestOffset": None}]}) == {}

@@ -107,6 +107,7 @@ def start(spark: SparkSession, settings: Settings, state: State, identity: str, 
         .option("subscribe", ",".join(settings.topics))
         .option("startingOffsets", given.starting)
         .option("maxBytesPerTrigger", str(given.trigger_bytes))
+        .option("splitPartitions", str(not any(source.multiline for source in settings.source)).lower())
         .option("failOnDataLoss", str(given.fail_on_data_loss).lower())
         .option("corruptBatch", given.corrupt_batch)
         .option("retryTimeoutMs", str(given.retry_ms))
