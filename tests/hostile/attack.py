@@ -8,6 +8,7 @@ Everything follows from the seed.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -24,12 +25,16 @@ CONNECTIONS_MAX = 40
 
 
 class Target(NamedTuple):
-    """A listener: where it is, how to write one frame, and what a client sends first (b"" = nothing)."""
+    """A listener: where it is, how to write one frame, and what a client sends first (b"" = nothing).
+
+    ``tls``: the connection makes a TLS handshake first; frames are sent inside of it.
+    """
 
     name: str
     address: str
     frame: Callable[[Random], bytes]
     hello: bytes = b""
+    tls: ssl.SSLContext | None = None
 
 
 class Attacker:
@@ -62,6 +67,8 @@ class Attacker:
         sock = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
         self._open.append(sock)
         with suppress(OSError):
+            if target.tls is not None:
+                sock = self._open[-1] = target.tls.wrap_socket(sock, server_hostname=host)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target.hello and rng.random() < 0.9:
                 sock.sendall(target.hello)

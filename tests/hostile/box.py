@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import ssl
 import subprocess
 import sys
 import time
@@ -14,13 +15,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.certificates import make_certificates
 from tests.measures import memory_bytes
 from tests.native_peer import Peer
 from tests.server import Server, wait_for
 
 from .attack import Attacker, Target
 from .kafka_frames import NAMES, kafka_frame
+from .login_frames import login_frame
 from .native_frames import HELLO, native_frame
+from .tls_records import tls_record
 
 STAYING = ("supervisor", "network", "coordinator", "zookeeper")
 """Roles whose processes never end by themselves; writers retire."""
@@ -36,6 +40,8 @@ SETTINGS: dict[str, Any] = {
     "disk.free_bytes_min": 0,
     "disk.bytes_max": "256MiB",
 }
+LISTENERS = ("PLAINTEXT", "SSL")
+"""What the listeners under attack are called in Kafka."""
 SETTLE_S_MAX = 30
 GROWTH_MAX = 0.2
 FIRST_USE_BYTES = 4 << 20
@@ -59,7 +65,11 @@ class Outcome(NamedTuple):
 
 class Box:
     def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self._server = Server(data_dir, **(SETTINGS | settings))
+        listen = {
+            f"{protocol}.listen": ", ".join(f"{security}://127.0.0.1:0" for security in LISTENERS)
+            for protocol in ("native", "kafka")
+        }
+        self._server = Server(data_dir, **(SETTINGS | listen | tls_settings(data_dir.parent / "tls") | settings))
 
     def attack(self, requests: int, seed: int, attackers: int = 2, warm_up: int = 1_000) -> Outcome:
         """Attack until ``requests`` have been sent, after some that fill caches and pools."""
@@ -89,8 +99,12 @@ class Box:
 
     def _send(self, server: Server, requests: int, seed: int, attackers: int) -> tuple[int, int]:
         """From processes of their own, so that they do not wait for each other."""
-        addresses = server.native, server.kafka
-        jobs = [(*addresses, requests // attackers, seed + number) for number in range(attackers)]
+        addresses = {
+            (protocol, security): server.address(protocol, security)
+            for protocol in ("native", "kafka")
+            for security in LISTENERS
+        }
+        jobs = [(addresses, requests // attackers, seed + number) for number in range(attackers)]
         with get_context("spawn").Pool(attackers) as pool:
             done = pool.starmap(send, jobs)
         return sum(sent for sent, _ in done), sum(replied for _, replied in done)
@@ -119,14 +133,31 @@ def grown(before: dict[int, int], after: dict[int, int]) -> dict[int, tuple[int,
     return {pid: (was, now) for pid, (was, now) in pairs.items() if now > (1 + GROWTH_MAX) * was + FIRST_USE_BYTES}
 
 
-def attacker(native: str, kafka: str, seed: int) -> Attacker:
-    """One who attacks both listeners, twice as often the one that has more to say."""
-    targets = [Target("kafka", kafka, kafka_frame), Target("native", native, native_frame, HELLO)]
-    return Attacker([targets[0], *targets], seed)
+def tls_settings(directory: Path) -> dict[str, str]:
+    """A certificate for this host, and the settings that name it."""
+    for arguments in (("ca",), ("server", "localhost", "127.0.0.1")):
+        assert make_certificates(directory, *arguments).returncode == 0
+    return {"tls.certificate": f"{directory}/server.pem", "tls.key": f"{directory}/server.key"}
 
 
-def send(native: str, kafka: str, requests: int, seed: int) -> tuple[int, int]:
-    with attacker(native, kafka, seed) as one:
+def attacker(addresses: dict[tuple[str, str], str], seed: int) -> Attacker:
+    """One who attacks all listeners, most often the Kafka one without TLS, which has most to say."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    targets = []
+    for (protocol, security), address in addresses.items():
+        frame, hello = (kafka_frame, b"") if protocol == "kafka" else (native_frame, HELLO)
+        tls = trusting if security.endswith("SSL") else None
+        targets += [Target(protocol, address, frame, hello, tls)] * (3 if tls is None and not hello else 1)
+        if protocol == "kafka":
+            targets.append(Target("login", address, login_frame, b"", tls))
+        if tls is not None:
+            targets.append(Target("handshake", address, tls_record))
+    return Attacker(targets, seed)
+
+
+def send(addresses: dict[tuple[str, str], str], requests: int, seed: int) -> tuple[int, int]:
+    with attacker(addresses, seed) as one:
         one.run(requests)
         return one.sent, one.replied_bytes
 
