@@ -1,7 +1,7 @@
 """What another user of the host can do to a running appliance: nothing, with each command that comes to mind.
 
 Method: an appliance runs as an ordinary user, with a /dev/shm of its own as under ``systemd/appliance.service``, and
-with a local ensemble of three nodes.  User nobody runs shell commands.  Needs root, to become both users.
+with a local ensemble (LONG=1: of three nodes).  User nobody runs shell commands.  Needs root, to become both users.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from appliance.records.encode import encode_batch
 from appliance.shared import memory
 from appliance.zookeeper.login import LOCAL_USER
 
+from .long import LONG
 from .native_peer import Peer
 from .server import Server, wait_for
 
@@ -67,7 +68,7 @@ def open_place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with open_place() as place, Service(place, **{"zookeeper.nodes": 3}) as running:
+    with open_place() as place, Service(place, **{"zookeeper.nodes": 3 if LONG else 1}) as running:
         wait_for(lambda: running.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
         with Peer(running.native) as peer:
             peer.create("t")
