@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from ..groups.store import GroupStore
 from ..security.principals import Origin
 from ..wire.kafka import forwarded
 from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
-from ..wire.kafka.call import Call, Handler
+from ..wire.kafka.call import Answer, Call, Handler
 from .absent_api import AbsentApi
 from .appliance import Appliance
 from .cluster_api import ClusterApi
@@ -113,6 +113,11 @@ class KafkaApis:
             key: handlers.pop(api.name) for key, api in APIS.items() if key not in SERVED_BY_WORKERS
         }
         assert not handlers, f"not advertised: {sorted(handlers)}"
+        self.on_answer: Callable[[str, Call, Answer], object] = lambda api, call, answer: None
+        """Called with the API and each answer before it is encoded."""
+        for api in apis:
+            if isinstance(api, TopicApi):
+                api.on_created = lambda call, rows: self.on_answer("CreateTopics", call, {"topics": rows})
 
     async def answer(self, frame: bytes | memoryview, origin: Origin) -> bytes:
         """The reply frame.
@@ -131,6 +136,7 @@ class KafkaApis:
             return forwarded.encode_refusal(frame, error.code)
         if isinstance(answer, bytes):
             return answer
+        self.on_answer(APIS[header.api_key].name, call, answer)
         return await self._codec.encode(answer, header.reply_to)
 
     def close(self) -> None:

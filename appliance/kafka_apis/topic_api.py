@@ -50,6 +50,8 @@ def _code_of(error: ApplianceError) -> int:
 class TopicApi:
     def __init__(self, appliance: Appliance) -> None:
         self._appliance = appliance
+        self.on_created: Callable[[Call, list[dict[str, Any]]], object] = lambda call, rows: None
+        """Called with name and error code of each topic of a CreateTopics, whose answer is encoded bytes."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -74,7 +76,9 @@ class TopicApi:
             except ApplianceError as error:
                 return Created(name, _code_of(error), str(error))
 
-        return encode_created(call.correlation_id, call.version, await _side_by_side(create, list(topics)))
+        created = await _side_by_side(create, list(topics))
+        self.on_created(call, [{"name": one.name, "error_code": one.error} for one in created])
+        return encode_created(call.correlation_id, call.version, created)
 
     async def _create_one(self, wanted: Any, validate_only: bool) -> Created:
         cluster = self._appliance

@@ -43,6 +43,7 @@ from ...zookeeper.session import SessionState
 from ..child import give_back_memory
 from ..clock import now_ms
 from ..control import Channel
+from .change_log import ChangeLog
 from .expiry import Expiry
 from .live_brokers import LiveBrokers
 from .measuring import Measurements
@@ -152,6 +153,8 @@ class Coordinator:
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)
         self._retention = RetentionEnforcer(data_dir, topics, partitions, clock_ms)
+        self._change_log = ChangeLog(self._audit)
+        self._kafka.on_answer = self._change_log.on_kafka
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
@@ -333,7 +336,9 @@ class Coordinator:
         try:
             if origin.listener.protocol == "kafka":
                 return await self._kafka.answer(frame, origin)
-            return await self._native.answer(frame, origin)
+            reply = await self._native.answer(frame, origin)
+            self._change_log.on_native(origin, frame, reply)
+            return reply
         except ProtocolFault as error:
             log.info("%s listener: closing the connection of %s: %s", origin.listener.protocol, origin.peer, error)
             return None
