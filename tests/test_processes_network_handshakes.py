@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -23,6 +24,9 @@ from appliance.addresses import parse_addresses
 from appliance.client import EARLIEST, ClientSecurity, Consumer, Producer
 from appliance.client.cluster_client import Cluster
 from appliance.errors import BadValue, BrokerAway
+from appliance.processes.coordinator.peers import ask_offsets
+from appliance.security.configuration import Tls
+from appliance.wire.requests import LATEST, OffsetsPart
 
 from .certificates import make_certificates
 from .server import Server, wait_for
@@ -189,6 +193,17 @@ def test_the_native_client_says_why_tls_fails(server: Server, files: Path, monke
     with contextlib.closing(Cluster(f"SSL://{address}")) as cluster:
         host, port = parse_addresses(address)[0]
         assert list(cluster.refresh(None).brokers.values()) == [(host, port)], "the environment names the authority"
+
+
+def test_appliances_ask_each_other_with_their_own_certificates(server: Server, files: Path, topic: str) -> None:
+    security = ClientSecurity(ca=f"{files}/ca.pem")
+    bootstrap = f"SSL://{server.address('native', 'SSL')}"
+    with Producer(bootstrap, security=security) as producer:
+        producer.send(topic, b"value")
+    tls = Tls(certificate=f"{files}/server.pem", key=f"{files}/server.key", ca=f"{files}/ca.pem")
+    (end,) = asyncio.run(ask_offsets(bootstrap, tls, [OffsetsPart(topic, 0, LATEST)]))
+    assert (end.error, end.offset > 0) == (0, True) and "logged in: who=User:CN=localhost" in server.log()
+    assert asyncio.run(ask_offsets(bootstrap, Tls(), [OffsetsPart(topic, 0, LATEST)])) == []
 
 
 @pytest.mark.parametrize(

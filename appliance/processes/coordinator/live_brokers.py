@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from ...addresses import (
-    PLAINTEXT,
     Listener,
     address_text,
-    first_with,
     listeners_text,
     parse_addresses,
     parse_listeners,
@@ -19,6 +17,7 @@ from ...catalog import Topic
 from ...config import Config
 from ...groups.group_coordinator import coordinator_of
 from ...names import TopicPartition
+from ...security.configuration import Tls
 from ...wire.kafka.metadata_reply import NO_LEADER, Broker
 from ...zookeeper.paths import BrokerInfo
 from .. import snapshot
@@ -74,9 +73,15 @@ class LiveBrokers:
     # ---- between brokers
 
     def native_address(self, broker_id: int) -> str:
-        """The address of another broker's plain native listener; "" when it has none, or is not known."""
+        """Another broker's native listener without a login, as text; "" when it has none, or is not known."""
         peer = self._registry.brokers.get(broker_id)
-        return "" if peer is None else first_with(PLAINTEXT, parse_listeners("native", peer.native))
+        listeners = parse_listeners("native", peer.native) if peer is not None else []
+        return next((str(one) for one in sorted(listeners, key=lambda one: one.tls) if not one.sasl), "")
+
+    @property
+    def tls(self) -> Tls:
+        """The files that this broker uses as a client of another one."""
+        return self._config.tls
 
     def coordinator(self, group: str) -> int:
         """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""

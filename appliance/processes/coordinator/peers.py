@@ -1,5 +1,7 @@
 """Sends requests to other brokers: for offsets to a partition's leader, for changes to a group's coordinator.
 
+A native listener with TLS is asked with this broker's own certificate, one that asks for a login not at all.
+
 Each request opens a connection to the peer's native listener, and closes it after the answer.  Only requests that list
 topics or groups, or change committed offsets, need one.  The offsets of a peer that does not answer within PEER_MS_MAX
 are left out.  A change that is not answered within ADMIN_MS_MAX fails.
@@ -9,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from ...addresses import parse_addresses
+from ...addresses import parse_addresses, parse_listeners
 from ...errors import BrokerAway, ProtocolFault, from_code
+from ...security.configuration import Tls
 from ...wire import native
 from ...wire.bounds import PARTS_MAX_MIN
 from ...wire.requests import OffsetsPart, OffsetsResult
@@ -29,11 +33,11 @@ FAULTS: Final = (OSError, ValueError, TypeError, EOFError, ProtocolFault)
 log = logging.getLogger(__name__)
 
 
-async def ask_offsets(address: str, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
+async def ask_offsets(address: str, tls: Tls, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
     """Ask the broker at ``address`` (its native listener) for one result per part; empty if it does not answer."""
     results: list[OffsetsResult] = []
     try:
-        async with asyncio.timeout(PEER_MS_MAX / 1000), _connected(address) as peer:
+        async with asyncio.timeout(PEER_MS_MAX / 1000), _connected(address, tls) as peer:
             for start in range(0, len(parts), PARTS_MAX_MIN):
                 header = await peer.ask([native.OFFSETS, 2, parts[start : start + PARTS_MAX_MIN]])
                 if header[1] or len(header) < 3:
@@ -45,7 +49,7 @@ async def ask_offsets(address: str, parts: Sequence[OffsetsPart]) -> list[Offset
     return results if len(results) == len(parts) else []
 
 
-async def ask_admin(address: str, verb: str, arguments: Mapping[str, Any]) -> None:
+async def ask_admin(address: str, tls: Tls, verb: str, arguments: Mapping[str, Any]) -> None:
     """Let the broker whose native listener is at ``address`` carry an admin verb out.
 
     Raises:
@@ -53,7 +57,7 @@ async def ask_admin(address: str, verb: str, arguments: Mapping[str, Any]) -> No
         ApplianceError: its answer.
     """
     try:
-        async with asyncio.timeout(ADMIN_MS_MAX / 1000), _connected(address) as peer:
+        async with asyncio.timeout(ADMIN_MS_MAX / 1000), _connected(address, tls) as peer:
             code, message = (await peer.ask([native.ADMIN, 2, verb, dict(arguments)]))[1:3]
     except FAULTS as error:
         raise BrokerAway(f"the broker at {address}, which coordinates this group, does not answer: {error!r}") from None
@@ -78,10 +82,16 @@ class _Peer:
 
 
 @asynccontextmanager
-async def _connected(address: str) -> AsyncIterator[_Peer]:
+async def _connected(address: str, tls: Tls) -> AsyncIterator[_Peer]:
     """Connect and say hello."""
-    (host, port), *_ = parse_addresses(address)
-    reader, writer = await asyncio.open_connection(host, port)
+    listener, *_ = parse_listeners("native", address)
+    (host, port), *_ = parse_addresses(listener.address)
+    context = None
+    if listener.tls:
+        context = ssl.create_default_context(cafile=tls.ca or None)
+        if tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key)
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
         peer = _Peer(reader, writer)
         header = await peer.ask([native.HELLO, 1, native.MAGIC, native.VERSION, "coordinator"])
@@ -89,4 +99,4 @@ async def _connected(address: str) -> AsyncIterator[_Peer]:
             raise ProtocolFault(f"the greeting is answered {header[:3]}")
         yield peer
     finally:
-        writer.close()
+        writer.transport.abort()  # the answer is here; the end of TLS would be waited for

@@ -82,7 +82,10 @@ class RegisteredGroups:
             return False
         if forwarded:
             raise NotCoordinator(f"broker {broker_id} coordinates group {group!r}: try again")
-        await ask_admin(self._brokers.native_address(broker_id), verb, {**arguments, "forwarded": True})
+        address = self._brokers.native_address(broker_id)
+        if not address:
+            raise NotCoordinator(f"broker {broker_id}, which cannot be reached from here, coordinates group {group!r}")
+        await ask_admin(address, self._brokers.tls, verb, {**arguments, "forwarded": True})
         return True
 
     async def claim(self, group: str) -> None:
