@@ -29,6 +29,7 @@ from appliance.security.configuration import Tls
 from appliance.wire.requests import LATEST, OffsetsPart
 
 from .certificates import make_certificates
+from .command_line import succeeding
 from .server import Server, wait_for
 
 HANDSHAKES_MAX = 20
@@ -89,7 +90,8 @@ def configuration(files: Path, client_auth: str = "requested") -> str:
 def server(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = files / "appliance.toml"
     config.write_text(configuration(files))
-    listening = {"kafka.listen": "127.0.0.1:0,SSL://127.0.0.1:0", "native.listen": "127.0.0.1:0,SSL://127.0.0.1:0"}
+    each = "127.0.0.1:0,SSL://127.0.0.1:0,SASL_SSL://127.0.0.1:0"
+    listening = {"kafka.listen": each, "native.listen": each}
     with Server(tmp_path_factory.mktemp("tls") / "data", config, **{"network.workers": 1, **listening}) as running:
         yield running
 
@@ -193,6 +195,35 @@ def test_the_native_client_says_why_tls_fails(server: Server, files: Path, monke
     with contextlib.closing(Cluster(f"SSL://{address}")) as cluster:
         host, port = parse_addresses(address)[0]
         assert list(cluster.refresh(None).brokers.values()) == [(host, port)], "the environment names the authority"
+
+
+def test_clients_log_in_over_tls(server: Server, files: Path, topic: str) -> None:
+    """Method: librdkafka writes with SCRAM-SHA-512, the native client reads; then one with a wrong password."""
+    password = files / "password"
+    password.touch(0o600)
+    password.write_text("correct horse battery\n")
+    data = ("--data", str(server.data_dir))
+    succeeding("users", "add", "web", "--password-file", str(password), *data)
+    settings = {
+        "bootstrap.servers": server.address("kafka", "SASL_SSL"),
+        "security.protocol": "sasl_ssl",
+        "ssl.ca.location": f"{files}/ca.pem",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "web",
+        "sasl.password": "correct horse battery",
+    }
+    producer = KafkaProducer(settings)
+    producer.produce(topic, b"value", partition=0)
+    assert producer.flush(20) == 0
+    security = ClientSecurity(ca=f"{files}/ca.pem", user="web", password_file=str(password))
+    with Consumer(f"SASL_SSL://{server.address('native', 'SASL_SSL')}", security=security) as consumer:
+        consumer.assign({(topic, 0): EARLIEST})
+        assert [message.value for message in consumer.poll(20)] == [b"value"]
+    before = refusals(server).get("bad credentials", 0)
+    with pytest.raises(KafkaException):
+        AdminClient(settings | {"sasl.password": "wrong"}).list_topics(timeout=3)
+    wait_for(lambda: refusals(server).get("bad credentials", 0) > before, "it is counted")
+    succeeding("users", "delete", "web", *data)
 
 
 def test_appliances_ask_each_other_with_their_own_certificates(server: Server, files: Path, topic: str) -> None:
