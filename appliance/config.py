@@ -114,7 +114,7 @@ class Network(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=1000, description="a connection that is silent this long is closed")] = 600_000
     send_bytes_max: Annotated[
         int,
-        Meta(ge=64 * KIB, description="replies waiting for one slow connection; above this it is not read"),
+        Meta(ge=64 * KIB, description="bytes of unsent replies per connection; above this it is not read"),
     ] = 64 * MIB
     requests_max: Annotated[
         int,
@@ -133,7 +133,7 @@ class Network(Struct, frozen=True):
         Meta(
             ge=64 * KIB,
             le=GIB,
-            description="log that a worker reads for offsets by time before it serves others: 20 ms",
+            description="bytes of log that a worker reads to find an offset before it serves others: 20 ms",
         ),
     ] = MIB
     frame_ms_max: Annotated[
@@ -236,8 +236,8 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
             description="oldest segments of a partition beyond this are deleted; -1 = no limit",
         ),
     ] = -1
-    segment_bytes: Annotated[int, Meta(ge=KIB, le=2**31 - 1, description="a segment file is rolled at this size")] = GIB
-    segment_ms: Annotated[int, Meta(ge=1, le=OFFSET_MAX, description="and at this age")] = 7 * 86_400_000
+    segment_bytes: Annotated[int, Meta(ge=KIB, le=2**31 - 1, description="segments end at this size")] = GIB
+    segment_ms: Annotated[int, Meta(ge=1, le=OFFSET_MAX, description="segments end at this age")] = 7 * 86_400_000
     max_message_bytes: Annotated[
         int, Meta(ge=64, le=GIB, description="largest record batch, as it is sent (compressed)")
     ] = 1_048_588
@@ -246,21 +246,21 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Meta(
             ge=0,
             le=OFFSET_MAX,
-            description="flush after this many; 1 = every group, durable; 0 = the system flushes",
+            description="messages after which a log is flushed; 1 = always, durable; 0 = never, the system does",
         ),
     ] = 1
-    flush_ms: Annotated[int, Meta(ge=1, le=OFFSET_MAX, description="and after this time, when flush.messages > 1")] = (
-        1000
-    )
+    flush_ms: Annotated[
+        int, Meta(ge=1, le=OFFSET_MAX, description="longest time to a flush, when flush.messages > 1")
+    ] = 1000
     flush_bytes: Annotated[
         int,
-        Meta(ge=0, le=OFFSET_MAX, description="and after this many bytes, when flush.messages > 1; 0 = off"),
+        Meta(ge=0, le=OFFSET_MAX, description="most bytes before a flush, when flush.messages > 1; 0 = off"),
     ] = 8 * MIB
     message_timestamp_type: Annotated[
         Literal["CreateTime", "LogAppendTime"],
-        Meta(description="whose clock stamps messages: producer's or broker's"),
+        Meta(description="timestamp of messages: the producer's time or the broker's"),
     ] = "CreateTime"
-    index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="one index entry per this much log")] = 4096
+    index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="bytes of log per index entry")] = 4096
 
     @staticmethod
     def parse(given: Mapping[str, str | int], base: TopicSettings) -> TopicSettings:
