@@ -24,6 +24,7 @@ from appliance.groups.store import Commit, RegisteredGroup, RegisteredMember
 from appliance.kafka_apis.appliance import Extent
 from appliance.kafka_apis.handlers import KafkaApis
 from appliance.names import TopicPartition, check_topic
+from appliance.security.authorizer import Authorizer
 from appliance.security.principals import Origin
 from appliance.security.security_state import SecurityState
 from appliance.wire.kafka.apis import APIS
@@ -58,6 +59,7 @@ class FakeCluster:
         self.leased = True
         self.types: dict[str, str] = {}
         self.revision = 0
+        self.authorizes = False
         self.security = SecurityState()
         self._producer_ids = count(100)
 
@@ -210,13 +212,16 @@ class Client:
 
     def __init__(self, cluster: FakeCluster, **limits: int) -> None:
         ids = count(1)
+        self.cluster = cluster
         self.coordinator = GroupCoordinator(
             cluster, Limits(**({"initial_delay_ms": 0} | limits)), lambda: str(next(ids))
         )
-        self.apis = KafkaApis(cluster, self.coordinator, cluster)
+        self.authorizer = Authorizer("acl" if cluster.authorizes else "", "", False)
+        self.apis = KafkaApis(cluster, self.coordinator, cluster, self.authorizer)
 
     async def frame(self, name: str, version: int | None = None, **values: Any) -> bytes:
         key = KEY[name]
+        self.authorizer.take(self.cluster.security.acls)
         version = APIS[key].version_max if version is None else version
         filled = fill(message(key, "Request")._struct, version, values)
         return await self.apis.answer(request_frame(key, version, filled, client_id="me"), ORIGIN)

@@ -9,6 +9,9 @@ import pytest
 
 from appliance.groups.store import Commit
 from appliance.names import TopicPartition
+from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType
+from appliance.security.principals import ANONYMOUS
+from appliance.security.security_state import SecurityState
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
 
@@ -167,5 +170,39 @@ def test_positions_of_another_kind_of_group_stay_while_it_lives() -> None:
         await client.join(protocol_type="connect")
         reply = await client.ask("OffsetDelete", group_id="g", topics=[])
         assert reply.error_code == Code.NON_EMPTY_GROUP
+
+    run(scenario())
+
+
+def test_topics_that_a_client_may_not_see_are_refused_or_left_out() -> None:
+    def rule(resource: ResourceType, operation: Operation, name: str) -> Acl:
+        return Acl(resource, name, PatternType.LITERAL, ANONYMOUS, "*", operation, Permission.ALLOW)
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        cluster.authorizes = True
+        rules = [rule(ResourceType.GROUP, Operation.ALL, "g"), rule(ResourceType.TOPIC, Operation.READ, "t")]
+        cluster.security = SecurityState(acls=tuple(sorted(rules)))
+        for name in ("t", "hidden"):
+            cluster.add(name)
+            cluster.positions.setdefault("g", {})[TopicPartition(name, 0)] = Commit(5)
+        client = Client(cluster)
+        for version in range(1, 9):
+            named = [{"name": name, "partition_indexes": [0]} for name in ("t", "hidden")]
+            wanted = {"group_id": "g", "topics": named}
+            reply = await client.ask("OffsetFetch", version, **({"groups": [wanted]} if version >= 8 else wanted))
+            answer = reply.groups[0] if version >= 8 else reply
+            rows = {topic.name: topic.partitions[0] for topic in answer.topics}
+            assert [(rows[name].error_code, rows[name].committed_offset) for name in ("t", "hidden")] == [
+                (0, 5),
+                (Code.TOPIC_AUTHORIZATION_FAILED, -1),
+            ]
+        every = (await client.ask("OffsetFetch", groups=[{"group_id": "g", "topics": None}])).groups[0]
+        assert [topic.name for topic in every.topics] == ["t"]
+        topics = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "hidden")]
+        deleted = await client.ask("OffsetDelete", group_id="g", topics=topics)
+        codes = {topic.name: topic.partitions[0].error_code for topic in deleted.topics}
+        assert codes == {"t": 0, "hidden": Code.TOPIC_AUTHORIZATION_FAILED}
+        assert cluster.positions["g"] == {("hidden", 0): Commit(5)}
 
     run(scenario())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from appliance.errors import StorageFault
@@ -63,21 +61,6 @@ def test_nothing_is_being_moved() -> None:
     assert (reply.error_code, reply.error_message, reply.topics) == (0, None, [])
 
 
-@pytest.mark.parametrize("version", versions("DescribeClientQuotas"))
-def test_there_are_no_quotas(version: int) -> None:
-    client = Client(FakeCluster())
-    component = {"entity_type": "user", "match_type": 2, "match": None}
-    reply = run(client.ask("DescribeClientQuotas", version, components=[component]))
-    assert (reply.error_code, reply.error_message, reply.entries) == (0, None, [])
-    entries = [
-        {"entity": [{"entity_type": "user", "entity_name": name}], "ops": [{"key": "k", "value": 1.0, "remove": gone}]}
-        for name, gone in (("a", False), (None, True))
-    ]
-    reply = run(client.ask("AlterClientQuotas", version, entries=entries, validate_only=False))
-    rows = [(row.error_code, bool(row.error_message), row.entity[0].entity_name) for row in reply.entries]
-    assert rows == [(Code.INVALID_REQUEST, True, "a"), (0, False, None)]
-
-
 def test_no_producer_has_a_transaction() -> None:
     cluster = cluster_with_t()
     cluster.extents["t", 1] = StorageFault("offline")
@@ -96,16 +79,3 @@ def test_no_producer_has_a_transaction() -> None:
 def test_there_are_no_transactions(version: int) -> None:
     reply = run(Client(FakeCluster()).ask("ListTransactions", version, state_filters=["Ongoing", "Bogus"]))
     assert (reply.error_code, reply.unknown_state_filters, reply.transaction_states) == (0, ["Bogus"], [])
-
-
-@pytest.mark.parametrize("version", versions("DescribeAcls"))
-def test_there_are_no_access_rules(version: int) -> None:
-    client, disabled = Client(FakeCluster()), Code.SECURITY_DISABLED
-    rule: dict[str, Any] = {"resource_type": 2, "resource_name": "t", "resource_pattern_type": 3}
-    rule |= {"principal": "User:a", "host": "*", "operation": 3, "permission_type": 3}
-    reply = run(client.ask("DescribeAcls", version, resource_type_filter=1))
-    assert (reply.error_code, reply.resources) == (disabled, []) and "everybody" in reply.error_message
-    reply = run(client.ask("CreateAcls", version, creations=[rule] * 2))
-    assert [row.error_code for row in reply.results] == [disabled] * 2
-    reply = run(client.ask("DeleteAcls", version, filters=[{"resource_type_filter": 1}] * 2))
-    assert [(row.error_code, row.matching_acls) for row in reply.filter_results] == [(disabled, [])] * 2

@@ -35,7 +35,7 @@ class Rig:
         self.buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), ARENA_BYTES)
         assert self.buffers.arena.allocate(ARENA_BYTES // 2) is not None
         self.link = WriterLink("t-0", 0, epoll)
-        partitions = SimpleNamespace(of=lambda parts: [SimpleNamespace(link=self.link)] * len(parts))
+        partitions = SimpleNamespace(of=lambda request: [SimpleNamespace(link=self.link)] * len(request.parts))
         self.connections = Connections(turn, epoll, self.buffers, Network())
         handing_over = HandingOver(turn, self.connections, self.buffers, 0)
         known = cast(KnownPartitions, partitions)

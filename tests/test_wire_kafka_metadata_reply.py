@@ -36,7 +36,8 @@ def test_every_version_is_what_kio_would_write(version: int, cluster_id: str) ->
     rows: list[Row] = [(topic.name, topic) for topic in TOPICS]
     rows.append(("error", 17))
     rows.append((UUID(int=9), 100))
-    frame = encode.frame(77, version, BROKERS, cluster_id, 1, encode.topics(version, rows, True), True)
+    topics = encode.topics(version, rows, lambda name: {3} if name == rows[0][0] else set())
+    frame = encode.frame(77, version, BROKERS, cluster_id, 1, topics, {5, 8})
     assert kio_response_again(METADATA, version, frame) == frame
     reply = decode_response(METADATA, version, frame)
     assert reply.header.correlation_id == 77
@@ -46,6 +47,9 @@ def test_every_version_is_what_kio_would_write(version: int, cluster_id: str) ->
         ids = [topic.topic_id for topic in reply.topics]
         assert ids[0] == UUID(int=5) and ids[1] != ids[2] and ids[3] is None
         assert ids[4] == UUID(int=9)
+    if version >= 8:
+        assert [topic.topic_authorized_operations for topic in reply.topics][:2] == [{3}, set()]
+        assert reply.topics[4].topic_authorized_operations is None
     assert reply.topics[4].name == (None if version >= 12 else "")
 
 

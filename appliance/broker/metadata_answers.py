@@ -6,6 +6,7 @@ coordinator has sent it.  Both make their answers here, so that all clients get 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
@@ -13,10 +14,11 @@ from uuid import UUID
 from ..addresses import Listener
 from ..catalog import Topic
 from ..config import TopicSettings
-from ..errors import UnknownPartition
+from ..errors import TopicNotPermitted, UnknownPartition
 from ..names import is_topic
+from ..security.acls import Access, Operation, ResourceType
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import Broker, MetadataEncoder, Row, topic_id
+from ..wire.kafka.metadata_reply import Broker, MetadataEncoder, Operations, Row, topic_id
 
 
 class Directory(Protocol):
@@ -57,6 +59,12 @@ def why_missing(name: str) -> Code:
     return Code.UNKNOWN_TOPIC_OR_PARTITION if is_topic(name) else Code.INVALID_TOPIC_EXCEPTION
 
 
+def cluster_operations_of(access: Access) -> frozenset[int]:
+    """The operations on the cluster that a client may do, and be told."""
+    may = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+    return access.operations(ResourceType.CLUSTER) if may else frozenset()
+
+
 class MetadataAnswers:
     """Makes replies from the current state of ``directory``."""
 
@@ -71,16 +79,28 @@ class MetadataAnswers:
         listener: Listener,
         wanted: Sequence[str | UUID] | None,
         errors: Mapping[str, int],
+        access: Access,
         *,
         topic_operations: bool,
         cluster_operations: bool,
     ) -> bytes:
-        """The reply frame to Metadata.  ``errors``: errors of missing topics, by name, instead of the usual one."""
+        """The reply frame to Metadata.
+
+        Args:
+            errors: errors of missing topics, by name, instead of the usual one.
+            access: what the client may do.  It sees the topics that it may describe.
+        """
         directory = self._directory
-        if wanted is None:
-            topics = self._encoder.all_topics(version, directory.revision, self._sorted_topics, topic_operations)
+        operations: Operations | None = None
+        if topic_operations:
+            operations = functools.partial(access.operations, ResourceType.TOPIC)
+        if wanted is not None:
+            topics = self._encoder.topics(version, self._rows(wanted, errors, access), operations)
+        elif access.unrestricted:
+            topics = self._encoder.all_topics(version, directory.revision, self._sorted_topics, operations)
         else:
-            topics = self._encoder.topics(version, self._rows(wanted, errors), topic_operations)
+            shown: list[Row] = [(one.name, one) for one in self._sorted_topics() if access.describable[one.name]]
+            topics = self._encoder.topics(version, shown, operations)
         return self._encoder.frame(
             correlation_id,
             version,
@@ -88,41 +108,52 @@ class MetadataAnswers:
             directory.cluster_id,
             directory.broker_id,
             topics,
-            cluster_operations,
+            cluster_operations_of(access) if cluster_operations else None,
         )
 
-    def _rows(self, wanted: Sequence[str | UUID], errors: Mapping[str, int]) -> list[Row]:
+    def _rows(self, wanted: Sequence[str | UUID], errors: Mapping[str, int], access: Access) -> list[Row]:
         """Each requested topic once, or its error; topics by name come first."""
         known = self._directory.topics()
         names = [name for name in dict.fromkeys(wanted) if isinstance(name, str)]
         ids = [one for one in dict.fromkeys(wanted) if not isinstance(one, str)]
-        rows: list[Row] = [(name, known.get(name) or errors.get(name) or why_missing(name)) for name in names]
+        hidden = Code.TOPIC_AUTHORIZATION_FAILED
+        rows: list[Row] = [
+            (name, (known.get(name) or errors.get(name) or why_missing(name)) if access.describable[name] else hidden)
+            for name in names
+        ]
         by_id = {topic_id(topic): topic for topic in known.values()} if ids else {}
         for wanted_id in ids:
             topic = by_id.get(wanted_id)
-            rows.append((topic.name, topic) if topic is not None else (wanted_id, Code.UNKNOWN_TOPIC_ID))
+            if topic is None:
+                rows.append((wanted_id, Code.UNKNOWN_TOPIC_ID))
+            else:
+                rows.append((topic.name, topic) if access.describable[topic.name] else (wanted_id, hidden))
         return rows
 
     def _sorted_topics(self) -> list[Topic]:
         return [topic for _, topic in sorted(self._directory.topics().items())]
 
-    def native(self, names: Sequence[str] | None, listener: Listener) -> dict[str, Any]:
+    def native(self, names: Sequence[str] | None, listener: Listener, access: Access) -> dict[str, Any]:
         """The reply to the native protocol's metadata request."""
         directory = self._directory
-        wanted = sorted(directory.topics()) if names is None else dict.fromkeys(names)
+        may = access.describable
+        wanted = dict.fromkeys(names or ())
+        if names is None:
+            wanted = dict.fromkeys(name for name in sorted(directory.topics()) if may[name])
         return {
             "cluster": directory.cluster_id,
             "broker": directory.broker_id,
             "zookeeper": directory.zookeeper,
             "brokers": [list(broker) for broker in directory.brokers(listener)],
-            "topics": [self._native_topic(name) for name in wanted],
+            "topics": [self._native_topic(name, may[name]) for name in wanted],
         }
 
-    def _native_topic(self, name: str) -> dict[str, Any]:
+    def _native_topic(self, name: str, permitted: bool) -> dict[str, Any]:
         directory = self._directory
         topic = directory.topics().get(name)
-        if topic is None:
-            return {"name": name, "error": UnknownPartition.code, "settings": {}, "partitions": []}
+        if topic is None or not permitted:
+            error = UnknownPartition.code if permitted else TopicNotPermitted.code
+            return {"name": name, "error": error, "settings": {}, "partitions": []}
         return {
             "name": name,
             "error": 0,

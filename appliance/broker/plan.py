@@ -11,6 +11,7 @@ from ..errors import (
     InvalidTimestamp,
     OffsetOutOfRange,
     StorageFault,
+    TopicNotPermitted,
     UnknownPartition,
     WriterGone,
 )
@@ -84,7 +85,7 @@ def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[F
 
     As in Kafka, the first batch found is returned whole, whatever the limits, so that a consumer always makes progress.
     All other batches keep to ``request.bytes_max``.  At most PARTS_GIVEN_MAX parts get data, since each needs a look
-    into an index.  The others are answered as if there was no room.
+    into an index.  The others are answered as if there was no room.  The partitions of denied parts are None.
 
     Returns:
         The result of every part, and the number of bytes in all: -1 when a part has an error.
@@ -102,6 +103,8 @@ def fetch(request: Fetch, partitions: Sequence[Readable | None]) -> tuple[list[F
             if given == PARTS_GIVEN_MAX:
                 left = 0
         failed = failed or result.error != 0
+    for index in request.denied:
+        results[index] = FetchResult(TopicNotPermitted.code, -1, -1, 0, ())
     return results, -1 if failed else total
 
 
@@ -153,7 +156,10 @@ class Lookup:
         for index in range(len(self.results), len(self.request.parts)):
             part, partition = self.request.parts[index], self._partitions[index]
             before = 0 if partition is None else partition.reader.looked_bytes
-            self.results.append(offsets(part, partition, self.request.counted))
+            if index in self.request.denied:
+                self.results.append(OffsetsResult(TopicNotPermitted.code, -1, -1, -1))
+            else:
+                self.results.append(offsets(part, partition, self.request.counted))
             looked += PART_BYTES if partition is None else PART_BYTES + partition.reader.looked_bytes - before
             if looked >= bytes_max:
                 break

@@ -19,6 +19,7 @@ import typer.exceptions
 from .. import __version__
 from ..errors import ApplianceError
 from . import (
+    acl_commands,
     config_commands,
     data_commands,
     groups_commands,
@@ -103,6 +104,7 @@ app.add_typer(groups_commands.app, name="groups", rich_help_panel="Topics and gr
 app.add_typer(users_commands.app, name="users", rich_help_panel="Who may do what")
 app.add_typer(pipeline_commands.app, name="pipeline", rich_help_panel="Topics and groups")
 app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
+app.add_typer(acl_commands.app, name="acl", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")
 demo_command.register(app)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..addresses import Listener
 from ..errors import ApplianceError
 from ..names import GROUP_CHARACTERS_MAX
+from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import GROUP_OPERATIONS, Broker
+from ..wire.kafka.metadata_reply import Broker
 from . import consumer_protocol
 from .group_coordinator import GroupCoordinator, coordinator_of
 from .group_state import Group, State
@@ -49,17 +49,19 @@ class GroupLookupApi:
         if call.version >= 4:
             return {
                 "coordinators": [
-                    {"key": key} | self._found(key, request.key_type, brokers) for key in request.coordinator_keys
+                    {"key": key} | self._found(call, key, request.key_type, brokers) for key in request.coordinator_keys
                 ]
             }
-        return self._found(request.key, request.key_type, brokers)
+        return self._found(call, request.key, request.key_type, brokers)
 
-    def _found(self, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
+    def _found(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
         error, message, broker = Code.NONE, None, Broker(-1, "", -1)
         if key_type == TRANSACTION_KEY:
             error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
         elif key_type != GROUP_KEY:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
+        elif not call.may(Operation.DESCRIBE, ResourceType.GROUP, key):
+            error, message = Code.GROUP_AUTHORIZATION_FAILED, f"not permitted on group {key!r}"
         elif len(key) > GROUP_CHARACTERS_MAX:
             error, message = Code.INVALID_GROUP_ID, f"a group id has at most {GROUP_CHARACTERS_MAX} characters"
         elif not self._store.leads:
@@ -75,15 +77,16 @@ class GroupLookupApi:
         }
 
     async def _describe(self, call: Call) -> Answer:
-        operations = GROUP_OPERATIONS if call.request.include_authorized_operations else None
-        return {
-            "groups": [
-                {"authorized_operations": operations, "group_id": name} | await self._describe_one(name, call)
-                for name in call.request.groups
-            ]
-        }
+        return {"groups": [{"group_id": name} | await self._describe_one(name, call) for name in call.request.groups]}
 
     async def _describe_one(self, name: str, call: Call) -> dict[str, Any]:
+        if not call.may(Operation.DESCRIBE, ResourceType.GROUP, name):
+            return {"error_code": Code.GROUP_AUTHORIZATION_FAILED, "group_state": ""}
+        wanted = call.request.include_authorized_operations
+        operations = call.access.operations(ResourceType.GROUP, name) if wanted else None
+        return {"authorized_operations": operations} | await self._found_group(name, call)
+
+    async def _found_group(self, name: str, call: Call) -> dict[str, Any]:
         error: int = self._coordinator.refuse(name, call.listener, nameless=True)
         if error:
             return {"error_code": error, "group_state": ""}
@@ -117,21 +120,26 @@ class GroupLookupApi:
             error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
         states = {state.lower() for state in call.request.states_filter or ()}
         types = {kind.lower() for kind in call.request.types_filter or ()}
+        every = call.may(Operation.DESCRIBE, ResourceType.CLUSTER)
         groups = [
             {"group_id": name, "protocol_type": protocol_type, "group_state": state, "group_type": GROUP_TYPE}
             for name, (protocol_type, state) in sorted(rows.items())
-            if (not states or state.lower() in states) and (not types or GROUP_TYPE in types)
+            if (not states or state.lower() in states)
+            and (not types or GROUP_TYPE in types)
+            and (every or call.may(Operation.DESCRIBE, ResourceType.GROUP, name))
         ]
         return {"error_code": error, "groups": groups}
 
     async def _delete(self, call: Call) -> Answer:
         results = []
         for name in dict.fromkeys(call.request.groups_names):
-            results.append({"group_id": name, "error_code": await self._delete_one(name, call.listener)})
+            results.append({"group_id": name, "error_code": await self._delete_one(name, call)})
         return {"results": results}
 
-    async def _delete_one(self, name: str, listener: Listener) -> int:
-        error: int = self._coordinator.refuse(name, listener, nameless=True)
+    async def _delete_one(self, name: str, call: Call) -> int:
+        if not call.may(Operation.DELETE, ResourceType.GROUP, name):
+            return Code.GROUP_AUTHORIZATION_FAILED
+        error: int = self._coordinator.refuse(name, call.listener, nameless=True)
         if not error and self._membership.may_delete(name) is Code.NON_EMPTY_GROUP:
             error = Code.NON_EMPTY_GROUP
         if error:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ApplianceError, NotCoordinator
 from ..names import NOTE_BYTES_MAX, TopicPartition
+from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
 from . import consumer_protocol
@@ -53,7 +54,9 @@ class OffsetsApi:
                 codes[key] = error
                 if error:
                     continue
-                if known is None or each.partition_index not in known.partitions:
+                if not call.access.readable[topic.name]:
+                    codes[key] = Code.TOPIC_AUTHORIZATION_FAILED
+                elif known is None or each.partition_index not in known.partitions:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 elif len(note.encode()) > NOTE_BYTES_MAX:
                     codes[key] = Code.OFFSET_METADATA_TOO_LARGE
@@ -98,6 +101,8 @@ class OffsetsApi:
         wanted = None
         if topics is not None:
             wanted = [TopicPartition(topic.name, number) for topic in topics for number in topic.partition_indexes]
+        if not call.may(Operation.DESCRIBE, ResourceType.GROUP, name):
+            return self._refused(wanted or (), Code.GROUP_AUTHORIZATION_FAILED, call.version)
         unready = Code.COORDINATOR_LOAD_IN_PROGRESS  # Java's consumer takes COORDINATOR_NOT_AVAILABLE for fatal here
         error: int = self._coordinator.refuse(name, call.listener, nameless=True, without_lease=unready)
         found: Mapping[TopicPartition, Commit] = {}
@@ -106,21 +111,23 @@ class OffsetsApi:
                 found = await self._store.committed(name, None if wanted is None else self._existing(wanted))
             except ApplianceError as fault:
                 error = retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)
-        if error and call.version >= 2:
+        if error:
+            return self._refused(wanted or (), error, call.version)
+        may = call.access.describable
+        if wanted is None:
+            wanted = [key for key in found if may[key[0]]]
+        rows = {
+            key: _row(found.get(key)) if may[key[0]] else _row(None, Code.TOPIC_AUTHORIZATION_FAILED) for key in wanted
+        }
+        fields: dict[str, Any] = {"topics": _by_topic(rows, "name", lambda row: row)}
+        return fields | {"error_code": Code.NONE} if call.version >= 2 else fields
+
+    @staticmethod
+    def _refused(keys: Iterable[TopicPartition], error: int, version: int) -> dict[str, Any]:
+        """The answer about one group with nothing but an error, which old versions have in each partition."""
+        if version >= 2:
             return {"error_code": error, "topics": []}
-        committed = {key: found.get(key) for key in (found if wanted is None else wanted)}
-
-        def row(commit: Commit | None) -> dict[str, Any]:
-            offset, note, epoch = commit or Commit(-1)
-            return {
-                "committed_offset": offset,
-                "committed_leader_epoch": epoch,
-                "metadata": note,
-                "error_code": error,
-            }
-
-        fields: dict[str, Any] = {"topics": _by_topic(committed, "name", row)}
-        return fields | {"error_code": error} if call.version >= 2 else fields
+        return {"topics": _by_topic({key: _row(None, error) for key in keys}, "name", lambda row: row)}
 
     def _existing(self, keys: Iterable[TopicPartition]) -> list[TopicPartition]:
         """The existing partitions, once each: names that a client invents are neither looked up nor remembered."""
@@ -151,7 +158,8 @@ class OffsetsApi:
                 return {"error_code": Code.GROUP_ID_NOT_FOUND}
             if registered is not None and registered.native:
                 subscribed.update(topic for member in registered.members for topic in member.topics)
-            free = [key for key in self._existing(keys) if key[0] not in subscribed]
+            may = call.access.readable
+            free = [key for key in self._existing(keys) if key[0] not in subscribed and may[key[0]]]
             if free:
                 for fault in (await self._store.commit(name, dict.fromkeys(free))).values():
                     raise fault
@@ -159,8 +167,15 @@ class OffsetsApi:
             return {"error_code": retriable(fault, Code.COORDINATOR_LOAD_IN_PROGRESS)}
         codes = dict.fromkeys(keys, Code.UNKNOWN_TOPIC_OR_PARTITION) | dict.fromkeys(free, Code.NONE)
         codes |= {key: Code.GROUP_SUBSCRIBED_TO_TOPIC for key in keys if key[0] in subscribed}
+        codes |= {key: Code.TOPIC_AUTHORIZATION_FAILED for key in keys if not may[key[0]]}
         rows = _by_topic(codes, "name", lambda code: {"error_code": code})
         return {"error_code": Code.NONE, "topics": rows}
+
+
+def _row(commit: Commit | None, error: int = Code.NONE) -> dict[str, Any]:
+    """The fields of one partition in an answer to OffsetFetch."""
+    offset, note, epoch = commit or Commit(-1)
+    return {"committed_offset": offset, "committed_leader_epoch": epoch, "metadata": note, "error_code": error}
 
 
 def _by_topic(

@@ -1,8 +1,8 @@
-"""Answers APIs of absent features: reassignments, elections, quotas, transactions, access rules.
+"""Answers APIs of absent features: reassignments, elections, transactions.
 
-Each partition is stored once, on a broker that does not change; every client may do everything; producers are
-idempotent and have no transactions.  Tools send such requests all the same.  The answers are those of a Kafka broker
-where nothing is set.  A request that would change nothing succeeds; any other is refused with the reason.
+Each partition is stored once, on a broker that does not change; producers are idempotent and have no transactions.
+Tools send such requests all the same.  The answers are those of a Kafka broker where nothing is set.  A request that
+would change nothing succeeds; any other is refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..errors import ApplianceError, InvalidTopic
 from ..names import check_topic
+from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_LEADER
@@ -24,7 +25,6 @@ TRANSACTION_STATES: Final = frozenset(
         "PrepareEpochFence",
     }
 )  # fmt: skip
-NO_RULES: Final = "there are no access rules here: everybody may do all"
 
 Row = dict[str, Any]
 
@@ -39,14 +39,9 @@ class AbsentApi:
             "ElectLeaders": self._elect,
             "AlterPartitionReassignments": self._reassign,
             "ListPartitionReassignments": self._reassignments,
-            "DescribeClientQuotas": self._quotas,
-            "AlterClientQuotas": self._alter_quotas,
             "DescribeProducers": self._producers,
             "ListTransactions": self._transactions,
             "DescribeTransactions": self._describe_transactions,
-            "DescribeAcls": self._rules,
-            "CreateAcls": self._create_rules,
-            "DeleteAcls": self._delete_rules,
         }
 
     # -- where partitions are -------------------------------------------------------------------------
@@ -107,22 +102,6 @@ class AbsentApi:
     async def _reassignments(self, call: Call) -> Answer:
         return {"error_code": Code.NONE, "topics": []}
 
-    # -- quotas -----------------------------------------------------------------------
-
-    async def _quotas(self, call: Call) -> Answer:
-        return {"error_code": Code.NONE, "entries": []}
-
-    async def _alter_quotas(self, call: Call) -> Answer:
-        """Quotas can be taken back, since none is set."""
-        entries = []
-        for entry in call.request.entries:
-            row: Row = {"error_code": Code.NONE}
-            if any(not operation.remove for operation in entry.ops):
-                row = _fault(Code.INVALID_REQUEST, "there are no quotas here: clients share what there is")
-            names = [{"entity_type": each.entity_type, "entity_name": each.entity_name} for each in entry.entity]
-            entries.append(row | {"entity": names})
-        return {"entries": entries}
-
     # -- transactions ---------------------------------------------------------------------------------
 
     async def _producers(self, call: Call) -> Answer:
@@ -131,14 +110,17 @@ class AbsentApi:
             {
                 "name": topic.name,
                 "partitions": [
-                    {"partition_index": number} | self._active(topic.name, number) for number in topic.partition_indexes
+                    {"partition_index": number} | self._active(call, topic.name, number)
+                    for number in topic.partition_indexes
                 ],
             }
             for topic in call.request.topics
         ]
         return {"topics": topics}
 
-    def _active(self, name: str, partition: int) -> Row:
+    def _active(self, call: Call, name: str, partition: int) -> Row:
+        if not call.may(Operation.READ, ResourceType.TOPIC, name):
+            return _fault(Code.TOPIC_AUTHORIZATION_FAILED, f"not permitted on topic {name!r}")
         topic = self._appliance.topics().get(name)
         try:
             check_topic(name)
@@ -157,25 +139,14 @@ class AbsentApi:
         return {"error_code": Code.NONE, "unknown_state_filters": unknown, "transaction_states": []}
 
     async def _describe_transactions(self, call: Call) -> Answer:
-        states = [
-            {
-                "transactional_id": name,
-                "error_code": Code.TRANSACTIONAL_ID_NOT_FOUND if name else Code.INVALID_REQUEST,
-            }
-            for name in call.request.transactional_ids
-        ]
-        return {"transaction_states": states}
+        def error_of(name: str) -> int:
+            if not name:
+                return Code.INVALID_REQUEST
+            may = call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name)
+            return Code.TRANSACTIONAL_ID_NOT_FOUND if may else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
-    # -- access rules ---------------------------------------------------------------------------------
-
-    async def _rules(self, call: Call) -> Answer:
-        return _fault(Code.SECURITY_DISABLED, NO_RULES) | {"resources": []}
-
-    async def _create_rules(self, call: Call) -> Answer:
-        return {"results": [_fault(Code.SECURITY_DISABLED, NO_RULES) for _ in call.request.creations]}
-
-    async def _delete_rules(self, call: Call) -> Answer:
-        return {"filter_results": [_fault(Code.SECURITY_DISABLED, NO_RULES) for _ in call.request.filters]}
+        names = call.request.transactional_ids
+        return {"transaction_states": [{"transactional_id": name, "error_code": error_of(name)} for name in names]}
 
 
 def _fault(code: int, message: str) -> Row:

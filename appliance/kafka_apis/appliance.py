@@ -55,6 +55,10 @@ class Appliance(Directory, Protocol):
     # -- users, access rules, quotas ------------------------------------------------------------------
 
     @property
+    def authorizes(self) -> bool:
+        """Whether access rules are enforced."""
+
+    @property
     def security(self) -> SecurityState:
         """The present state, also while ZooKeeper is away."""
 

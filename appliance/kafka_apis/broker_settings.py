@@ -43,6 +43,8 @@ class BrokerSetting(NamedTuple):
 
 
 _KEYS: Final = (  # Kafka's name, ours
+    ("allow.everyone.if.no.acl.found", "security.allow_everyone_if_no_acl"),
+    ("authorizer.class.name", "security.authorizer"),
     ("auto.create.topics.enable", "topics.auto_create"),
     ("connections.max.idle.ms", "network.idle_ms"),
     ("log.retention.check.interval.ms", "disk.check_ms"),
@@ -50,10 +52,10 @@ _KEYS: Final = (  # Kafka's name, ours
     ("num.network.threads", "network.workers"),
     ("num.partitions", "topics.partitions"),
     ("socket.request.max.bytes", "network.frame_bytes_max"),
+    ("super.users", "security.super_users"),
 )
 _LIMITS: Final = Limits()
 _FIXED: Final = (
-    ("authorizer.class.name", Kind.STRING, "", "there are no access control lists: everybody may do all"),
     ("default.replication.factor", Kind.INT, "1", "each partition is stored once"),
     ("delete.topic.enable", Kind.BOOLEAN, "true", "topics can be deleted"),
     ("group.initial.rebalance.delay.ms", Kind.INT, str(_LIMITS.initial_delay_ms), "a new group waits for more members"),

@@ -10,10 +10,11 @@ There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from ..broker.metadata_answers import MetadataAnswers, why_missing
+from ..broker.metadata_answers import MetadataAnswers, cluster_operations_of, why_missing
 from ..catalog import LEADER_EPOCH, Topic
 from ..errors import (
     ApplianceError,
@@ -24,9 +25,10 @@ from ..errors import (
     UnsupportedVersion,
 )
 from ..names import INTERNAL_TOPICS, is_reserved, is_topic
+from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
-from ..wire.kafka.metadata_reply import CLUSTER_OPERATIONS, NO_ID, NO_LEADER, TOPIC_OPERATIONS, topic_id
+from ..wire.kafka.metadata_reply import NO_ID, NO_LEADER, operation_bits, topic_id
 from ..wire.kafka.primitives import epoch_refusal
 from .appliance import Appliance
 
@@ -34,7 +36,6 @@ CREATIONS_MAX: Final = 64
 """Topics that one metadata request may have made; the client asks again for the rest."""
 PAGE_PARTITIONS_MAX: Final = 2_000
 """Partitions in one answer to DescribeTopicPartitions; as Kafka's max.request.partition.size.limit."""
-TOPIC_OPERATION_BITS: Final = sum(1 << operation for operation in TOPIC_OPERATIONS)
 BROKER_ENDPOINTS: Final = 1
 
 
@@ -63,25 +64,32 @@ class ClusterApi:
         if request.topics is not None and (call.version > 0 or request.topics):
             wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
-                errors = await self._create_missing([name for name in dict.fromkeys(wanted) if isinstance(name, str)])
+                errors = await self._create_missing(call, wanted)
         return self._answers.kafka(
             call.correlation_id,
             call.version,
             call.listener,
             wanted,
             errors,
+            call.access,
             topic_operations=bool(request.include_topic_authorized_operations),
             cluster_operations=bool(request.include_cluster_authorized_operations),
         )
 
-    async def _create_missing(self, names: list[str]) -> dict[str, int]:
-        """Create missing topics; return the codes of those that could not be created."""
+    async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> dict[str, int]:
+        """Create missing topics that the client may see; return the codes of those that could not be created."""
         known = self._appliance.topics()
+        names = [name for name in dict.fromkeys(wanted) if isinstance(name, str) and call.access.describable[name]]
         missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
+        refused = dict.fromkeys(missing, int(Code.TOPIC_AUTHORIZATION_FAILED))
+        if not call.may(Operation.CREATE, ResourceType.CLUSTER):
+            missing = [name for name in missing if call.may(Operation.CREATE, ResourceType.TOPIC, name)]
+        for name in missing:
+            del refused[name]
         errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)
         made = missing[:CREATIONS_MAX]
         codes = await asyncio.gather(*(self._create(name) for name in made))
-        return errors | dict(zip(made, codes, strict=True))
+        return refused | errors | dict(zip(made, codes, strict=True))
 
     async def _create(self, name: str) -> int:
         try:
@@ -94,8 +102,9 @@ class ClusterApi:
 
     async def _describe_partitions(self, call: Call) -> Answer:
         """Metadata page by page: topics by name, from the cursor on, as many partitions as are asked for."""
-        request, known = call.request, self._appliance.topics()
-        names = sorted({topic.name for topic in request.topics} or known)
+        request, known, may = call.request, self._appliance.topics(), call.access.describable
+        named = {topic.name for topic in request.topics}
+        names = sorted(named or (name for name in known if may[name]))
         first, first_partition = "", 0
         if request.cursor is not None:
             first, first_partition = request.cursor.topic_name, request.cursor.partition_index
@@ -103,19 +112,16 @@ class ClusterApi:
         left = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
         topics: list[dict[str, Any]] = []
         for name in names:
-            topic = known.get(name)
+            topic = known.get(name) if may[name] else None
             if topic is None:
-                row = {
-                    "name": name,
-                    "error_code": why_missing(name),
-                    "topic_authorized_operations": TOPIC_OPERATION_BITS,
-                }
-                topics.append(row)
+                error = why_missing(name) if may[name] else Code.TOPIC_AUTHORIZATION_FAILED
+                topics.append({"name": name, "error_code": error})
                 continue
             numbers = [number for number in sorted(topic.partitions) if name != first or number >= first_partition]
             if not left and numbers:
                 return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[0]}}
-            topics.append(self._described(topic, numbers[:left]))
+            operations = operation_bits(call.access.operations(ResourceType.TOPIC, name))
+            topics.append(self._described(topic, numbers[:left]) | {"topic_authorized_operations": operations})
             if len(numbers) > left:
                 return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": numbers[left]}}
             left -= len(numbers)
@@ -145,7 +151,6 @@ class ClusterApi:
             "topic_id": topic_id(topic),
             "is_internal": topic.name in INTERNAL_TOPICS,
             "partitions": rows,
-            "topic_authorized_operations": TOPIC_OPERATION_BITS,
         }
 
     # -- brokers --------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ class ClusterApi:
                 "error_message": "there are no controllers to describe: ask for brokers (endpoint type 1)",
                 "cluster_id": self._appliance.cluster_id,
             }
-        operations = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None
+        operations = cluster_operations_of(call.access) if request.include_cluster_authorized_operations else None
         return {
             "cluster_id": self._appliance.cluster_id,
             "controller_id": self._appliance.broker_id,
@@ -199,7 +204,12 @@ class ClusterApi:
             "topics": [
                 {
                     "topic": topic.topic,
-                    "partitions": [self._end_of_one(topic.topic, each) for each in topic.partitions],
+                    "partitions": [
+                        self._end_of_one(topic.topic, each)
+                        if call.access.describable[topic.topic]
+                        else {"partition": each.partition, "error_code": Code.TOPIC_AUTHORIZATION_FAILED}
+                        for each in topic.partitions
+                    ],
                 }
                 for topic in call.request.topics
             ]

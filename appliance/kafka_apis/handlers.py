@@ -1,9 +1,8 @@
 """Answers the Kafka requests that network workers forward: a request frame in, a reply frame out.
 
-What a worker does not answer itself comes here.  ``wire.kafka.forwarded`` decodes it, one handler of
-:mod:`.cluster_api`, :mod:`.topic_api`, :mod:`.settings_api`, :mod:`.credentials_api`, :mod:`.absent_api` or of
-:mod:`appliance.groups` answers it, and the reply goes back the same way.  Requests run side by side; the worker puts
-their replies into the order of its connection.
+What a worker does not answer itself comes here.  ``wire.kafka.forwarded`` decodes it.  :mod:`.refusals` refuses it if
+its client lacks a right; else one handler of this package or of :mod:`appliance.groups` answers it.  The reply goes
+back the same way.  Requests run side by side; the worker puts their replies into the order of its connection.
 
 Every API of ``wire.kafka.apis`` that workers do not serve has a handler: checked when :class:`KafkaApis` is made.
 """
@@ -22,14 +21,18 @@ from ..groups.group_lookup_api import GroupLookupApi
 from ..groups.member_api import MemberApi
 from ..groups.offsets_api import OffsetsApi
 from ..groups.store import GroupStore
+from ..security.authorizer import Authorizer
 from ..security.principals import Origin
 from ..wire.kafka import forwarded
 from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from ..wire.kafka.call import Answer, Call, Handler
 from .absent_api import AbsentApi
+from .access_api import AccessApi
 from .appliance import Appliance
 from .cluster_api import ClusterApi
 from .credentials_api import CredentialsApi
+from .quota_api import QuotaApi
+from .refusals import refusal
 from .settings_api import SettingsApi
 from .topic_api import TopicApi
 
@@ -95,9 +98,11 @@ class KafkaApis:
         appliance: Appliance,
         groups: GroupCoordinator,
         group_store: GroupStore,
+        authorizer: Authorizer,
         elements_max: int = forwarded.ELEMENTS_MAX,
     ) -> None:
         self._codec = _Codec(elements_max)
+        self._authorizer = authorizer
         apis = (
             MemberApi(groups, group_store),
             OffsetsApi(groups, group_store),
@@ -107,6 +112,8 @@ class KafkaApis:
             SettingsApi(appliance),
             CredentialsApi(appliance),
             AbsentApi(appliance),
+            AccessApi(appliance),
+            QuotaApi(appliance),
         )
         handlers = {name: handler for api in apis for name, handler in api.handlers.items()}
         self._handlers: dict[int, Handler] = {
@@ -129,9 +136,10 @@ class KafkaApis:
             header, request = await self._codec.decode(frame, origin.peer)
         except ClientFault as error:
             return forwarded.encode_refusal(frame, error.code)
-        call = Call(request, header.api_version, header.correlation_id, header.client_id, origin)
+        access = self._authorizer.access(origin)
+        call = Call(request, header.api_version, header.correlation_id, header.client_id, origin, access)
         try:
-            answer = await self._handlers[header.api_key](call)
+            answer = refusal(APIS[header.api_key].name, call) or await self._handlers[header.api_key](call)
         except ApplianceError as error:  # something is missing just now; handlers answer all else themselves
             return forwarded.encode_refusal(frame, error.code)
         if isinstance(answer, bytes):

@@ -18,9 +18,19 @@ from typing import Any, Final
 from ..addresses import Listener
 from ..catalog import Topic
 from ..config import KEYS, TopicSettings
-from ..errors import ApplianceError, InvalidRequest, InvalidSetting, UnknownPartition, UnsupportedVersion
+from ..errors import (
+    ApplianceError,
+    ClusterNotPermitted,
+    GroupNotPermitted,
+    InvalidRequest,
+    InvalidSetting,
+    TopicNotPermitted,
+    UnknownPartition,
+    UnsupportedVersion,
+)
 from ..kafka_settings import ACCEPTED, Kind
 from ..names import check_topic
+from ..security.acls import CLUSTER_NAME, Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
 from .appliance import Appliance
@@ -81,6 +91,7 @@ class SettingsApi:
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
             try:
+                _check_right(call, Operation.DESCRIBE_CONFIGS, kind, name)
                 keys = frozenset(resource.configuration_keys or ())
                 settings = self._settings(kind, name, keys, options, call.listener)
                 results.append(Described(kind, name, Code.NONE, "", settings))
@@ -172,6 +183,7 @@ class SettingsApi:
     async def _change(self, resource: Any, call: Call, *, replace: bool) -> Row:
         row = _answer(resource)
         try:
+            _check_right(call, Operation.ALTER_CONFIGS, resource.resource_type, resource.resource_name)
             if resource.resource_type == Resource.TOPIC:
                 await self._change_topic(resource, call.request.validate_only, replace)
             else:
@@ -203,6 +215,18 @@ class SettingsApi:
             raise InvalidRequest(f"resource type {resource.resource_type}: nothing of that type has settings")
         if replace or any(config.config_operation != DELETE for config in resource.configs):
             raise InvalidRequest("only a topic's settings can be changed; the broker's are in its configuration file")
+
+
+def _check_right(call: Call, operation: Operation, kind: int, name: str) -> None:
+    """Raises NotPermitted; everything but topics and groups belongs to the cluster."""
+    if kind == Resource.TOPIC:
+        if not call.may(operation, ResourceType.TOPIC, name):
+            raise TopicNotPermitted(f"not permitted on topic {name!r}")
+    elif kind == Resource.GROUP:
+        if not call.may(operation, ResourceType.GROUP, name):
+            raise GroupNotPermitted(f"not permitted on group {name!r}")
+    elif not call.may(operation, ResourceType.CLUSTER, CLUSTER_NAME):
+        raise ClusterNotPermitted("not permitted on the cluster")
 
 
 def _answer(resource: Any) -> Row:

@@ -31,6 +31,7 @@ from uuid import UUID
 from ..config import TOPIC_KEYS, TopicSettings
 from ..kafka_settings import ACCEPTED, Kind
 from ..wire.kafka.apis import APIS, CREATE_TOPICS, DESCRIBE_CONFIGS
+from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID
 from ..wire.kafka.reply import Reply
 from .broker_settings import BROKER_NAMES, kind_of
@@ -45,6 +46,8 @@ _ROW = struct.Struct(">?b?")
 _PLACED = struct.Struct(">ih")
 _I16 = struct.Struct(">h")
 _NO_THROTTLE: Final = b"\0\0\0\0"
+_HIDDEN_TAG: Final = bytes((1, 0, 2)) + _I16.pack(Code.TOPIC_AUTHORIZATION_FAILED)
+"""One tagged field, topic_config_error_code, of two bytes."""
 
 
 class Source(IntEnum):
@@ -92,8 +95,12 @@ class Described(NamedTuple):
     settings: bytes
 
 
+HIDDEN: Final = b"hidden"
+"""In place of the settings of a topic that the client may not see."""
+
+
 class Created(NamedTuple):
-    """One topic of a reply to CreateTopics; ``settings`` is encoded, b"" on error."""
+    """One topic of a reply to CreateTopics; ``settings`` is encoded, b"" on error, HIDDEN if they are not shown."""
 
     name: str
     error: int = 0
@@ -175,7 +182,9 @@ def encode_created(correlation_id: int, version: int, topics: Sequence[Created])
     for topic in topics:
         parts += [r.string(topic.name), topic.id.bytes if version >= 7 else b"", _I16.pack(topic.error)]
         parts.append(r.message(topic.message))
+        hidden = topic.settings == HIDDEN
         if version >= 5:
-            parts += [_PLACED.pack(topic.partitions, topic.replicas), topic.settings or r.count(0)]
-        parts.append(r.tags)
+            settings = r.count(0) if hidden else topic.settings or r.count(0)
+            parts += [_PLACED.pack(topic.partitions, topic.replicas), settings]
+        parts.append(_HIDDEN_TAG if hidden and version >= 5 else r.tags)
     return r.frame(correlation_id, [*parts, r.tags])

@@ -19,13 +19,15 @@ from ..errors import (
     InvalidSetting,
     NotLeader,
     OffsetOutOfRange,
+    TopicNotPermitted,
     UnknownPartition,
 )
+from ..security.acls import Operation, ResourceType
 from ..wire.kafka.call import Answer, Call, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID, topic_id
 from .appliance import Appliance
-from .settings_reply import Created, encode_created, encode_new_topic
+from .settings_reply import HIDDEN, Created, encode_created, encode_new_topic
 
 Name = TypeVar("Name", str, "str | UUID")
 Row = TypeVar("Row")
@@ -45,6 +47,10 @@ class _Refused(ApplianceError):
 
 def _code_of(error: ApplianceError) -> int:
     return error.refusal if isinstance(error, _Refused) else error.code
+
+
+def _not_permitted(topic: str) -> TopicNotPermitted:
+    return TopicNotPermitted(f"not permitted on topic {topic!r}")
 
 
 class TopicApi:
@@ -67,12 +73,17 @@ class TopicApi:
     async def _create(self, call: Call) -> Answer:
         counts = Counter(wanted.name for wanted in call.request.topics)
         topics = {wanted.name: wanted for wanted in call.request.topics}
+        of_all = call.may(Operation.CREATE, ResourceType.CLUSTER)
 
         async def create(name: str) -> Created:
             try:
                 if counts[name] > 1:
                     raise InvalidRequest(f"topic {name!r} is asked for {counts[name]} times in one request")
-                return await self._create_one(topics[name], call.request.validate_only)
+                if not (of_all or call.may(Operation.CREATE, ResourceType.TOPIC, name)):
+                    raise _not_permitted(name)
+                made = await self._create_one(topics[name], call.request.validate_only)
+                shown = call.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name)
+                return made if shown else made._replace(partitions=-1, replicas=-1, settings=HIDDEN)
             except ApplianceError as error:
                 return Created(name, _code_of(error), str(error))
 
@@ -148,6 +159,9 @@ class TopicApi:
                 return row | {"error_code": Code.INVALID_REQUEST, "error_message": message}
             if name is None:
                 return row | {"error_code": Code.UNKNOWN_TOPIC_ID, "error_message": f"there is no topic of id {given}"}
+            if not call.may(Operation.DELETE, ResourceType.TOPIC, name):
+                named = name if given == name or call.access.describable[name] else None
+                return row | {"name": named, "error_code": Code.TOPIC_AUTHORIZATION_FAILED}
             try:
                 await self._appliance.delete_topic(name)
             except ApplianceError as error:
@@ -166,6 +180,8 @@ class TopicApi:
                     raise InvalidRequest(
                         f"topic {wanted.name!r} is asked for {counts[wanted.name]} times in one request"
                     )
+                if not call.may(Operation.ALTER, ResourceType.TOPIC, wanted.name):
+                    raise _not_permitted(wanted.name)
                 present = len(self._topic(wanted.name).partitions)
                 if wanted.count <= present:
                     raise _Refused(
@@ -200,6 +216,8 @@ class TopicApi:
             for each in topic.partitions:
                 row = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": Code.NONE}
                 try:
+                    if not call.may(Operation.DELETE, ResourceType.TOPIC, topic.name):
+                        raise _not_permitted(topic.name)
                     row["low_watermark"] = await self._delete_before(topic.name, each.partition_index, each.offset)
                 except ApplianceError as error:
                     row["error_code"] = error.code

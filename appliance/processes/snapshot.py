@@ -8,6 +8,7 @@ The coordinator sends each worker the changes, on the stream that also brings it
     [0, ["gone", [name ...]]]                   deleted
     [0, ["security", packed]]                   :class:`SecurityState`, all of it
     [0, ["end"]]
+    [0, ["used", [[key, user, client id, amount] ...]]]     by clients of other workers; a worker sends [0, rows]
     [0, ["producer ids", first, count]]     for the worker to give to clients; the worker asks for them with [0]
 
 (Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
@@ -31,7 +32,7 @@ while it is replaced.  The coordinator keeps references only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -173,6 +174,10 @@ class Snapshot:
         self.revision = 0
         self.security = SecurityState()
         """Identity shows whether it has changed."""
+        self.on_security: Callable[[SecurityState], None] = lambda _: None
+        """Called with each new state."""
+        self.on_usage: Callable[[list[Any]], None] = lambda _: None
+        """Called with what clients of other workers have taken from their limits."""
         self.producer_ids = ProducerIdStock()
         self._facts = self._next_facts = Facts("", -1, False, "", {}, {}, TopicSettings())
         self._topics: dict[str, Topic] = {}
@@ -185,12 +190,16 @@ class Snapshot:
             case ["producer ids", first, count]:
                 self.producer_ids.add(first, count)
                 return
+            case ["used", rows]:
+                self.on_usage(rows)
+                return
             case ["begin"]:
                 self._next = {}
             case ["facts", facts]:
                 self._next_facts = msgspec.convert(facts, Facts)
             case ["security", packed]:
                 self.security = unpack(packed)
+                self.on_security(self.security)
             case ["topics", rows]:
                 for name, topic_id, partitions, settings in rows:
                     self._next[name] = Topic(name, dict(partitions), settings, topic_id)

@@ -282,12 +282,13 @@ class Access:
     ``readable``, ``writable`` and ``describable`` decide about topics: they are asked for each request to them.
     """
 
-    __slots__ = ("__weakref__", "_decisions", "_rights", "describable", "host", "principal", "readable", "writable")
+    __slots__ = ("__weakref__", "_decisions", "describable", "host", "principal", "readable", "rights", "writable")
 
-    def __init__(self, rights: Rights, principal: str, host: str) -> None:
-        self.principal, self.host, self._rights = principal, host, rights
+    def __init__(self, rights: Rights, principal: str, host: str, administrator: bool = False) -> None:
+        """``administrator``: it may do everything, whatever its principal may."""
+        self.principal, self.host, self.rights = principal, host, rights
         self._decisions: dict[tuple[int, int], Decisions] | None = None
-        if not rights.is_unrestricted(principal):
+        if not administrator and not rights.is_unrestricted(principal):
             self._decisions = {}
         self.readable = self.of(Operation.READ, ResourceType.TOPIC)
         self.writable = self.of(Operation.WRITE, ResourceType.TOPIC)
@@ -304,7 +305,7 @@ class Access:
             return _ALWAYS
         known = self._decisions.get((operation, resource))
         if known is None:
-            known = self._rights.decisions(self.principal, self.host, operation, resource)
+            known = self.rights.decisions(self.principal, self.host, operation, resource)
             self._decisions[operation, resource] = known
         return known
 
@@ -347,15 +348,18 @@ class Rights:
         for acl in acls:
             self._by_principal[acl.principal].append(acl)
             self._by_resource[acl.resource].append(acl)
-        self.hosts: Final = frozenset(acl.host for listed in self._by_principal.values() for acl in listed) - {ANY}
-        """The hosts that some ACL names.  All others have the same rights."""
+        self._hosts = frozenset(acl.host for listed in self._by_principal.values() for acl in listed)
 
     def is_unrestricted(self, principal: str) -> bool:
         return not self.enforced or principal in self._super_users
 
+    def effective_host(self, host: str) -> str:
+        """The host itself if some ACL names it; ANY stands for all others, which have the same rights."""
+        return host if host in self._hosts else ANY
+
     def access(self, principal: str, host: str) -> Access:
         """What a principal may do from a host."""
-        return Access(self, principal, host if host in self.hosts else ANY)
+        return Access(self, principal, self.effective_host(host))
 
     def decisions(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> Decisions:
         """See :meth:`Access.of`."""

@@ -149,5 +149,8 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "put_user": _cluster(_O.ALTER),
     "delete_user": _cluster(_O.ALTER),
     "zookeeper_login": _cluster(_O.CLUSTER_ACTION),
+    "acls": _cluster(_O.DESCRIBE),
+    "add_acls": _cluster(_O.ALTER),
+    "delete_acls": _cluster(_O.ALTER),
 }
 """By the name of the request (``wire/native.py``) or of the admin verb (``wire/native_admin.py``)."""

@@ -51,6 +51,16 @@ class Security(Struct, frozen=True):
     login_ms_max: Annotated[
         int, Meta(ge=100, le=600_000, description="a connection that has not logged in after this time is closed")
     ] = 10_000
+    authorizer: Annotated[
+        Literal["", "acl"],
+        Meta(description='"acl" = clients may do what access rules allow; "" = everything, once they are logged in'),
+    ] = ""
+    super_users: Annotated[
+        str, Meta(description='who may do everything without rules: "User:admin;User:CN=ops,O=example"')
+    ] = ""
+    allow_everyone_if_no_acl: Annotated[
+        bool, Meta(description="what no access rule is about is open to everybody, as Kafka's key with that name")
+    ] = False
 
 
 def is_loopback(listener: Listener) -> bool:

@@ -15,6 +15,10 @@ def principal_of(user: str) -> str:
     return f"User:{user}"
 
 
+def user_of_principal(principal: str) -> str:
+    return principal.partition(":")[2]
+
+
 class Origin(NamedTuple):
     """Where a request comes from: the listener that the client connected to, the client's "host:port", who it is."""
 

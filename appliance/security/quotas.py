@@ -184,8 +184,3 @@ class Bucket:
         """How much the clients of this process have taken since the last report."""
         amount, self._unreported = self._unreported, 0
         return amount
-
-    def change(self, rate: float) -> None:
-        """Take a new rate.  A debt lasts as long as before."""
-        self._level *= rate / self._rate
-        self._rate = rate

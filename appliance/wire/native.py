@@ -62,7 +62,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.msgpack import Decoder
 
 from ..errors import FrameTooLarge, ProtocolFault, UnsupportedVersion
-from ..names import PARTITION_MAX, TOPIC_CHARACTERS_MAX
+from ..names import CLIENT_ID_CHARACTERS_MAX, PARTITION_MAX, TOPIC_CHARACTERS_MAX
 from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, Limits
 from .frames import SIZE_BYTES
 from .requests import (
@@ -240,7 +240,7 @@ class NativeCodec:
         self._mechanisms = mechanisms
         self._broker_id = broker_id
         self._limits = limits
-        self._greeted = greeted
+        self._greeted, self._client = greeted, b""
         self.first_bytes_max = limits.frame_bytes_max if greeted else HELLO_BYTES_MAX
 
     def decode(self, frame: memoryview) -> Request:
@@ -278,7 +278,7 @@ class NativeCodec:
         if hello.version != VERSION:
             error = UnsupportedVersion.code
             return Local(encode_frame([hello.correlation, error, VERSION, self._broker_id, {}]), close=True)
-        self._greeted = True
+        self._greeted, self._client = True, hello.client[:CLIENT_ID_CHARACTERS_MAX].encode("utf-8", "replace")
         limits: dict[str, Any] = {"frame_bytes_max": self._limits.frame_bytes_max}
         if self._mechanisms:
             limits["mechanisms"] = list(self._mechanisms)
@@ -298,6 +298,12 @@ class NativeCodec:
         request.parts.append(ProducePart(topic, partition, shift + stop, shift + len(frame)))
         request.count += 1
         return True
+
+    def client_id(self, frame: memoryview) -> bytes:
+        return self._client
+
+    def with_throttle(self, request: Request, reply: bytes, throttle_ms: int) -> bytes:
+        return reply  # its connection is not read meanwhile, which is all that this client notices
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
         rows = zip(request.context, results, strict=True)

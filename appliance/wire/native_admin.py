@@ -20,7 +20,12 @@
     delete_user     {name}                                nil
     zookeeper_login {}                                    {scheme, user, password} for members of native groups, who
                                                           register in ZooKeeper themselves; {}: it is open
+    acls            {FILTER}                              [ACL]; those that the filter selects
+    add_acls        {acls: [ACL]}                         nil
+    delete_acls     {FILTER, dry_run?}                    [ACL]; those that were deleted, or would be
 
+    ACL             {resource, name, pattern, principal, host, operation, permission}: Kafka's words as text
+    FILTER          as ACL, all optional; pattern "Match": rules about the resource ``name``
     PARTITION       {partition, leader, start, end, bytes, messages, state}
     MEMBER          {id, client, host, partitions: [[topic, partition]]}
     COMMITTED       {topic, partition, offset, end, lag_messages, lag_bytes, lag_seconds, owner}
@@ -110,6 +115,39 @@ class OneUser(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
 
 
+AclText = Annotated[str, Meta(max_length=1_000)]
+
+
+class AclRow(msgspec.Struct, forbid_unknown_fields=True):
+    """An access rule in words; see :class:`appliance.security.acls.Acl`."""
+
+    resource: AclText
+    name: AclText
+    principal: AclText
+    operation: AclText
+    pattern: AclText = "Literal"
+    host: AclText = "*"
+    permission: AclText = "Allow"
+
+
+class AddAcls(msgspec.Struct, forbid_unknown_fields=True):
+    acls: Annotated[list[AclRow], Meta(max_length=1_000)]
+
+
+class SelectAcls(msgspec.Struct, forbid_unknown_fields=True):
+    resource: AclText = "Any"
+    name: AclText | None = None
+    pattern: AclText = "Any"
+    principal: AclText | None = None
+    host: AclText | None = None
+    operation: AclText = "Any"
+    permission: AclText = "Any"
+
+
+class DeleteAcls(SelectAcls, forbid_unknown_fields=True):
+    dry_run: bool = False
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
@@ -131,6 +169,9 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "put_user": PutUser,
     "delete_user": OneUser,
     "zookeeper_login": Nothing,
+    "acls": SelectAcls,
+    "add_acls": AddAcls,
+    "delete_acls": DeleteAcls,
 }
 """The type of the arguments of each verb."""
 

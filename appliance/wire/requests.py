@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 EARLIEST = -2
 LATEST = -1
 MAX_TIMESTAMP = -3
 """Special values of :attr:`OffsetsPart.timestamp`; values >= 0 are milliseconds since 1970."""
+
+
+NONE_DENIED: Final[frozenset[int]] = frozenset()
 
 
 class OpenFile(Protocol):
@@ -66,6 +69,8 @@ class Produce:
 
     ``overlap``, here and below: requests of one connection with the same value may be in progress together.  Any other
     request starts when all before it have taken effect.  "" overlaps with nothing.
+
+    ``denied``, here and below: the numbers of the parts that the client has no right to; the handler refuses them.
     """
 
     overlap: ClassVar[str] = "produce"
@@ -74,6 +79,7 @@ class Produce:
     timeout_ms: int
     parts: list[ProducePart]
     count: int = 1
+    denied: frozenset[int] = NONE_DENIED
 
 
 @dataclass(slots=True)
@@ -84,6 +90,7 @@ class Fetch:
     bytes_min: int
     bytes_max: int
     parts: list[FetchPart]
+    denied: frozenset[int] = NONE_DENIED
 
     @property
     def bytes_enough(self) -> int:
@@ -99,6 +106,7 @@ class Offsets:
     context: Any
     parts: list[OffsetsPart]
     counted: bool = True
+    denied: frozenset[int] = NONE_DENIED
 
 
 @dataclass(slots=True)
@@ -197,6 +205,12 @@ class Codec(Protocol):
         Returns:
             Whether it was joined.
         """
+
+    def client_id(self, frame: memoryview) -> bytes:
+        """The name that the client of a request has given itself."""
+
+    def with_throttle(self, request: Request, reply: bytes, throttle_ms: int) -> bytes:
+        """The beginning of an encoded reply, telling the client for how long it is throttled, where it can."""
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes: ...
 

@@ -34,6 +34,7 @@ from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
 from ...security.audit_log import Audit
+from ...security.authorizer import Authorizer
 from ...security.principals import Origin
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
@@ -119,7 +120,10 @@ class Coordinator:
             on_security=lambda: self._security.on_changed(),
         )
         self._security = SecurityRegistry(data_dir, self._registry, self._spawn)
-        self._security.on_change = self._publish_soon
+        self._security.on_change = self._on_security
+        security = config.security
+        self._authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
+        self._authorizer.take(self._security.state.acls)
         self._brokers = LiveBrokers(config, self._registry)
         self._catalog = Catalog.load(data_dir)
         self._publishing = False
@@ -146,10 +150,16 @@ class Coordinator:
         claims = self._groups.offsets.claims
         claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
         elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
-        self._kafka = KafkaApis(self._broker, self._kafka_groups, self._groups, elements_max)
+        self._kafka = KafkaApis(self._broker, self._kafka_groups, self._groups, self._authorizer, elements_max)
         self._measurements = Measurements(data_dir, partitions, topics, brokers, clock_ms)
         self._native = NativeApi(
-            self._broker, topics, partitions, self._measurements, self._groups, self._kafka_groups.groups
+            self._broker,
+            topics,
+            partitions,
+            self._measurements,
+            self._groups,
+            self._kafka_groups.groups,
+            self._authorizer,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)
         self._retention = RetentionEnforcer(data_dir, topics, partitions, clock_ms)
@@ -275,6 +285,10 @@ class Coordinator:
         self._publish_soon()
         self._spawn(self._groups.offsets.claims.review())
 
+    def _on_security(self) -> None:
+        self._authorizer.take(self._security.state.acls)
+        self._publish_soon()
+
     async def _connected(self) -> None:
         known = self._broker.cluster_id
         try:
@@ -308,13 +322,20 @@ class Coordinator:
     async def _attach_worker(self, index: int, fd: int) -> None:
         """Connect a new incarnation of worker ``index``, and close the stream of the old one."""
         frame_bytes_max = Limits.of(self._config).forwarded_bytes_max
-        stream = WorkerStream(self._answer, self._publish, self._producer_ids.take_block, frame_bytes_max)
+        stream = WorkerStream(
+            self._answer, self._publish, self._producer_ids.take_block, self._on_usage, frame_bytes_max
+        )
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:
             old.close()
         self._workers[index] = stream
         self._publish()
+
+    def _on_usage(self, worker: WorkerStream, rows: Sequence[Any]) -> None:
+        for stream in self._workers.values():
+            if stream is not worker:
+                stream.send_usage(rows)
 
     def _publish_soon(self) -> None:
         """Publish a change in the next turn of the loop; an answer that comes first publishes it itself."""

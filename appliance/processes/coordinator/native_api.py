@@ -19,14 +19,19 @@ from ...errors import ApplianceError, InvalidRequest, UnknownGroup
 from ...groups.group_state import Group, State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
+from ...security.acls import Access, Operation, ResourceType
+from ...security.authorizer import Authorizer
 from ...security.principals import Origin
+from ...security.rule_changes import NO_AUTHORIZER, Deletion, added, filter_from_words, from_words, words
 from ...security.scram import decode_verifier
 from ...security.user_changes import drop_verifiers, set_verifiers
 from ...wire import native, native_admin
 from ...wire.native_admin import (
+    AddAcls,
     AlterTopic,
     CommitOffsets,
     CreateTopic,
+    DeleteAcls,
     DeleteOffsets,
     ManyTopics,
     Nothing,
@@ -34,9 +39,11 @@ from ...wire.native_admin import (
     OneTopic,
     OneUser,
     PutUser,
+    SelectAcls,
 )
 from ...zookeeper import login
 from .measuring import Measured, Measurements
+from .native_rights import check_rights
 from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
@@ -65,6 +72,7 @@ class NativeApi:
         measurements: Measurements,
         groups: RegisteredGroups,
         kafka_groups: Callable[[], Mapping[str, Group]],
+        authorizer: Authorizer,
     ) -> None:
         self._broker = broker
         self._topics = topics
@@ -73,7 +81,8 @@ class NativeApi:
         self._groups = groups
         self._metadata = MetadataAnswers(broker)
         self._kafka_groups = kafka_groups
-        self._verbs: dict[str, Callable[[Any], Awaitable[Any]]] = {
+        self._authorizer = authorizer
+        self._verbs: dict[str, Callable[[Any, Access], Awaitable[Any]]] = {
             "create_topic": self._create_topic,
             "ensure_topic": self._ensure_topic,
             "alter_topic": self._alter_topic,
@@ -90,6 +99,9 @@ class NativeApi:
             "put_user": self._put_user,
             "delete_user": self._delete_user,
             "zookeeper_login": self._zookeeper_login,
+            "acls": self._acls,
+            "add_acls": self._add_acls,
+            "delete_acls": self._delete_acls,
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
 
@@ -100,34 +112,39 @@ class NativeApi:
             ProtocolFault: close the connection.
         """
         request = native.decode_forwarded(memoryview(frame))
+        access = self._authorizer.access(origin)
         if isinstance(request, native.MetadataRequest):
-            return native.encode_frame([request.correlation, 0, self._metadata.native(request.topics, origin.listener)])
-        code, message, result = await self._admin(request.verb, request.arguments)
+            reply = self._metadata.native(request.topics, origin.listener, access)
+            return native.encode_frame([request.correlation, 0, reply])
+        code, message, result = await self._admin(request.verb, request.arguments, access)
         return native.encode_frame([request.correlation, code, message, result])
 
     # ---- admin
 
-    async def _admin(self, verb: str, given: msgspec.Raw) -> tuple[int, str, Any]:
+    async def _admin(self, verb: str, given: msgspec.Raw, access: Access) -> tuple[int, str, Any]:
         try:
             arguments = native_admin.decode_arguments(verb, given)
-            return 0, "", await self._verbs[verb](arguments)
+            check_rights(verb, arguments, access, self._broker.topics())
+            return 0, "", await self._verbs[verb](arguments, access)
         except ApplianceError as error:
             return error.code, str(error), None
 
-    async def _create_topic(self, wanted: CreateTopic) -> dict[str, Any]:
+    async def _create_topic(self, wanted: CreateTopic, access: Access) -> dict[str, Any]:
         return _brief(await self._topics.create(wanted.name, wanted.partitions, wanted.settings))
 
-    async def _ensure_topic(self, wanted: OneTopic) -> dict[str, Any]:
+    async def _ensure_topic(self, wanted: OneTopic, access: Access) -> dict[str, Any]:
         return _brief(await self._topics.ensure(wanted.name))
 
-    async def _alter_topic(self, wanted: AlterTopic) -> dict[str, Any]:
+    async def _alter_topic(self, wanted: AlterTopic, access: Access) -> dict[str, Any]:
         return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))
 
-    async def _delete_topic(self, wanted: OneTopic) -> None:
+    async def _delete_topic(self, wanted: OneTopic, access: Access) -> None:
         await self._topics.delete(wanted.name)
 
-    async def _list_topics(self, wanted: ManyTopics) -> list[dict[str, Any]]:
-        names = sorted(self._broker.topics()) if wanted.names is None else wanted.names
+    async def _list_topics(self, wanted: ManyTopics, access: Access) -> list[dict[str, Any]]:
+        names = wanted.names
+        if names is None:
+            names = [name for name in sorted(self._broker.topics()) if access.describable[name]]
         topics = [self._topics.get(name) for name in names]
         measured = await self._measurements.measure(
             {TopicPartition(topic.name, partition): None for topic in topics for partition in topic.partitions}
@@ -149,24 +166,24 @@ class NativeApi:
         own = self._topics.settings(topic).as_kafka()
         return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
 
-    async def _init_producer(self, wanted: Nothing) -> dict[str, int]:
+    async def _init_producer(self, wanted: Nothing, access: Access) -> dict[str, int]:
         return {"producer_id": self._broker.producer_id(), "epoch": 0}
 
-    async def _status(self, wanted: Nothing) -> dict[str, Any]:
+    async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
 
-    async def _zookeeper_login(self, wanted: Nothing) -> dict[str, str]:
+    async def _zookeeper_login(self, wanted: Nothing, access: Access) -> dict[str, str]:
         return login.to_wire(self._broker.zookeeper_login)
 
     # ---- users
 
-    async def _list_users(self, wanted: Nothing) -> list[dict[str, Any]]:
+    async def _list_users(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
         return [
             {"name": name, "mechanisms": {mechanism: one.iterations for mechanism, one in sorted(verifiers.items())}}
             for name, verifiers in sorted(self._broker.security.users.items())
         ]
 
-    async def _put_user(self, wanted: PutUser) -> None:
+    async def _put_user(self, wanted: PutUser, access: Access) -> None:
         verifiers = {}
         for mechanism, text in wanted.verifiers.items():
             try:
@@ -175,18 +192,20 @@ class NativeApi:
                 raise InvalidRequest(f"user {wanted.name!r}: {error}") from None
         await self._broker.alter_security(set_verifiers(wanted.name, verifiers, new=wanted.new))
 
-    async def _delete_user(self, wanted: OneUser) -> None:
+    async def _delete_user(self, wanted: OneUser, access: Access) -> None:
         await self._broker.alter_security(drop_verifiers(wanted.name))
 
     # ---- groups
 
-    async def _list_groups(self, wanted: Nothing) -> list[dict[str, Any]]:
+    async def _list_groups(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
+        every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
         return [
             {"group": group.name, **self._standing(group), "members": len(group.members)}
             for group in await self._groups.groups()
+            if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, group.name)
         ]
 
-    async def _group(self, wanted: OneGroup) -> dict[str, Any]:
+    async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
         group = await self._groups.group(wanted.group)
         if group is None:
             raise UnknownGroup(f"there is no group {wanted.group!r}")
@@ -196,7 +215,7 @@ class NativeApi:
             {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
             for member in group.members
         ]
-        keys = {*committed, *owners}
+        keys = {key for key in {*committed, *owners} if access.describable[key[0]]}
         offsets = {key: committed[key].offset if key in committed else None for key in sorted(keys)}
         measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
         rows = [
@@ -214,11 +233,12 @@ class NativeApi:
             return {"protocol": "", "state": STATES[State.EMPTY]}
         return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE]}
 
-    async def _offsets(self, wanted: OneGroup) -> list[list[Any]]:
+    async def _offsets(self, wanted: OneGroup, access: Access) -> list[list[Any]]:
         committed = await self._groups.committed(wanted.group, None)
-        return [[*key, commit.offset] for key, commit in sorted(committed.items())]
+        may = access.describable
+        return [[*key, commit.offset] for key, commit in sorted(committed.items()) if may[key.topic]]
 
-    async def _commit(self, wanted: CommitOffsets) -> None:
+    async def _commit(self, wanted: CommitOffsets, access: Access) -> None:
         offsets: dict[TopicPartition, Commit | None] = {}
         for topic, partition, offset in wanted.offsets:
             if offset < 0:
@@ -229,7 +249,7 @@ class NativeApi:
             for error in (await self._groups.commit(wanted.group, offsets)).values():
                 raise error
 
-    async def _delete_offsets(self, wanted: DeleteOffsets) -> None:
+    async def _delete_offsets(self, wanted: DeleteOffsets, access: Access) -> None:
         arguments = {"group": wanted.group, "partitions": wanted.partitions}
         if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
             return
@@ -238,6 +258,31 @@ class NativeApi:
         else:
             dropped = [TopicPartition(*key) for key in wanted.partitions]
             await self._groups.commit(wanted.group, dict.fromkeys(dropped))
+
+    # ---- access rules
+
+    async def _acls(self, wanted: SelectAcls, access: Access) -> list[dict[str, str]]:
+        chosen = filter_from_words(wanted)
+        return [words(acl) for acl in self._broker.security.acls if chosen.selects(acl)]
+
+    async def _add_acls(self, wanted: AddAcls, access: Access) -> None:
+        self._check_authorizer()
+        new = [from_words(row) for row in wanted.acls]
+        await self._broker.alter_security(lambda state: added(state, new))
+
+    async def _delete_acls(self, wanted: DeleteAcls, access: Access) -> list[dict[str, str]]:
+        deletion = Deletion([filter_from_words(wanted)])
+        if wanted.dry_run:
+            deletion(self._broker.security)
+        else:
+            self._check_authorizer()
+            await self._broker.alter_security(deletion)
+        return [words(acl) for acl in deletion.deleted]
+
+    def _check_authorizer(self) -> None:
+        """Raises InvalidRequest: nothing would enforce the rules."""
+        if not self._broker.authorizes:
+            raise InvalidRequest(NO_AUTHORIZER)
 
 
 def _brief(topic: Topic) -> dict[str, Any]:

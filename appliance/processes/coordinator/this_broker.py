@@ -111,6 +111,12 @@ class ThisBroker:
             self.default_settings(),
         )
 
+    # ---- security
+
+    @property
+    def authorizes(self) -> bool:
+        return bool(self._config.security.authorizer)
+
     def disk_space(self) -> tuple[int, int]:
         system = os.statvfs(self._data_dir)
         return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize

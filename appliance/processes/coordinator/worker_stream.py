@@ -2,15 +2,16 @@
 
 The worker sends ``[token, origin, frame]``; an origin is a :class:`~appliance.security.principals.Origin`.  The answer
 is ``[token, reply frame]`` or ``[token, nil]`` (close that connection).  ``[token]`` alone means that the connection is
-gone, ``[0]`` asks for producer ids.  The coordinator does not read from a worker that does not take its answers, or has
-REQUESTS_MAX unanswered requests.  Between the answers it sends the worker's snapshot (``processes.snapshot``).
+gone, ``[0]`` asks for producer ids, ``[0, rows]`` is what clients have taken from their limits, for the other workers.
+The coordinator does not read from a worker that does not take its answers, or has REQUESTS_MAX unanswered requests.
+Between the answers it sends the worker's snapshot (``processes.snapshot``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
@@ -41,6 +42,7 @@ class WorkerStream(asyncio.Protocol):
         answer: Answer,
         publish: Callable[[WorkerStream], None],
         take_producer_ids: Callable[[], tuple[int, int]],
+        on_usage: Callable[[WorkerStream, Sequence[Any]], None],
         frame_bytes_max: int,
     ) -> None:
         """Connect the parts of the coordinator that serve a worker.
@@ -49,6 +51,7 @@ class WorkerStream(asyncio.Protocol):
             answer: answers one request.
             publish: called before each answer, so that the worker's snapshot has the changes of that request.
             take_producer_ids: returns the first id and the size of a block; raises ApplianceError when there is none.
+            on_usage: takes what the clients of this worker have taken from their limits.
             frame_bytes_max: of a request.
         """
         self.published: tuple[Any, ...] = ()  # the state of the broker that the worker's snapshot shows
@@ -56,6 +59,7 @@ class WorkerStream(asyncio.Protocol):
         self._answer = answer
         self._publish = publish
         self._take_producer_ids = take_producer_ids
+        self._on_usage = on_usage
         self._publisher = Publisher()
         self._tasks: set[asyncio.Task[bytes | None]] = set()
         self._unpacker = msgpack.Unpacker(max_buffer_size=2 * (frame_bytes_max + STREAM_OVERHEAD_BYTES))
@@ -83,6 +87,11 @@ class WorkerStream(asyncio.Protocol):
             for message in self._publisher.changes(facts, topics, security):
                 self._transport.write(msgpack.packb([SNAPSHOT, message]))
 
+    def send_usage(self, rows: Sequence[Any]) -> None:
+        """Send the worker what clients of others have taken from their limits; one that does not read gets none."""
+        if self._transport is not None and not self.congested:
+            self._transport.write(msgpack.packb([SNAPSHOT, ["used", rows]]))
+
     def data_received(self, data: bytes) -> None:
         self._unpacker.feed(data)
         self._take()
@@ -106,6 +115,9 @@ class WorkerStream(asyncio.Protocol):
             if len(message) == 1:
                 if message[0] == SNAPSHOT:
                     self._send_producer_ids()
+                continue
+            if message[0] == SNAPSHOT:
+                self._on_usage(self, message[1])
                 continue
             self._unanswered += 1
             token, (listener, *rest), frame = message

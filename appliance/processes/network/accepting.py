@@ -42,12 +42,13 @@ class LimitReached(NamedTuple):
 class Accepted(NamedTuple):
     """A new connection, its listener at the address that the client connected to, and the client's address.
 
-    The address of a client of a Unix socket is "unix:" and its process id.
+    The address of a client of a Unix socket is "unix:" and its process id; ``uid`` is its user, -1 of all others.
     """
 
     sock: socket.socket
     listener: Listener
     peer: str
+    uid: int = -1
 
 
 class Accepting:
@@ -91,7 +92,8 @@ class Accepting:
             sock.setblocking(False)
             if listener.unix:
                 credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
-                return Accepted(sock, listener, f"unix:{PEER_CREDENTIALS.unpack(credentials)[0]}")
+                pid, uid, _ = PEER_CREDENTIALS.unpack(credentials)
+                return Accepted(sock, listener, f"unix:{pid}", uid)
             set_options(sock, peer[0])
             return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
         except OSError:  # gone already

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ...security.acls import Access
 from ...security.login_exchange import Exchange
 from ...security.principals import ANONYMOUS
+
+if TYPE_CHECKING:
+    from .metering import Meter
 
 
 class ClientSession:
@@ -14,7 +20,18 @@ class ClientSession:
     last login, "" before.
     """
 
-    __slots__ = ("deadline_ms", "gated", "login", "mechanism", "principal")
+    __slots__ = (
+        "access",
+        "deadline_ms",
+        "gated",
+        "held",
+        "login",
+        "mechanism",
+        "meter",
+        "metered",
+        "muted_until_ms",
+        "principal",
+    )
 
     def __init__(self, principal: str = ANONYMOUS, login_by_ms: int = 0) -> None:
         """``login_by_ms``: until when the client has to log in; 0: it need not."""
@@ -22,6 +39,15 @@ class ClientSession:
         self.gated = bool(login_by_ms)
         self.deadline_ms = login_by_ms
         self.login: Exchange | None = None
+        self.access: Access | None = None
+        """What it may do, by the rules of its last request."""
+        self.meter: Meter | None = None
+        """The buckets of its client, None without a limit; those of ``metered``: quotas, principal, client id."""
+        self.metered: tuple[object, str, bytes] | None = None
+        self.muted_until_ms = 0
+        """Until when it is throttled; 0: it is not."""
+        self.held = False
+        """It is not read, and no request of it starts: it is throttled, or the rules have not come yet."""
 
     def begin(self, principal: str, mechanism: str, deadline_ms: int) -> None:
         """The client has logged in."""

@@ -44,7 +44,12 @@ Raises:
 
 
 class Connections:
-    """All connections of one worker.  It has more than 20 methods, because receiving and sending share its fields."""
+    """All connections of one worker.  ``throttle`` meters a reply to a client with a limit: see ``metering``.
+
+    It has more than 20 methods, and a few more lines than others, because receiving and sending share its fields.
+    """
+
+    throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]]
 
     def __init__(self, turn: Turn, epoll: select.epoll, buffers: Buffers, limits: Network) -> None:
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
@@ -242,8 +247,8 @@ class Connections:
 
     def answer(self, pending: Pending, reply: list[bytes | FileRange]) -> None:
         """Set the reply of a request, which has taken effect."""
-        pending.reply = reply
         connection = pending.connection
+        pending.reply = reply if connection.session.meter is None else self.throttle(pending, reply)
         connection.started -= 1
         self.touched[connection] = None
 
@@ -268,6 +273,7 @@ class Connections:
             return
         if (
             connection.stalled
+            and not connection.session.held
             and connection.may_start(connection.stalled_overlap)
             and connection not in self.resumed
             and not self._take_frames(connection)
@@ -285,6 +291,7 @@ class Connections:
             not connection.stalled
             and not connection.inbox.starved
             and not connection.close_when_sent
+            and not connection.session.held
             and (connection.hand_over_to is None or connection.handoff_count.acks != 1)
             and connection.unanswered <= limits.requests_max
             and connection.out_bytes <= limits.send_bytes_max

@@ -40,7 +40,7 @@ class Fetching:
         Returns:
             False when the request has to start again in the next turn.
         """
-        partitions = self._partitions.of(request.parts)
+        partitions = self._partitions.of(request)
         if self._connections.awaits_announcement(connection, partitions):
             return False
         pending = Pending(connection, request)
@@ -79,7 +79,7 @@ class Fetching:
         request = delayed.pending.request
         assert isinstance(request, Fetch)
         self._wait_lists.remove(delayed)
-        partitions = self._partitions.of(request.parts)
+        partitions = self._partitions.of(request)
         results, size = plan.fetch(request, partitions)
         if len(partitions) > 1 and 0 <= size < request.bytes_enough:
             if self._delay(delayed, request, partitions, results):
@@ -92,7 +92,7 @@ class Fetching:
         request = delayed.pending.request
         assert isinstance(request, Fetch)
         self._wait_lists.remove(delayed)
-        self._reply(delayed.pending, request, plan.fetch(request, self._partitions.of(request.parts))[0])
+        self._reply(delayed.pending, request, plan.fetch(request, self._partitions.of(request))[0])
 
 
 def awaited_by(request: Fetch, wait_lists: Sequence[WaitList], high_watermarks: Sequence[int]) -> list[Awaited]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgpack
 
 from ...errors import ProtocolFault
+from ...security.acls import Access
 from ...wire.requests import Forwarded, Produce
 from ..snapshot import SNAPSHOT
 from .connection_state import Connection, Pending
@@ -119,6 +120,12 @@ class CoordinatorLink:
             self._out += msgpack.packb([SNAPSHOT])
             self.flush()
 
+    def report(self, rows: Sequence[Any]) -> None:
+        """Tell the other workers, through the coordinator, what clients have taken from their limits."""
+        if self.sock is not None:
+            self._out += msgpack.packb([SNAPSHOT, rows])
+            self.flush()
+
     def forget(self, connection: Connection) -> None:
         """Forget the frames of a closed connection, and report them to the coordinator."""
         unwanted = [token for token, frame in self._frames.items() if frame.pending.connection is connection]
@@ -176,7 +183,7 @@ class CoordinatorLink:
 class Forwarding:
     """Starts requests that are forwarded, and sends the replies on.
 
-    ``read_announcements``: reads what the supervisor has sent.
+    ``read_announcements`` reads what the supervisor has sent, ``access_of`` returns what a client may do.
     """
 
     def __init__(
@@ -185,11 +192,13 @@ class Forwarding:
         answers: SnapshotAnswers,
         epoll: select.epoll,
         read_announcements: Callable[[], None],
+        access_of: Callable[[Connection], Access],
     ) -> None:
         self._connections = connections
         self._answers = answers
         self._epoll = epoll
         self._read_announcements = read_announcements
+        self._access_of = access_of
         self._link = CoordinatorLink(answers.snapshot.take)
         self._waits = False
         """The socket is full; epoll reports when it takes more."""
@@ -230,7 +239,7 @@ class Forwarding:
         if question is None:
             return None
         self.read_snapshot()
-        reply = self._answers.answer(question, connection.listener)
+        reply = self._answers.answer(question, connection.listener, self._access_of(connection))
         self._ask_for_producer_ids()
         return reply
 
@@ -244,6 +253,11 @@ class Forwarding:
         if self._link.sock is not None and self._answers.snapshot.producer_ids.ask():
             self._link.ask_for_producer_ids()
             self._watch()
+
+    def report(self, rows: Sequence[Any]) -> None:
+        """See :meth:`CoordinatorLink.report`."""
+        self._link.report(rows)
+        self._watch()
 
     def on_event(self, event: int) -> None:
         """Take replies; with EPOLLOUT send the remaining bytes first."""

@@ -28,8 +28,11 @@ class HandingOver:
         """Connections that writers serve now."""
 
     def consider(self, connection: Connection, link: WriterLink | None, acks: int) -> None:
-        """Count a produce request; ``link`` is None if it has several partitions, or none that is known."""
-        if link is None or not acks:
+        """Count a produce request; ``link`` is None if it has several partitions, or none that is known.
+
+        A client with a limit stays here: writers do not meter.
+        """
+        if link is None or not acks or connection.session.meter is not None:
             connection.cancel_handoff()
             return
         is_due = connection.handoff_count.is_due(link, acks, self._turn.now_ms)

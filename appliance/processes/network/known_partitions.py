@@ -11,6 +11,7 @@ from ...log import FileCache, LogReader
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import SegmentTable
+from ...wire.requests import Fetch, Offsets, Produce
 from .wait_lists import WaitList
 from .writer_link import WriterLink
 
@@ -76,11 +77,12 @@ class KnownPartitions:
             partition.reader.forget()
         return partition
 
-    def of(self, parts: Sequence[tuple[Any, ...]]) -> list[Partition | None]:
-        """The partition of each part of a request; None: unknown.
+    def of(self, request: Produce | Fetch | Offsets) -> list[Partition | None]:
+        """The partition of each part of a request; None: unknown, or not for this client.
 
-        A part begins with topic and number.  Equal ones follow each other.
+        Equal parts follow each other.
         """
+        parts: Sequence[tuple[Any, ...]] = request.parts
         get = self.get
         found: list[Partition | None] = []
         last: tuple[Any, ...] | None = None
@@ -90,4 +92,6 @@ class KnownPartitions:
             if key != last:
                 last, partition = key, get(key)
             found.append(partition)
+        for index in request.denied:
+            found[index] = None
         return found

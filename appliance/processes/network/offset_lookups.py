@@ -50,7 +50,7 @@ class OffsetLookups:
         Returns:
             False when the request has to start again in the next turn.
         """
-        partitions = self._partitions.of(request.parts)
+        partitions = self._partitions.of(request)
         if self._connections.awaits_announcement(connection, partitions):
             return False
         pending = Pending(connection, request)
@@ -84,7 +84,7 @@ class OffsetLookups:
         request = delayed.pending.request
         assert isinstance(request, Offsets)
         self._wait_lists.remove(delayed)
-        self._enqueue(delayed.pending, request, self._partitions.of(request.parts))
+        self._enqueue(delayed.pending, request, self._partitions.of(request))
 
     def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
         self._queue.append((pending, plan.Lookup(request, partitions)))

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 from ...broker import plan
-from ...errors import ApplianceError, StorageFault, UnknownPartition, WriterGone
+from ...errors import ApplianceError, StorageFault, TopicNotPermitted, UnknownPartition, WriterGone
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...wire.requests import Produce, ProduceResult
@@ -65,7 +65,7 @@ class Producing:
             False when it has to wait: for a writer with too many unanswered bytes, or for the next turn.
         """
         parts = request.parts
-        partitions = self._partitions.of(parts)
+        partitions = self._partitions.of(request)
         if self._connections.awaits_announcement(connection, partitions):
             return False
         for partition in partitions:
@@ -107,7 +107,9 @@ class Producing:
     ) -> None:
         topic, number, *_ = request.parts[index]
         error: ApplianceError
-        if partition is None:
+        if index in request.denied:
+            error = TopicNotPermitted(f"not permitted: Write on topic {topic!r}")
+        elif partition is None:
             error = UnknownPartition(f"{topic}-{number} is not on this appliance: create it, or ask for metadata")
         elif partition.table.state == OFFLINE:
             error = StorageFault(f"{topic}-{number} is offline: see `appliance status`")

@@ -15,6 +15,7 @@ from ...addresses import Listener
 from ...broker.metadata_answers import MetadataAnswers
 from ...errors import ProtocolFault
 from ...names import is_reserved, is_topic
+from ...security.acls import Access, Operation, ResourceType
 from ...wire import native
 from ...wire.kafka import metadata as kafka
 from ..snapshot import Snapshot
@@ -23,6 +24,13 @@ Question = native.MetadataRequest | native.AdminRequest | kafka.Question
 INIT_PRODUCER: Final = "init_producer"
 NO_ARGUMENTS: Final = b"\x80"
 """An empty map of msgpack."""
+
+
+def _may_produce(access: Access) -> bool:
+    """Whether a client may have a producer id."""
+    return access.may(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER) or access.may_some(
+        Operation.WRITE, ResourceType.TOPIC
+    )
 
 
 class SnapshotAnswers:
@@ -49,11 +57,13 @@ class SnapshotAnswers:
             return request
         return None
 
-    def answer(self, question: Question, listener: Listener) -> bytes | None:
-        """The reply frame; None: the coordinator has to answer."""
+    def answer(self, question: Question, listener: Listener, access: Access) -> bytes | None:
+        """The reply frame; None: the coordinator has to answer.  It also refuses what ``access`` does not permit."""
+        if isinstance(question, native.AdminRequest | kafka.ProducerQuestion) and not _may_produce(access):
+            return None
         match question:
             case native.MetadataRequest():
-                reply = self._answers.native(question.topics, listener)
+                reply = self._answers.native(question.topics, listener, access)
                 return native.encode_frame([question.correlation, 0, reply])
             case native.AdminRequest():
                 producer_id = self.snapshot.producer_ids.take()
@@ -64,12 +74,14 @@ class SnapshotAnswers:
                 producer_id = self.snapshot.producer_ids.take()
                 return kafka.encode_producer(question, producer_id) if producer_id is not None else None
             case kafka.MetadataQuestion():
-                return self._metadata(question, listener)
+                return self._metadata(question, listener, access)
             case kafka.CoordinatorQuestion():
+                if not all(access.may(Operation.DESCRIBE, ResourceType.GROUP, group) for group in question.groups):
+                    return None
                 brokers = self.snapshot.brokers(listener)
                 return kafka.encode_coordinator(question, *brokers[0]) if len(brokers) == 1 else None
 
-    def _metadata(self, question: kafka.MetadataQuestion, listener: Listener) -> bytes | None:
+    def _metadata(self, question: kafka.MetadataQuestion, listener: Listener, access: Access) -> bytes | None:
         known = self.snapshot.topics()
         if question.may_create and self.snapshot.auto_create:
             names = (topic for topic in question.topics or () if isinstance(topic, str))
@@ -81,6 +93,7 @@ class SnapshotAnswers:
             listener,
             question.topics,
             {},
+            access,
             topic_operations=question.topic_operations,
             cluster_operations=question.cluster_operations,
         )

@@ -7,6 +7,7 @@ blocks.
 The parts, each with its own state::
 
     accepting          listeners, refusals
+    admission          rights of clients (metering: their limits)
     handshakes         connections of TLS listeners that are not connected yet
     connections        receiving, order of requests, sending, closing
                        (connection_state, inbox, transport: of one connection)
@@ -35,7 +36,9 @@ from ...addresses import Listener
 from ...config import Config
 from ...errors import BadValue
 from ...names import TopicPartition
+from ...security.authorizer import Authorizer
 from ...security.configuration import Tls
+from ...security.local_users import user_of
 from ...security.principals import ANONYMOUS, principal_of
 from ...shared import memory
 from ...shared.doorbell import Doorbell
@@ -49,6 +52,7 @@ from ..clock import now_ms
 from ..control import Channel
 from ..tls_files import TlsFiles
 from .accepting import Accepted, Accepting, LimitReached
+from .admission import Admission
 from .client_session import ClientSession
 from .connection_state import Connection
 from .connections import STARVED_MS_MAX, Connections
@@ -59,6 +63,7 @@ from .handshakes import Handshakes
 from .inbox import Buffers, Inbox
 from .known_partitions import KnownPartitions
 from .logging_in import LoggingIn
+from .metering import Metering
 from .offset_lookups import OffsetLookups
 from .producing import Producing
 from .snapshot_answers import SnapshotAnswers
@@ -123,18 +128,27 @@ class NetworkWorker:
         self._fetching = Fetching(turn, connections, partitions, wait_lists)
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
         answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
-        self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements)
+        security = arguments.config.security
+        authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
+        self._metering = Metering(turn, connections, lambda rows: self._forwarding.report(rows))
+        connections.throttle = self._metering.throttle
+        answers.snapshot.on_usage = self._metering.on_usage
+        self._admission = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
+        answers.snapshot.on_security = self._admission.on_security
+        self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements, self._admission.access)
         self._logging_in = LoggingIn(
             turn, connections, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
         )
-        connections.connect(
-            handlers={
+        guarded = self._admission.guard(
+            {
                 Produce: self._producing.start,
                 Fetch: self._fetching.start,
                 Offsets: self._lookups.start,
                 Forwarded: self._forwarding.start,
-                Login: self._logging_in.start,
-            },
+            }
+        )
+        connections.connect(
+            handlers={**guarded, Login: self._logging_in.start},
             hand_over=self._handing_over.hand_over,
             ask_for_room=self._producing.ask_for_room,
             on_close=self._on_close,
@@ -203,6 +217,8 @@ class NetworkWorker:
         if self._accepting.resume_ms:
             self._accepting.resume()
         self._lookups.begin_turn()
+        if self._metering.active:
+            self._metering.begin_turn()
         self._handshakes.begin_turn()
         if self._connections.unread:
             self._connections.read_unread()
@@ -247,6 +263,8 @@ class NetworkWorker:
         for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms):
             if deadline_ms is not None:
                 next_ms = min(next_ms, deadline_ms)
+        if self._metering.active:
+            next_ms = min(next_ms, self._metering.next_ms(now))
         if self._control.pending:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
         if self._accepting.resume_ms:
@@ -314,11 +332,12 @@ class NetworkWorker:
 
     def _add(self, transport: Transport, accepted: Accepted) -> None:
         """Add a connection that can be used: one with TLS has completed its handshake."""
-        _, listener, peer = accepted
+        _, listener, peer, uid = accepted
         mechanisms = self._logging_in.mechanisms if listener.sasl else ()
         login_by_ms = self._turn.now_ms + self._config.security.login_ms_max if listener.sasl else 0
         codec, inbox = codec_of(listener.protocol, self._config, mechanisms=mechanisms), Inbox(self._buffers)
-        session = ClientSession(principal_of(transport.subject) if transport.subject else ANONYMOUS, login_by_ms)
+        user = user_of(uid) if listener.unix else transport.subject
+        session = ClientSession(principal_of(user) if user else ANONYMOUS, login_by_ms)
         connection = Connection(transport, listener, peer, codec, inbox, session)
         self._connections.add(connection)
         if transport.pending:
@@ -338,6 +357,7 @@ class NetworkWorker:
         self._wait_lists.forget(connection)
         self._forwarding.forget(connection)
         self._producing.forget(connection)
+        self._admission.forget(connection)
 
     def _check_timeouts(self) -> None:
         """Check time limits, and send numbers to the supervisor; once a second while there is anything to check."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ...addresses import Listener
 from ...errors import ApplianceError, Unavailable
+from ...security.acls import CLUSTER_NAME, UNRESTRICTED, Access, Operation, ResourceType
 from ...security.principals import Origin
 from .codes import Code
 
@@ -22,11 +23,17 @@ class Call(NamedTuple):
     correlation_id: int
     client_id: str
     origin: Origin
+    access: Access = UNRESTRICTED
+    """What the client may do."""
 
     @property
     def listener(self) -> Listener:
         """The listener that the client connected to."""
         return self.origin.listener
+
+    def may(self, operation: Operation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Whether the client may do this; ``security/api_rights.py`` lists what each API has to ask."""
+        return self.access.may(operation, resource, name)
 
     @property
     def client_host(self) -> str:

@@ -45,6 +45,7 @@ from .apis import (
     SASL_HANDSHAKE,
 )
 from .primitives import skip_tags
+from .throttle import with_throttle
 
 LOGIN_FRAME_BYTES_MAX: Final = 2 * sasl.MESSAGE_BYTES_MAX
 COMMITS: Final = "commit"
@@ -90,7 +91,7 @@ class KafkaCodec:
         if key in APIS and key != API_VERSIONS:
             if len(frame) > self._forwarded_bytes_max:
                 raise FrameTooLarge(len(frame), self._forwarded_bytes_max)
-            return Forwarded(None, COMMITS if key == OFFSET_COMMIT else "")
+            return Forwarded((key, version), COMMITS if key == OFFSET_COMMIT else "")
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
         else:
@@ -102,6 +103,22 @@ class KafkaCodec:
             return produce.join(request, first, frame, shift)
         except (struct.error, IndexError, ProtocolFault):
             return False  # decode() will report the error
+
+    def client_id(self, frame: memoryview) -> bytes:
+        size = _HEADER.unpack_from(frame)[3]
+        return bytes(frame[_HEADER.size : _HEADER.size + max(size, 0)])
+
+    def with_throttle(self, request: Request, reply: bytes, throttle_ms: int) -> bytes:
+        match request:
+            case Produce(context=(_, version, *_)):
+                return with_throttle(reply, PRODUCE, version, throttle_ms) if reply else reply
+            case Fetch(context=(_, version, *_)):
+                return with_throttle(reply, FETCH, version, throttle_ms)
+            case Offsets(context=(_, version, *_)):
+                return with_throttle(reply, LIST_OFFSETS, version, throttle_ms)
+            case Forwarded(context=(key, version)):
+                return with_throttle(reply, key, version, throttle_ms)
+        return reply
 
     def encode_produce(self, request: Produce, results: list[ProduceResult]) -> bytes:
         return produce.encode(request, results)

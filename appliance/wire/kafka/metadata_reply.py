@@ -25,7 +25,7 @@ All partitions have one leader epoch (``catalog.LEADER_EPOCH``, stored in every 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 from uuid import UUID
 
@@ -39,11 +39,6 @@ NO_LEADER = -1
 VERSION_MAX, FLEXIBLE_FROM = APIS[METADATA].version_max, APIS[METADATA].flexible_from
 NO_ID = UUID(int=0)
 NO_OPERATIONS = -(2**31)
-TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
-CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
-GROUP_OPERATIONS = frozenset({3, 6, 8})
-"""Kafka's AclOperation numbers that apply to the resource.  Every client may do all of them: there are no ACLs."""
-
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _PARTITION = struct.Struct(">hi")
@@ -63,8 +58,17 @@ class Broker(NamedTuple):
 _Places = dict[tuple[int, ...], tuple[int, bytes]]
 
 
-def _bits(operations: frozenset[int] | None) -> bytes:
-    return _I32.pack(NO_OPERATIONS if operations is None else sum(1 << bit for bit in operations))
+Operations = Callable[[str], Set[int]]
+"""The numbers of the operations that the client may do on a topic."""
+
+
+def operation_bits(operations: Set[int]) -> int:
+    """Numbers of Kafka's AclOperation as a bit field."""
+    return sum(1 << operation for operation in operations)
+
+
+def _bits(operations: Set[int] | None) -> bytes:
+    return _I32.pack(NO_OPERATIONS if operations is None else operation_bits(operations))
 
 
 def topic_id(topic: Topic) -> UUID:
@@ -87,7 +91,7 @@ class MetadataEncoder:
         cluster_id: str,
         controller_id: int,
         topics: bytes,
-        cluster_operations: bool = False,
+        cluster_operations: Set[int] | None = None,
     ) -> bytes:
         """Encode the reply frame, with its size.  ``topics`` comes from :meth:`topics` or :meth:`all_topics`."""
         assert 0 <= version <= VERSION_MAX
@@ -102,16 +106,13 @@ class MetadataEncoder:
             parts.append(_I32.pack(controller_id))
         parts.append(topics)
         if 8 <= version <= 10:
-            parts.append(_bits(CLUSTER_OPERATIONS if cluster_operations else None))
+            parts.append(_bits(cluster_operations))
         parts.append(p.tags)
         return p.frame(correlation_id, parts)
 
-    def topics(self, version: int, rows: Sequence[Row], operations: bool = False) -> bytes:
+    def topics(self, version: int, rows: Sequence[Row], operations: Operations | None = None) -> bytes:
         """Encode the array of topics of a reply."""
         p = Reply(version >= FLEXIBLE_FROM)
-        tail = p.tags
-        if version >= 8:
-            tail = _bits(TOPIC_OPERATIONS if operations else None) + tail
         nameless = None if version >= 12 else ""
         places: _Places = {}
         parts = [p.count(len(rows))]
@@ -131,17 +132,27 @@ class MetadataEncoder:
                     places[place] = self._place(version, p, place)
                 error, rest = places[place]
                 parts += [_PARTITION.pack(error, partition), rest]
-            parts.append(tail)
+            if version >= 8:
+                known = operations is not None and not isinstance(topic, int)
+                parts.append(_bits(operations(topic.name) if known else None))  # type: ignore[union-attr, misc]
+            parts.append(p.tags)
         return b"".join(parts)
 
     def all_topics(
-        self, version: int, revision: int, list_topics: Callable[[], Sequence[Topic]], operations: bool = False
+        self,
+        version: int,
+        revision: int,
+        list_topics: Callable[[], Sequence[Topic]],
+        operations: Operations | None = None,
     ) -> bytes:
-        """As :meth:`topics`, for all topics.  Encodes them again only when ``revision`` has changed."""
-        kept = self._all.get((version, operations))
+        """As :meth:`topics`, for all topics and a client that may do everything.
+
+        Encodes them again only when ``revision`` has changed.
+        """
+        kept = self._all.get((version, operations is not None))
         if kept is None or kept[0] != revision:
             rows: list[Row] = [(topic.name, topic) for topic in list_topics()]
-            kept = self._all[version, operations] = revision, self.topics(version, rows, operations)
+            kept = self._all[version, operations is not None] = revision, self.topics(version, rows, operations)
         return kept[1]
 
     @staticmethod

@@ -1,0 +1,181 @@
+"""``appliance acl``: add, list and delete access rules."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from ..security.acls import CLUSTER_NAME, OPERATIONS, Operation, ResourceType, parse, word
+from . import output
+from .target import Connect, Data, Json, cluster
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Add, list and delete access rules, which hold while security.authorizer is "acl".
+
+    Who has no rule may do nothing, except super users (security.super_users).  A denial wins over any permission.""",
+)
+
+COLUMNS = ["principal", "host", "permission", "operation", "resource", "name", "pattern"]
+
+Principal = Annotated[str | None, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; '*' is all; repeatable.")]
+Groups = Annotated[list[str] | None, typer.Option("--group", help="A group of consumers; '*' is all; repeatable.")]
+Transactions = Annotated[list[str] | None, typer.Option("--transactional-id", help="A transactional id; repeatable.")]
+ClusterToo = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
+Prefixed = Annotated[bool, typer.Option("--prefixed", help="All whose names begin so.")]
+Operations = Annotated[
+    list[str] | None,
+    typer.Option("--operation", help="Read, Write, Create, Delete, Alter, Describe, ... or All; repeatable."),
+]
+Host = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Only from this address.")]
+
+
+@app.command()
+def add(
+    principal: Annotated[str, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")],
+    operations: Operations = None,
+    topics: Topics = None,
+    groups: Groups = None,
+    transactions: Transactions = None,
+    of_cluster: ClusterToo = False,
+    prefixed: Prefixed = False,
+    deny: Annotated[bool, typer.Option("--deny", help="Deny it instead.")] = False,
+    host: Host = None,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Allow or deny operations on topics, groups or the cluster.
+
+    [b]Examples[/b]
+
+        appliance acl add --principal User:shipper --operation Write --operation Create --topic web- --prefixed
+
+        appliance acl add --principal User:reports --operation Read --topic web --group reports
+
+        appliance acl add --principal User:bob --operation All --topic payroll --deny --host 10.0.0.7
+
+    Read, Write, Delete and Alter include Describe.
+    """
+    named = _resources(topics, groups, transactions, of_cluster)
+    if not named or not operations:
+        raise typer.BadParameter("name an --operation, and a --topic, a --group, a --transactional-id or the --cluster")
+    rules = []
+    for resource, name in named:
+        for text in operations:
+            operation = parse(Operation, text)
+            if operation not in (Operation.ALL, *OPERATIONS[resource]):
+                fitting = ", ".join(word(one) for one in sorted(OPERATIONS[resource]))
+                raise typer.BadParameter(
+                    f"--operation {text}: a {word(resource).lower()} has {fitting}; give other resources by themselves"
+                )
+            rule = {"principal": principal, "operation": word(operation), "resource": word(resource), "name": name}
+            rule |= {"host": host or "*", "permission": "Deny" if deny else "Allow"}
+            rules.append(rule | {"pattern": "Prefixed" if prefixed and name != CLUSTER_NAME else "Literal"})
+    with cluster(data, connect) as asked:
+        asked.admin("add_acls", {"acls": rules})
+    _print(rules, as_json)
+
+
+@app.command(name="list")
+def list_(
+    principal: Principal = None,
+    topics: Topics = None,
+    groups: Groups = None,
+    transactions: Transactions = None,
+    of_cluster: ClusterToo = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Show access rules: all, those of a principal, or those that are about a topic or group (by prefix and '*', too).
+
+    [b]Examples[/b]
+
+        appliance acl list --data /tmp/box
+
+        appliance acl list --topic web-frontend --json
+    """
+    filters = _filters(_resources(topics, groups, transactions, of_cluster), principal, pattern="Match")
+    with cluster(data, connect) as asked:
+        rows = [row for one in filters for row in asked.admin("acls", one)]
+    _print(rows, as_json)
+
+
+@app.command()
+def delete(
+    principal: Principal = None,
+    operations: Operations = None,
+    topics: Topics = None,
+    groups: Groups = None,
+    transactions: Transactions = None,
+    of_cluster: ClusterToo = False,
+    prefixed: Prefixed = False,
+    host: Host = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Delete the access rules that have all of what is given.
+
+    [b]Examples[/b]
+
+        appliance acl delete --principal User:bob --dry-run
+
+        appliance acl delete --principal User:reports --operation Read --topic web --yes
+    """
+    named = _resources(topics, groups, transactions, of_cluster)
+    if not (named or principal or operations or host):
+        raise typer.BadParameter("say which: by --principal, --operation, --topic, --group, --cluster or --host")
+    filters = [
+        one | ({"operation": operation} if operation else {}) | ({"host": host} if host else {})
+        for one in _filters(named, principal, pattern="Prefixed" if prefixed else "Literal" if named else "Any")
+        for operation in operations or [""]
+    ]
+    with cluster(data, connect) as asked:
+        rows = [row for one in filters for row in asked.admin("delete_acls", one | {"dry_run": True})]
+        if rows and not dry_run:
+            if not yes:
+                _ask(rows)
+            rows = [row for one in filters for row in asked.admin("delete_acls", one)]
+    _print(rows, as_json)
+
+
+def _ask(rows: list[dict[str, Any]]) -> None:
+    """Show the rules that are going to be deleted, and ask.
+
+    Raises:
+        BadParameter: nobody can be asked.
+        Abort: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{len(rows)} rules would be deleted: give --yes, or look with --dry-run")
+    for row in rows:
+        output.remark(" ".join(str(row[column]) for column in COLUMNS))
+    typer.confirm(f"Delete {'this rule' if len(rows) == 1 else f'these {len(rows)} rules'}?", abort=True, err=True)
+
+
+def _resources(
+    topics: list[str] | None, groups: list[str] | None, transactions: list[str] | None, of_cluster: bool
+) -> list[tuple[ResourceType, str]]:
+    named = [(ResourceType.TOPIC, name) for name in topics or ()]
+    named += [(ResourceType.GROUP, name) for name in groups or ()]
+    named += [(ResourceType.TRANSACTIONAL_ID, name) for name in transactions or ()]
+    return named + [(ResourceType.CLUSTER, CLUSTER_NAME)] * of_cluster
+
+
+def _filters(named: list[tuple[ResourceType, str]], principal: str | None, pattern: str) -> list[dict[str, Any]]:
+    """Filters of the admin verbs: one for each resource, or one for all."""
+    whose = {"principal": principal} if principal else {}
+    if not named:
+        return [whose]
+    return [{"resource": word(resource), "name": name, "pattern": pattern} | whose for resource, name in named]
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+    output.print_rows(rows, COLUMNS, as_json=as_json)

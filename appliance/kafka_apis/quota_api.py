@@ -1,0 +1,104 @@
+"""Shows and changes quotas of users and client ids: DescribeClientQuotas, AlterClientQuotas."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from ..errors import ApplianceError, InvalidRequest
+from ..security.quotas import DEFAULT, ENTITY_TYPES, EntityPart, Quota, changed, check_entity
+from ..security.security_state import SecurityState
+from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.codes import Code
+from .appliance import Appliance
+
+ADDRESS: Final = "ip"
+"""Kafka's third type of entity.  Addresses have no quotas here."""
+
+Row = dict[str, Any]
+
+
+class Match(IntEnum):
+    """What a filter wants of the entities of a type."""
+
+    EXACT = 0
+    DEFAULT = 1
+    ANY = 2
+
+
+class QuotaApi:
+    def __init__(self, appliance: Appliance) -> None:
+        self._appliance = appliance
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return {"DescribeClientQuotas": self._describe, "AlterClientQuotas": self._alter}
+
+    async def _describe(self, call: Call) -> Answer:
+        request = call.request
+        try:
+            wanted = _wanted(request.components)
+        except InvalidRequest as error:
+            return {"error_code": error.code, "error_message": str(error), "entries": None}
+        entries = [
+            {"entity": _names(quota.entity), "values": [{"key": key, "value": rate} for key, rate in quota.limits]}
+            for quota in self._appliance.security.quotas
+            if _selects(wanted, request.strict, quota)
+        ]
+        return {"error_code": Code.NONE, "entries": entries}
+
+    async def _alter(self, call: Call) -> Answer:
+        """Each entity by itself, as in Kafka."""
+        return {"entries": [await self._alter_one(entry, call.request.validate_only) for entry in call.request.entries]}
+
+    async def _alter_one(self, entry: Any, validate_only: bool) -> Row:
+        names = [{"entity_type": part.entity_type, "entity_name": part.entity_name} for part in entry.entity]
+        try:
+            entity = check_entity((part.entity_type, part.entity_name) for part in entry.entity)
+            limits = {each.key: None if each.remove else each.value for each in entry.ops}
+            if len(limits) < len(entry.ops):
+                raise InvalidRequest("each limit of an entity can be changed once")
+
+            def change(state: SecurityState) -> SecurityState:
+                return msgspec.structs.replace(state, quotas=tuple(changed(state.quotas, entity, limits)))
+
+            if validate_only:
+                change(self._appliance.security)
+            else:
+                await self._appliance.alter_security(change)
+        except ApplianceError as error:
+            return {"error_code": error.code, "error_message": str(error), "entity": names}
+        return {"error_code": Code.NONE, "entity": names}
+
+
+def _wanted(components: Any) -> dict[str, tuple[Match, str]]:
+    """By type of entity: which are wanted.  Raises InvalidRequest."""
+    wanted: dict[str, tuple[Match, str]] = {}
+    for each in components:
+        if each.entity_type not in (*ENTITY_TYPES, ADDRESS):
+            raise InvalidRequest(f"{each.entity_type!r:.100} have no quotas: {', '.join(ENTITY_TYPES)} have")
+        if each.entity_type in wanted:
+            raise InvalidRequest(f"{each.entity_type} is given twice")
+        if each.match_type not in set(Match) or (each.match_type == Match.EXACT) != (each.match is not None):
+            raise InvalidRequest("a filter has a name, the default, or any")
+        wanted[each.entity_type] = Match(each.match_type), each.match or ""
+    return wanted
+
+
+def _selects(wanted: dict[str, tuple[Match, str]], strict: bool, quota: Quota) -> bool:
+    """Whether a quota is wanted.  ``strict``: its entity may have no other types than the filter."""
+    names = dict(quota.entity)
+    if strict and names.keys() != wanted.keys():
+        return False
+    for entity_type, (match, name) in wanted.items():
+        if entity_type not in names:
+            return False
+        if match is not Match.ANY and names[entity_type] != (DEFAULT if match is Match.DEFAULT else name):
+            return False
+    return True
+
+
+def _names(entity: tuple[EntityPart, ...]) -> list[Row]:
+    return [{"entity_type": part, "entity_name": name or None} for part, name in entity]

@@ -1,0 +1,77 @@
+"""Checks the rights of the admin verbs of the native listener, before a verb is carried out.
+
+``security/api_rights.py`` says which rights these are.  Listings leave out what the client may not see by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any, Final
+
+from ...errors import ClusterNotPermitted, GroupNotPermitted, NotPermitted, TopicNotPermitted
+from ...security.acls import CLUSTER_NAME, Access, Operation, ResourceType, word
+from ...security.api_rights import NATIVE_RIGHTS, How, Right
+
+ERRORS: Final[dict[ResourceType, type[NotPermitted]]] = {
+    ResourceType.TOPIC: TopicNotPermitted,
+    ResourceType.GROUP: GroupNotPermitted,
+    ResourceType.CLUSTER: ClusterNotPermitted,
+}
+ARGUMENT_OF: Final = {
+    ("alter_topic", Operation.ALTER_CONFIGS): "settings",
+    ("alter_topic", Operation.ALTER): "partitions",
+}
+"""Rights that a verb needs only with this argument."""
+
+
+def check_rights(verb: str, arguments: Any, access: Access, topics: Container[str]) -> None:
+    """Check the rights of one request.
+
+    Args:
+        topics: those that there are.
+
+    Raises:
+        NotPermitted: the first right that is missing.
+    """
+    if access.unrestricted:
+        return
+    for right in NATIVE_RIGHTS[verb]:
+        operation, resource, how = right
+        argument = ARGUMENT_OF.get((verb, operation))
+        if how is How.LISTED or (argument and not getattr(arguments, argument)):
+            continue
+        if how is How.SUFFICES:
+            if access.may(operation, resource):
+                return
+            continue
+        if verb == "ensure_topic" and operation is Operation.CREATE and arguments.name in topics:
+            continue
+        _check(right, arguments, access)
+
+
+def _check(right: Right, arguments: Any, access: Access) -> None:
+    operation, resource, how = right
+    names = _names(resource, arguments)
+    of_any_topic = how is How.WHOLE and resource is ResourceType.TOPIC and not hasattr(arguments, "group")
+    if of_any_topic and not access.may_some(operation, resource):
+        raise ClusterNotPermitted(_text(right, "any"))
+    for name in names:
+        if not access.may(operation, resource, name):
+            raise ERRORS[resource](_text(right, name))
+
+
+def _names(resource: ResourceType, arguments: Any) -> list[str]:
+    """The resources of a type that the arguments of a verb name."""
+    if resource is ResourceType.CLUSTER:
+        return [CLUSTER_NAME]
+    if resource is ResourceType.GROUP:
+        return [arguments.group] if hasattr(arguments, "group") else []
+    if hasattr(arguments, "name"):
+        return [arguments.name]
+    rows = getattr(arguments, "offsets", None) or getattr(arguments, "partitions", None) or ()
+    return [*(getattr(arguments, "names", None) or ()), *dict.fromkeys(row[0] for row in rows)]
+
+
+def _text(right: Right, name: str) -> str:
+    operation, resource, _ = right
+    return f"not permitted: {word(operation)} on {word(resource).lower()} {name!r}"

@@ -1,0 +1,170 @@
+"""Meters what clients use, and throttles those that use more than their quotas.
+
+A limit has a bucket (:mod:`appliance.security.quotas`), which the clients that share it take from: requests, bytes that
+they produce, bytes that they fetch.  A request is served also when the bucket is empty.  Its reply tells the client for
+how long it is throttled, and its connection is *muted* for that long: it is not read, and no request of it starts.  So
+only the client waits, and the worker never does.
+
+Workers tell each other what their clients have taken, every ``REPORT_MS``, through the coordinator.  While there is
+none, each worker counts its own clients alone.  Connections with a limit are not handed over to writers, which count
+nothing.  Unix sockets have no limits, so that the administrator gets in.
+
+A change of the quotas begins with full buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from ...security.audit_log import Reason
+from ...security.principals import user_of_principal
+from ...security.quotas import BURST_MS, BYTES_IN, BYTES_OUT, REQUESTS, Bucket, Limit, Quota, Quotas, Sharers
+from ...wire.requests import Fetch, FileRange, Produce, Request
+from .connection_state import Connection, Pending
+from .connections import Connections
+from .turn import Turn
+
+REPORT_MS: Final = 200
+"""How often workers tell each other."""
+
+
+class Meter(NamedTuple):
+    """The buckets of one client; None: no limit.  ``fetch_bytes_max``: of record batches in a reply to it."""
+
+    requests: Bucket | None
+    bytes_in: Bucket | None
+    bytes_out: Bucket | None
+    fetch_bytes_max: int
+
+
+class Metering:
+    """The buckets of one worker, and its muted connections.
+
+    ``report`` sends rows of :class:`Sharers` and what they have taken to the other workers.
+    """
+
+    def __init__(self, turn: Turn, connections: Connections, report: Callable[[Sequence[Any]], None]) -> None:
+        self._turn, self._connections, self._report = turn, connections, report
+        self._quotas = Quotas()
+        self._buckets: WeakValueDictionary[Sharers, Bucket] = WeakValueDictionary()
+        self._muted: dict[Connection, None] = {}
+        self._report_ms = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to do: quotas, or connections that are muted."""
+        return bool(self._quotas) or bool(self._muted)
+
+    def take_quotas(self, quotas: Iterable[Quota]) -> None:
+        """Take new quotas.  Muted connections stay so for as long as they were told."""
+        self._quotas = Quotas(quotas)
+        self._buckets = WeakValueDictionary()
+
+    # ---- requests
+
+    def admits(self, connection: Connection) -> bool:
+        """Whether a request of a connection may start."""
+        return not connection.session.held
+
+    def charge(self, connection: Connection, request: Request, frame: memoryview) -> None:
+        """Take what a request that has started uses from the buckets of its client."""
+        meter = self._meter(connection, frame)
+        if meter is None:
+            return
+        now_ms, throttle_ms = self._turn.now_ms, 0
+        if meter.requests is not None:
+            throttle_ms = meter.requests.take(request.count if isinstance(request, Produce) else 1, now_ms)
+        if meter.bytes_in is not None and isinstance(request, Produce):
+            amount = sum(part.stop - part.start for part in request.parts)
+            throttle_ms = max(throttle_ms, meter.bytes_in.take(amount, now_ms))
+        self._mute(connection, throttle_ms)
+
+    def limit_fetch(self, connection: Connection, request: Fetch, frame: memoryview) -> None:
+        """Let a fetch ask for no more than its client may have at once."""
+        meter = self._meter(connection, frame)
+        if meter is not None and meter.bytes_out is not None:
+            request.bytes_max = min(request.bytes_max, meter.fetch_bytes_max)
+
+    def throttle(self, pending: Pending, reply: list[bytes | FileRange]) -> list[bytes | FileRange]:
+        """Take what a reply uses, and tell in it for how long the client is throttled."""
+        connection, request = pending.connection, pending.request
+        meter = connection.session.meter
+        if meter is not None and meter.bytes_out is not None and type(request) is Fetch:
+            amount = sum(len(piece) if isinstance(piece, bytes) else piece[2] for piece in reply)
+            self._mute(connection, meter.bytes_out.take(amount, self._turn.now_ms))
+        left_ms = connection.session.muted_until_ms - self._turn.now_ms
+        if left_ms > 0 and reply and isinstance(reply[0], bytes):
+            reply[0] = connection.codec.with_throttle(request, reply[0], left_ms)
+        return reply
+
+    # ---- buckets
+
+    def _meter(self, connection: Connection, frame: memoryview) -> Meter | None:
+        """The buckets of the client that has sent a request; None: it has no limit."""
+        session = connection.session
+        client_id = connection.codec.client_id(frame)
+        key = (self._quotas, session.principal, client_id)
+        if session.metered != key:
+            session.metered = key
+            session.meter = None if connection.listener.unix else self._new_meter(session.principal, client_id)
+        return session.meter
+
+    def _new_meter(self, principal: str, client_id: bytes) -> Meter | None:
+        limits = self._quotas.limits(user_of_principal(principal), client_id.decode(errors="replace"))
+        if not limits:
+            return None
+        requests, bytes_in, bytes_out = (self._bucket(limits.get(key)) for key in (REQUESTS, BYTES_IN, BYTES_OUT))
+        rate = limits[BYTES_OUT].rate if BYTES_OUT in limits else 0
+        return Meter(requests, bytes_in, bytes_out, max(1, int(min(rate * BURST_MS / 1000, 2**31 - 1))))
+
+    def _bucket(self, limit: Limit | None) -> Bucket | None:
+        if limit is None:
+            return None
+        bucket = self._buckets.get(limit.sharers)
+        if bucket is None:
+            bucket = self._buckets[limit.sharers] = Bucket(limit.rate, self._turn.now_ms)
+        return bucket
+
+    # ---- muted connections
+
+    def _mute(self, connection: Connection, throttle_ms: int) -> None:
+        if not throttle_ms or connection.closed:
+            return
+        session = connection.session
+        if not session.muted_until_ms:
+            self._muted[connection] = None
+            self._turn.audit.refused(Reason.THROTTLED, session.principal, connection.peer, ms=throttle_ms)
+        session.held = True
+        session.muted_until_ms = max(session.muted_until_ms, self._turn.now_ms + throttle_ms)
+        connection.cancel_handoff()
+        self._connections.watch(connection)
+
+    def begin_turn(self) -> None:
+        """Read the connections again whose time is over; report what was taken."""
+        now_ms = self._turn.now_ms
+        for connection in [one for one in self._muted if one.closed or one.session.muted_until_ms <= now_ms]:
+            del self._muted[connection]
+            connection.session.muted_until_ms, connection.session.held = 0, False
+            if not connection.closed:
+                self._connections.touched[connection] = None
+        if now_ms - self._report_ms >= REPORT_MS:
+            self._report_ms = now_ms
+            rows = [(*sharers, amount) for sharers, bucket in self._buckets.items() if (amount := bucket.report())]
+            if rows:
+                self._report(rows)
+
+    def next_ms(self, now_ms: int) -> int:
+        """When :meth:`begin_turn` has something to do."""
+        deadlines = [one.session.muted_until_ms for one in self._muted]
+        if self._buckets:
+            deadlines.append(max(now_ms, self._report_ms + REPORT_MS))
+        return min(deadlines, default=now_ms + REPORT_MS * 1_000)
+
+    def on_usage(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Take what the clients of other workers have taken."""
+        for *sharers, amount in rows:
+            bucket = self._buckets.get(Sharers(*sharers))
+            if bucket is not None:
+                bucket.take_for_others(amount, self._turn.now_ms)

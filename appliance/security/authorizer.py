@@ -1,0 +1,56 @@
+"""Gives each client of a process its access, by the rules in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from weakref import WeakValueDictionary
+
+from .acls import Access, Acl, Rights
+from .local_users import administrators
+from .principals import Origin, principal_of
+
+ACL: Final = "acl"
+"""The value of ``security.authorizer`` with which access rules are enforced."""
+SEPARATOR: Final = ";"
+"""Between super users: the name in a certificate may have commas."""
+
+
+class Authorizer:
+    """The rights that hold now.  Root, and the user of the service, may do everything through a Unix socket.
+
+    Clients with the same rights share an :class:`Access`, which lives as long as one of them.
+    """
+
+    def __init__(self, kind: str, super_users: str, without_acl: bool) -> None:
+        """See ``security.authorizer``, ``security.super_users`` and ``security.allow_everyone_if_no_acl``."""
+        self.enforced = kind == ACL
+        self._super_users = frozenset(filter(None, (name.strip() for name in super_users.split(SEPARATOR))))
+        self._administrators = frozenset(map(principal_of, administrators()))
+        self._without_acl = without_acl
+        self._acls: Iterable[Acl] = ()
+        self._shared: WeakValueDictionary[tuple[str, str], Access] = WeakValueDictionary()
+        self.rights = self._new_rights()
+        """Replaced by each change of the rules."""
+
+    def _new_rights(self) -> Rights:
+        return Rights(self._acls, self._super_users, without_acl=self._without_acl, enforced=self.enforced)
+
+    def take(self, acls: Iterable[Acl]) -> bool:
+        """Enforce these rules from now on; return whether any access that was given may be another now."""
+        if acls == self._acls:
+            return False
+        self._acls = acls
+        self.rights = self._new_rights()
+        self._shared = WeakValueDictionary()
+        return self.enforced
+
+    def access(self, origin: Origin) -> Access:
+        """What a client may do."""
+        if origin.listener.unix and origin.principal in self._administrators:
+            return Access(self.rights, origin.principal, origin.host, administrator=True)
+        key = origin.principal, self.rights.effective_host(origin.host)
+        access = self._shared.get(key)
+        if access is None:
+            access = self._shared[key] = self.rights.access(*key)
+        return access

@@ -1,0 +1,134 @@
+"""Quotas on a real appliance: who uses more is told so and waits, all workers together, and nobody else does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from appliance.records.encode import encode_values
+
+from .kafka_peer import KafkaPeer
+from .native_peer import Peer
+from .server import Server
+
+BATCH = encode_values([b"x" * 10_000], 1_000)
+RATE = 20_000.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("metering") / "data") as started:
+        with Peer(started.native) as peer:
+            peer.create("t")
+        yield started
+
+
+def limit(server: Server, client_id: str, **rates: float | None) -> None:
+    """Set or (None) remove limits of a client id."""
+    ops = [{"key": key, "value": rate or 0.0, "remove": rate is None} for key, rate in rates.items()]
+    entity = [{"entity_type": "client-id", "entity_name": client_id}]
+    with KafkaPeer(server.kafka) as peer:
+        reply = peer.ask("AlterClientQuotas", entries=[{"entity": entity, "ops": ops}], validate_only=False)
+        assert [row.error_code for row in reply.entries] == [0], reply
+
+
+def produce(peer: KafkaPeer, client_id: str, version: int | None = None) -> int:
+    """Produce a batch; the time that the reply tells."""
+    data = [{"name": "t", "partition_data": [{"index": 0, "records": BATCH}]}]
+    values = {"transactional_id": None, "acks": 1, "timeout_ms": 9_000, "topic_data": data}
+    reply = peer.ask("Produce", version, client_id=client_id, **values)
+    assert reply.responses[0].partition_responses[0].error_code == 0
+    return int(reply.throttle_time_ms)
+
+
+def fresh(server: Server) -> KafkaPeer:
+    """A connection whose worker has the present quotas: it reads its snapshot before it answers this."""
+    peer = KafkaPeer(server.kafka)
+    peer.ask("Metadata", topics=[])
+    return peer
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_a_producer_is_told_and_waits(server: Server, version: int) -> None:
+    name = f"in-{version}"
+    limit(server, name, producer_byte_rate=RATE)
+    with fresh(server) as peer, fresh(server) as other:
+        begun, told = time.monotonic(), []
+        for _ in range(6):  # three seconds' worth, of which one is free
+            told.append(produce(peer, name, version))
+            assert produce(other, "other") == 0, "others are not throttled"
+        waited = time.monotonic() - begun
+        assert max(told) > 300, told
+        assert waited > 1.0, "the last batch was read once the time of those before it was over"
+    limit(server, name, producer_byte_rate=None)
+    with fresh(server) as peer:
+        assert [produce(peer, name) for _ in range(5)] == [0] * 5, "taken back"
+
+
+def test_a_consumer_is_told_and_waits(server: Server) -> None:
+    with fresh(server) as peer:
+        for _ in range(6):
+            produce(peer, "filler")
+    limit(server, "out", consumer_byte_rate=RATE)
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    topics = [{"topic": "t", "partitions": [part]}]
+    with fresh(server) as peer:
+        begun, told = time.monotonic(), []
+        for _ in range(6):
+            reply = peer.ask("Fetch", client_id="out", max_bytes=1 << 20, topics=topics)
+            assert 0 < len(reply.responses[0].partitions[0].records) <= RATE, "no more than a second's worth"
+            told.append(reply.throttle_time_ms)
+        assert max(told) > 300, told
+        assert time.monotonic() - begun > 1.0
+
+
+def test_requests_are_limited_by_their_number(server: Server) -> None:
+    limit(server, "many", request_rate=5.0)
+    with fresh(server) as peer:
+        begun = time.monotonic()
+        told = [peer.ask("Metadata", client_id="many", topics=[]).throttle_time_ms for _ in range(9)]
+        assert told[0] == 0 and time.monotonic() - begun > 0.3
+
+
+def test_connections_share_a_limit_whichever_worker_has_them(server: Server) -> None:
+    """Twelve connections at two workers: alone, each would write a batch every half second.
+
+    The bound has the burst, what is in flight, and twice the rate, since a busy machine reports late.
+    """
+    limit(server, "shared", producer_byte_rate=RATE)
+    begun = time.monotonic()
+    end = begun + 3
+    counts: list[int] = []
+
+    def run() -> None:
+        count = 0
+        with fresh(server) as peer:
+            while time.monotonic() < end:
+                produce(peer, "shared")
+                count += 1
+        counts.append(count)
+
+    threads = [threading.Thread(target=run) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - begun
+    assert sum(counts) * len(BATCH) <= RATE * (1 + 2 * took) + 24 * len(BATCH), (counts, took)
+
+
+def test_librdkafka_is_throttled_and_loses_nothing(server: Server) -> None:
+    limit(server, "rdkafka", producer_byte_rate=RATE)
+    throttled: list[float] = []
+    settings = {"bootstrap.servers": server.kafka, "client.id": "rdkafka", "linger.ms": 0}
+    producer = Producer(settings | {"throttle_cb": lambda event: throttled.append(event.throttle_time)})
+    delivered: list[object] = []
+    for _ in range(6):
+        producer.produce("t", b"y" * 10_000, on_delivery=lambda error, message: delivered.append(error))
+        producer.flush(20)
+    assert delivered == [None] * 6
+    assert throttled and max(throttled) > 0
