@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +79,9 @@ class Recipe:
             "-g appliance": f"-g {os.getgid()}",
         }.items():
             text = text.replace(shown, used)
+        password = self.place / "root/shipper.password"
+        if password.exists():
+            text = text.replace("PASSWORD", password.read_text().strip())
         return re.sub(r"^(\s*)appliance ", rf"\1{COMMAND} ", text, flags=re.MULTILINE)
 
     def set_up(self) -> None:
@@ -176,9 +180,9 @@ CLIENTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def mtls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
-    recipe = Recipe("Certificates of clients (mTLS)", tmp_path_factory.mktemp("mtls"))
+@contextmanager
+def carried_out(heading: str, place: Path) -> Iterator[Recipe]:
+    recipe = Recipe(heading, place)
     try:
         recipe.set_up()
         yield recipe
@@ -186,11 +190,61 @@ def mtls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
         recipe.server.__exit__(None, None, None)
 
 
+@pytest.fixture(scope="module")
+def mtls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
+    with carried_out("Certificates of clients (mTLS)", tmp_path_factory.mktemp("mtls")) as recipe:
+        yield recipe
+
+
+@pytest.fixture(scope="module")
+def scram(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipe]:
+    with carried_out("Passwords for other hosts (TLS and SCRAM)", tmp_path_factory.mktemp("scram")) as recipe:
+        yield recipe
+
+
+def sends(recipe: Recipe, client: str) -> None:
+    line = "7.0" if client == "java" else f"a line from {client}"
+    CLIENTS[client](recipe, line)
+    wait_for(lambda: line.encode() in lines_of(recipe.server), "the line", WAIT_S)
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 def test_clients_with_certificates(mtls: Recipe, client: str) -> None:
-    line = "7.0" if client == "java" else f"a line from {client}"
-    CLIENTS[client](mtls, line)
-    wait_for(lambda: line.encode() in lines_of(mtls.server), "the line", WAIT_S)
+    sends(mtls, client)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_clients_with_passwords(scram: Recipe, client: str) -> None:
+    sends(scram, client)
+
+
+def test_the_password_of_a_client_is_nowhere(scram: Recipe) -> None:
+    """Goal: verifiers only.  Method: look for it in every file of the appliance, its log, arguments, environments."""
+    password = (scram.place / "root/shipper.password").read_bytes().strip()
+    assert len(password) == 32
+    files = [path for path in scram.server.data_dir.rglob("*") if path.is_file()]
+    files += [
+        scram.server.log_path,
+        *(
+            Path(f"/proc/{row['pid']}/{name}")
+            for row in scram.server.state["processes"]
+            for name in ("cmdline", "environ")
+        ),
+    ]
+    assert not [path for path in files if password in path.read_bytes()]
+    assert b"SCRAM-SHA-512" in b"".join(path.read_bytes() for path in scram.server.data_dir.glob("*.json"))
+
+
+def test_a_wrong_password_is_refused(scram: Recipe) -> None:
+    with pytest.raises(kafka_errors.KafkaError):
+        KafkaProducer(
+            bootstrap_servers=f"localhost:{scram.port}", security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512",
+            ssl_cafile=str(scram.place / "shipper/ca.pem"), sasl_plain_username="shipper", sasl_plain_password="wrong",
+            bootstrap_timeout_ms=3_000,
+        )  # fmt: skip
+    wait_for(lambda: scram.server.state["refusals"].get("bad credentials"), "it is counted")
+    log = scram.server.log()
+    assert 'refused: reason="bad credentials" who=User:shipper' in log and "logged in: who=User:shipper" in log
 
 
 @pytest.mark.parametrize(("protocol", "files"), [("SSL", ("ssl_cafile",)), ("PLAINTEXT", ())])
