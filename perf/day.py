@@ -22,9 +22,12 @@ from pathlib import Path
 import pyarrow as pa
 from _bench import headline, row
 
+from appliance.spark.pipeline.batch_record import BatchRecord, store_plan
 from appliance.spark.pipeline.compaction import compact, compactable
 from appliance.spark.pipeline.pipeline_sink import Committer, Job
+from appliance.spark.pipeline.resume import TopicLog
 from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.startup import Beginning, begin_from
 from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.times import MICROS
 
@@ -75,8 +78,9 @@ def memory_mib() -> float:
 
 
 class Day:
-    def __init__(self, settings: Settings, batches: int, sessions: int) -> None:
+    def __init__(self, settings: Settings, beginning: Beginning, batches: int, sessions: int) -> None:
         self.settings = settings
+        self.beginning = beginning
         self.batches = batches
         self.sessions = sessions
         self.sent = 0
@@ -97,8 +101,9 @@ class Day:
                 seconds = []
 
     def commit(self, batch: int, values: Sequence[bytes]) -> None:
-        work = Job(self.settings, "day", batch, 0, 0).run(iter([records(values, batch, self.sent)]))
-        Committer(self.settings, "day").commit([work], batch)
+        store_plan(Path(self.settings.output.path), BatchRecord(batch, self.beginning.run))
+        work = Job(self.settings, self.beginning, batch, 0, 0).run(iter([records(values, batch, self.sent)]))
+        Committer(self.settings, self.beginning).commit([work], batch)
 
     def report(self, batch: int, seconds: Sequence[float]) -> None:
         root = Path(self.settings.output.path)
@@ -114,7 +119,7 @@ class Day:
         )
 
     def check(self) -> None:
-        store = open_store(self.settings, "day")
+        store = open_store(self.settings)
         counts = {each["name"]: store.read(str(each["name"])) for each in AGGREGATES}
         for name in ("rate", "visits", "visitors", "sizes"):
             table = counts[name]
@@ -134,9 +139,10 @@ def main() -> None:
     headline("day", batches=batches, sessions=sessions, format=given.format)
     with tempfile.TemporaryDirectory() as directory:
         settings = made(Path(directory), given.format)
-        claim(settings, "day")
-        open_store(settings, "day").prepare()
-        day = Day(settings, batches, max(1, sessions // batches))
+        beginning = begin_from(
+            settings, claim(settings), {topic: TopicLog("", {0: (0, 0)}) for topic in settings.topics}
+        )
+        day = Day(settings, beginning, batches, max(1, sessions // batches))
         day.run()
         day.check()
         row("in all", lines=day.sent, first_ms=day.medians[0], last_ms=day.medians[-1])

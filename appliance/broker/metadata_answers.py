@@ -153,10 +153,11 @@ class MetadataAnswers:
         topic = directory.topics().get(name)
         if topic is None or not permitted:
             error = UnknownPartition.code if permitted else TopicNotPermitted.code
-            return {"name": name, "error": error, "settings": {}, "partitions": []}
+            return {"name": name, "error": error, "id": "", "settings": {}, "partitions": []}
         return {
             "name": name,
             "error": 0,
+            "id": topic.id,
             "settings": directory.settings(topic).as_kafka(),
             "partitions": [[number, directory.leader(topic, number)] for number in sorted(topic.partitions)],
         }

@@ -1,4 +1,4 @@
-"""``appliance pipeline``: runs the Spark pipeline of a configuration file, shows its status, draws a report.
+"""``appliance pipeline``: checks and runs the Spark pipeline of a configuration file, shows its status, draws a report.
 
 pyspark and its packages are imported when a command runs; if they are missing, the error says what to install.
 """
@@ -79,7 +79,9 @@ def example() -> None:
 
 @app.command()
 def status(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
-    """Show offsets, lag, rates and the content of the tables; also publishes the offsets as those of a group.
+    """Show state, offsets, lag, rates and the content of the tables; also publishes the offsets as those of a group.
+
+    States: never run, running, stopped, failed, refused (a run would be; `check` says more).
 
     [b]Example[/b]
 
@@ -94,10 +96,54 @@ def status(config: Config, data: Data = None, connect: Connect = None, as_json: 
         return
     rows = [each._asdict() for each in found.positions]
     output.print_rows(rows, ["topic", "partition", "offset", "end", "lag_bytes"], title="Offsets")
-    doing = f"running as process {found.running}" if found.running else "not running"
+    doing = f"running as process {found.running}" if found.running else found.state
     rates = f"lately {found.rows_per_s:,.0f} rows/s, {found.bytes_per_s / 1e6:.1f} MB/s"
-    output.remark(f"{settings.pipeline.name}: {doing}, micro-batch {found.batch}, {rates}")
-    show_summary(found.summary, found.remark)
+    number = "none" if found.batch is None else found.batch
+    output.remark(f"{settings.pipeline.name}: {doing}, last micro-batch {number}, {rates}")
+    show_summary(found.summary, *found.remarks)
+
+
+@app.command()
+def check(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Compare configuration, tables and topics, and say what a run would do.  Changes nothing.
+
+    Exit status 0: it would run.  78: something is refused, or must be accepted first.
+
+    [b]Example[/b]
+
+        appliance pipeline check web.toml
+    """
+    settings = load(config, data, connect)
+    from ..spark.pipeline.startup import check as compare
+    from ..spark.pipeline.startup import raise_refused
+
+    found = compare(settings)
+    rows: list[dict[str, Any]] = [each._asdict() for each in found.findings]
+    if as_json:
+        ends = found.resumption.begun.ends.items()
+        offsets = [{"topic": topic, "partition": part, "offset": offset} for (topic, part), offset in sorted(ends)]
+        output.print_json({"findings": rows, "continues_at": offsets})
+    else:
+        output.print_rows(rows, ["subject", "effect", "text"], title="Findings")
+    raise_refused(found)
+
+
+@app.command()
+def accept(config: Config, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+    """Accept what `check` shows as "accept": lost offsets, topics that were created again, wider types.
+
+    Offsets: the tables record that they continue at the offsets that `check` names.  Wider types: all files of the
+    table are rewritten.  The pipeline must not be running.
+
+    [b]Example[/b]
+
+        appliance pipeline accept web.toml
+    """
+    settings = load(config, data, connect)
+    from ..spark.pipeline.startup import accept as accept_all
+
+    rows: list[dict[str, Any]] = [each._asdict() for each in accept_all(settings)]
+    output.print_rows(rows, ["subject", "effect", "text"], title="Accepted", as_json=as_json)
 
 
 @app.command()
@@ -154,7 +200,7 @@ def load(config: Path, data: Path | None, connect: str | None) -> Settings:
     return msgspec.structs.replace(settings, pipeline=pipeline)
 
 
-def show_summary(summary: Summary, remark: str) -> None:
+def show_summary(summary: Summary, *remarks: str) -> None:
     rows: list[dict[str, Any]] = [
         {"what": f"parsed: {name}", "messages": count} for name, count in summary.parsed.items()
     ]
@@ -163,8 +209,9 @@ def show_summary(summary: Summary, remark: str) -> None:
     output.print_rows(rows, ["what", "messages"], title="Lines")
     if summary.audit is not None:
         output.remark(f"audit: {summary.audit}")
-    output.remark(f"events: {summary.events}")
-    if remark:
+    if summary.events:
+        output.remark(f"events: {summary.events}")
+    for remark in filter(None, remarks):
         output.remark(remark)
 
 

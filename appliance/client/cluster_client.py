@@ -30,11 +30,15 @@ RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """One topic's metadata.  ``leaders[partition]`` is a broker id; :data:`NO_BROKER` while nobody leads it."""
+    """One topic's metadata.  ``leaders[partition]`` is a broker id; :data:`NO_BROKER` while nobody leads it.
+
+    ``id``: 32 digits, others after the topic was deleted and created again; "" if the appliance knows none.
+    """
 
     leaders: tuple[int, ...]
     settings: Mapping[str, str]
     error: int = 0
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,4 +303,4 @@ def _topic_snapshot(row: Mapping[str, Any]) -> TopicSnapshot:
     leaders = [NO_BROKER] * (partitions[-1][0] + 1 if partitions else 0)
     for partition, leader in partitions:
         leaders[partition] = leader
-    return TopicSnapshot(tuple(leaders), row.get("settings") or {}, row.get("error", 0))
+    return TopicSnapshot(tuple(leaders), row.get("settings") or {}, row.get("error", 0), row.get("id", ""))

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .. import status
 from ..addresses import PLAINTEXT, parse_addresses
 from ..client.broker_connection import Connection, parse_bootstrap, speaks_kafka
-from ..client.cluster_client import Cluster
+from ..client.cluster_client import Cluster, TopicSnapshot
 from ..errors import (
     ApplianceError,
     BadValue,
@@ -168,6 +168,18 @@ class Access:
             if (topic, partition) not in keys:
                 raise UnknownPartition(f"there is no partition {topic}-{partition}")
         return keys
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicSnapshot]:
+        """Those of these topics that exist.  Raises the error of a topic that cannot be described."""
+        return self.patiently(lambda: self._topics(names))
+
+    def _topics(self, names: Sequence[str]) -> dict[str, TopicSnapshot]:
+        found = self.cluster.refresh(names).topics
+        there = {name: found[name] for name in names if found[name].error != UnknownPartition.code}
+        for name, topic in there.items():
+            if topic.error:
+                raise from_code(topic.error, about=f"topic {name!r}")
+        return there
 
     def offsets(self, times: Mapping[TopicPartition, int]) -> Positions:
         """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST); -1: there is none."""

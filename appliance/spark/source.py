@@ -127,15 +127,14 @@ class Planner:
             )
         return {**found, **self.heads(later)}
 
-    def tasks(self, wanted: list[Range]) -> list[LogPartition]:
-        options = self.options
+    def tasks(self, wanted: list[Range], cores: int = 0) -> list[LogPartition]:
+        """The ranges of each task, for so many ``cores``, or for those of this planner."""
+        options, cores = self.options, cores or self._cores
         parts = wanted
         if options.split_partitions:
-            parts = split(wanted, options.min_partitions, self._cores, options.partition_bytes_max)
+            parts = split(wanted, options.min_partitions, cores, options.partition_bytes_max)
         groups = (
-            [(part,) for part in parts]
-            if options.min_partitions
-            else pack(parts, self._cores, options.partition_bytes_max)
+            [(part,) for part in parts] if options.min_partitions else pack(parts, cores, options.partition_bytes_max)
         )
         return [LogPartition(tuple((part, self._home(part)) for part in group)) for group in groups]
 
@@ -319,7 +318,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fresh = [key for key in heads if key not in positions]
         begun = self._planner.earliest(fresh)
         known = {**positions, **begun}
-        end = advance(known, heads, _bytes_of(limit))
+        end = advance(known, heads, bytes_of(limit))
         if is_initial(start):
             return to_json(end, known)
         if end == positions:
@@ -362,7 +361,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.read(partition)
 
 
-def _bytes_of(limit: ReadLimit) -> int:
+def bytes_of(limit: ReadLimit) -> int:
     """0: no limit.  Rows are offsets to Spark, and offsets are bytes here."""
     if isinstance(limit, ReadMaxBytes):
         return limit.max_bytes

@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from appliance.records.encode import encode_values
+from appliance.spark.pipeline.parquet_store import COMMON_METADATA
 from appliance.spark.pipeline.settings import Settings, parse
 
 from .conftest import Topics
@@ -47,7 +49,9 @@ def events(made: Settings) -> pa.Table:
         from deltalake import DeltaTable
 
         return DeltaTable(path).to_pyarrow_table()
-    return pa.dataset.dataset(path, format="parquet", partitioning="hive").to_table()
+    known = Path(path) / COMMON_METADATA
+    schema = pq.read_schema(known) if known.exists() else None
+    return pa.dataset.dataset(path, schema=schema, format="parquet", partitioning="hive").to_table()
 
 
 def places(table: pa.Table) -> list[tuple[int, int]]:

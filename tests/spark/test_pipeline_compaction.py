@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from appliance.errors import BadValue
 from appliance.spark.pipeline import compaction, parquet_compaction
+from appliance.spark.pipeline.batch_record import BatchRecord
 from appliance.spark.pipeline.compaction import FILES_MIN, Compactor, EventFile, compact, compactable, due
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import Store, claim, open_store
@@ -39,8 +40,7 @@ def make(settings: Settings) -> Make:
     """A store as a new driver opens it."""
 
     def made() -> Store:
-        claim(settings, "me")
-        store = open_store(settings, "me", SCHEMA)
+        store = open_store(settings, claim(settings), SCHEMA)
         store.prepare()
         return store
 
@@ -51,7 +51,7 @@ def fill(make: Make, settings: Settings, batches: int) -> None:
     """Three rows of two dates in each micro-batch."""
     for batch in range(batches):
         store = make()
-        store.commit(batch, write(store, settings, batch, [batch * 3 + number for number in range(3)]))
+        store.commit(BatchRecord(batch), write(store, settings, batch, [batch * 3 + number for number in range(3)]))
 
 
 def files(settings: Settings) -> list[str]:
@@ -110,9 +110,9 @@ def test_files_are_put_together_and_rows_stay(settings: Settings, make: Make) ->
         rows = pq.ParquetFile(Path(settings.output.path) / "events" / path).read().column("n").to_pylist()
         assert rows == sorted(rows)
     again = make()
-    again.commit(40, write(again, settings, 40, [1000, 1001]))
+    again.commit(BatchRecord(40), write(again, settings, 40, [1000, 1001]))
     assert seen(settings) == [*before, 1000, 1001] and make().done(40)
-    again.commit(40, write(again, settings, 40, [1000, 1001]))
+    again.commit(BatchRecord(40), write(again, settings, 40, [1000, 1001]))
     assert len(seen(settings)) == 122, "a repetition adds nothing"
 
 

@@ -12,8 +12,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from appliance.errors import AlreadyRunning
+from appliance.spark.pipeline.batch_record import BatchRecord, encode_schema, store_plan
+from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.pipeline_sink import Committer, Job, number_space
 from appliance.spark.pipeline.settings import Settings
+from appliance.spark.pipeline.startup import Beginning, definitions
 from appliance.spark.pipeline.tables import claim, open_store
 from appliance.spark.pipeline.times import MICROS
 
@@ -25,23 +29,37 @@ STAMP = datetime(2026, 11, 20, tzinfo=UTC)
 
 
 def records(values: Sequence[bytes], topic: str, first: int = 0, stamp: datetime = STAMP) -> pa.RecordBatch:
+    return records_at(topic, 0, list(enumerate(values, first)), stamp)
+
+
+def records_at(
+    topic: str, partition: int, values: Sequence[tuple[int, bytes]], stamp: datetime = STAMP
+) -> pa.RecordBatch:
+    """Records with these offsets and values."""
     count = len(values)
     columns = {
         "key": pa.array([b"k"] * count, pa.binary()),
-        "value": pa.array(values, pa.binary()),
+        "value": pa.array([value for _, value in values], pa.binary()),
         "topic": pa.array([topic] * count, pa.string()),
-        "partition": pa.array([0] * count, pa.int32()),
-        "offset": pa.array(range(first, first + count), pa.int64()),
+        "partition": pa.array([partition] * count, pa.int32()),
+        "offset": pa.array([offset for offset, _ in values], pa.int64()),
         "timestamp": pa.array([stamp] * count, MICROS),
     }
     return pa.record_batch(columns)
 
 
+def begun(made: Settings, run: str = "run") -> Beginning:
+    """As of a pipeline that was started for the first time, without comparing anything."""
+    identity, schema = claim(made), Transform(made).schema
+    return Beginning(identity, BatchRecord(-1, tables=definitions(made, schema, {})), None, encode_schema(schema), run)
+
+
 def micro_batch(made: Settings, batch: int, tasks: Sequence[Sequence[pa.RecordBatch]], attempt: int = 0) -> None:
-    claim(made, "me")
-    open_store(made, "me").prepare()
-    works = [Job(made, "me", batch, number, attempt).run(iter(given)) for number, given in enumerate(tasks)]
-    Committer(made, "me").commit(works, batch)
+    beginning = begun(made)
+    open_store(made).prepare()
+    store_plan(Path(made.output.path), BatchRecord(batch, beginning.run))
+    works = [Job(made, beginning, batch, number, attempt).run(iter(given)) for number, given in enumerate(tasks)]
+    Committer(made, beginning).commit(works, batch)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
@@ -61,7 +79,7 @@ def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_
     first = [records([access(number) for number in range(100)] + [b"dead 1"], topic)]
     second = [records([b"dead 2"], topic, 500), records([access(number) for number in range(100, 150)], topic, 501)]
     for number, given in enumerate([first, second]):
-        Job(made, "me", 0, number, 0).run(iter(given))  # a driver that dies before its commit
+        Job(made, begun(made), 0, number, 0).run(iter(given))  # a driver that dies before its commit
     micro_batch(made, 0, [first, second], attempt=1)
     micro_batch(made, 0, [first, second])
     assert len(events(made)) == 150
@@ -69,7 +87,7 @@ def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_
     told = [json.loads(record.value or b"") for record in stored(topics.server, f"{topic}-changes")]
     assert sum(row["count"] for row in told) == 150 and {row["aggregate"] for row in told} == {"hits"}
     micro_batch(made, 1, [[records([access(7)], topic, 900)]])
-    hits = open_store(made, "me").read("hits")
+    hits = open_store(made).read("hits")
     assert hits is not None and sum(hits.column("count").to_pylist()) == 151
     (last,) = stored(topics.server, f"{topic}-changes")[len(told) :]
     assert json.loads(last.key or b"")["client"] == "10.0.0.0" and json.loads(last.value or b"")["count"] > 1
@@ -84,7 +102,7 @@ def test_windows_become_final_in_the_tables(topics: Topics, topic: str, tmp_path
     later = STAMP + timedelta(days=1)
 
     def hits() -> dict[int, tuple[int, bool]]:
-        table = open_store(made, "me").read("hits")
+        table = open_store(made).read("hits")
         assert table is not None
         return {row["start"].minute: (row["count"], row["final"]) for row in table.to_pylist()}
 
@@ -95,7 +113,7 @@ def test_windows_become_final_in_the_tables(topics: Topics, topic: str, tmp_path
     for _ in range(2):
         micro_batch(made, 2, [[records([access(200), access(4100)], topic, 3, later)]])
     assert hits() == {0: (2, True), 40: (2, False)}
-    newest = open_store(made, "me").read("newest")
+    newest = open_store(made).read("newest")
     assert newest is not None and newest.column("late").to_pylist() == [1]
     assert len(events(made)) == 5
 
@@ -133,7 +151,7 @@ def test_counts_of_producers(
 ) -> None:
     made = settings(tmp_path, topics, topic, audit={"topic": "counts"})
     micro_batch(made, 0, [[records([json.dumps(message).encode()], "counts")]])
-    audit, ledger = (open_store(made, "me").read(name) for name in ("audit", "ledger"))
+    audit, ledger = (open_store(made).read(name) for name in ("audit", "ledger"))
     assert (0 if audit is None else sum(audit.column("counted").to_pylist())) == counted
     if reason is None:
         assert ledger is None
@@ -141,8 +159,21 @@ def test_counts_of_producers(
         assert ledger is not None and reason in ledger.column("reason").to_pylist()[0]
 
 
-def test_another_configuration_writes_under_other_numbers(topics: Topics, topic: str, tmp_path: Path) -> None:
+def test_another_configuration_or_plan_writes_under_other_numbers(topics: Topics, topic: str, tmp_path: Path) -> None:
     made = settings(tmp_path, topics, topic)
     other = msgspec.structs.replace(made, output=msgspec.structs.replace(made.output, raw=True))
-    assert number_space(made, "me") == number_space(made, "me")
-    assert len({number_space(made, "me"), number_space(other, "me"), number_space(made, "you")}) == 3
+    one, two = begun(made, "one"), begun(made, "two")
+    assert number_space(made, one, 5) == number_space(made, begun(made, "one"), 5)
+    assert len({number_space(made, one, 5), number_space(other, one, 5), number_space(made, two, 5)}) == 3
+    repeating = msgspec.structs.replace(two, replay=BatchRecord(5, "one"))
+    assert number_space(made, repeating, 5) == number_space(made, one, 5), "a repetition has the numbers of its plan"
+    assert number_space(made, repeating, 6) == number_space(made, two, 6)
+
+
+def test_a_micro_batch_that_another_process_has_planned_is_given_up(topics: Topics, topic: str, tmp_path: Path) -> None:
+    made = settings(tmp_path, topics, topic)
+    work = Job(made, begun(made), 0, 0, 0).run(iter([records([access(1)], topic)]))
+    store_plan(Path(made.output.path), BatchRecord(0, "of another"))
+    with pytest.raises(AlreadyRunning, match="nothing of it is in the tables"):
+        Committer(made, begun(made)).commit([work], 0)
+    assert not (Path(made.output.path) / "events").exists()

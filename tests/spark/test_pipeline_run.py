@@ -21,12 +21,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from appliance.client import Audit, Consumer, Producer
-from appliance.errors import AlreadyRunning, ApplianceError, BadValue
+from appliance.errors import AlreadyRunning, BadValue, MessageTooLarge
 from appliance.spark.pipeline.pipeline_status import heaviest, read_total, status, summary
 from appliance.spark.pipeline.report import write
 from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings
+from appliance.spark.pipeline.startup import output_lock
 from appliance.spark.pipeline.state_directory import Progress, State
+from appliance.spark.pipeline.tables import claim
 from appliance.spark.spark_session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
@@ -110,7 +112,7 @@ def check_totals(made: Settings, changes: str, topics: Topics) -> None:
     assert {row["count"] for row in told.values()} == {100}, "the newest under each key is right"
     found = status(made)
     assert found.as_json()["lag_bytes"] == 0 and found.summary.as_json()["parsed"] == 2000
-    assert "without ZooKeeper" in found.remark
+    assert found.state == "stopped" and "without ZooKeeper" in found.remarks[0]
     assert found.summary.dead == {"not a line of access": 2, "not UTF-8 text": 1}
     page, picture = write(made, Path(made.pipeline.state), datetime(2026, 11, 22, tzinfo=UTC))
     assert picture.read_bytes()[:4] == b"\x89PNG" and "talkers" in page.read_text()
@@ -175,14 +177,12 @@ def test_what_cannot_be_is_refused_before_spark_is_asked(
     topics.create(topic)
     fill(topics, topic, [access(number) for number in range(10)])
     made = settings(tmp_path, topics, topic)
-    state = State(made.state_dir)
-    state.lock()
-    with pytest.raises(AlreadyRunning, match=str(os.getpid())):
-        run(made, once=True, session=spark)
-    state.unlock()
-    assert run(made, once=True, session=spark).rows == 10
+    for lock in (State(made.state_dir).lock, output_lock(made)):
+        with lock, pytest.raises(AlreadyRunning, match=str(os.getpid())):
+            run(made, once=True, session=spark)
+    claim(made)
     another = settings(tmp_path, topics, topic, pipeline={"name": "another", "bootstrap": topics.server.native})
-    with pytest.raises(BadValue, match="reading everything again would double it"):
+    with pytest.raises(BadValue, match="is the output of pipeline"):
         run(another, once=True, session=spark)
     with pytest.raises(BadValue, match="is written as parquet"):
         output = msgspec.structs.replace(made.output, format="delta")
@@ -197,9 +197,12 @@ def test_a_query_that_fails_says_why_and_can_go_on(
     topics.create(f"{topic}-dead", max_message_bytes=200)
     fill(topics, topic, [access(1), b"x" * 1000])
     made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
-    with pytest.raises(ApplianceError, match="MessageTooLarge"):
+    with pytest.raises(MessageTooLarge, match=r"^the query failed: .*max.message.bytes.*$") as told:
         run(made, once=True, session=spark)
-    assert not (Path(made.output.path) / "events").exists()
+    assert "\n" not in str(told.value) and "Traceback" in State(made.state_dir).failure.read_text()
+    failed = status(made)
+    assert (failed.state, failed.batch) == ("failed", None) and "failure.txt" in failed.remarks[-1]
+    assert len(events(made)) == 0
     topics.cluster.admin("alter_topic", {"name": f"{topic}-dead", "settings": {"max.message.bytes": "10000"}})
     assert run(made, once=True, session=spark).summary.as_json()["dead_letters"] == 1
     assert len(events(made)) == 1

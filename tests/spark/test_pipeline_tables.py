@@ -7,16 +7,18 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
 from appliance.errors import BadValue
 from appliance.spark.pipeline import parquet_store, table_files
+from appliance.spark.pipeline.batch_record import BatchRecord
 from appliance.spark.pipeline.parquet_store import ParquetStore
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.table_files import Change, NewFile, split
-from appliance.spark.pipeline.tables import EventFiles, Store, claim, open_store
+from appliance.spark.pipeline.tables import OWNER, EventFiles, Store, claim, open_store
 from appliance.spark.pipeline.times import MICROS
 
 SCHEMA = pa.schema([("topic", pa.string()), ("date", pa.string()), ("n", pa.int64())])
@@ -38,8 +40,7 @@ def make(settings: Settings) -> Make:
     """A store as a new driver opens it."""
 
     def made() -> Store:
-        claim(settings, "me")
-        store = open_store(settings, "me", SCHEMA)
+        store = open_store(settings, claim(settings), SCHEMA)
         store.prepare()
         return store
 
@@ -99,8 +100,8 @@ def test_files_are_seen_when_they_are_committed(settings: Settings, make: Make) 
     assert len(files) == 2, "one for each partition"
     if settings.output.format == "parquet":
         assert seen(settings) == []
-    store.change(0, "counts", change(store, {"2026-11-20": 2, "2026-11-21": 1}))
-    store.commit(0, files)
+    store.change(BatchRecord(0), "counts", change(store, {"2026-11-20": 2, "2026-11-21": 1}))
+    store.commit(BatchRecord(0), files)
     assert seen(settings) == [1, 2, 3] and store.done(0) and not store.done(1)
     assert totals(store) == {"2026-11-20": 2, "2026-11-21": 1}
     parts = store.parts("counts", ["2026-11-21", "2026-11-22"])
@@ -108,35 +109,35 @@ def test_files_are_seen_when_they_are_committed(settings: Settings, make: Make) 
     assert parts[0].last - parts[0].first == 60_000_000
     found = store.read("counts", parts)
     assert found is not None and found.column("n").to_pylist() == [1]
-    store.change(1, "counts", change(store, {"2026-11-21": 5}))
-    store.commit(1, write(store, settings, 1, [4]))
+    store.change(BatchRecord(1), "counts", change(store, {"2026-11-21": 5}))
+    store.commit(BatchRecord(1), write(store, settings, 1, [4]))
     assert seen(settings) == [1, 2, 3, 4]
     assert totals(store) == {"2026-11-20": 2, "2026-11-21": 5}
 
 
 def test_a_repeated_micro_batch_adds_nothing(settings: Settings, make: Make) -> None:
     first = make()
-    first.change(0, "counts", change(first, {"2026-11-20": 1}))
-    first.commit(0, write(first, settings, 0, [1, 2, 3]))
+    first.change(BatchRecord(0), "counts", change(first, {"2026-11-20": 1}))
+    first.commit(BatchRecord(0), write(first, settings, 0, [1, 2, 3]))
     again = make()
-    again.change(0, "counts", change(again, {"2026-11-20": 9}))
-    again.commit(0, write(again, settings, 0, [1, 2, 3]))
+    again.change(BatchRecord(0), "counts", change(again, {"2026-11-20": 9}))
+    again.commit(BatchRecord(0), write(again, settings, 0, [1, 2, 3]))
     assert seen(settings) == [1, 2, 3] and totals(again) == {"2026-11-20": 1}
 
 
 def test_a_failed_attempt_is_not_seen(settings: Settings, make: Make) -> None:
     store = make()
     write(store, settings, 0, [1, 2, 3])
-    store.commit(0, write(store, settings, 0, [1, 2, 3], attempt=1))
+    store.commit(BatchRecord(0), write(store, settings, 0, [1, 2, 3], attempt=1))
     assert seen(settings) == [1, 2, 3]
 
 
 def test_a_date_that_loses_its_rows_is_empty(settings: Settings, make: Make) -> None:
     store = make()
-    store.change(0, "counts", change(store, {"2026-11-20": 1, "2026-11-21": 1}))
-    store.commit(0, [])
-    store.change(1, "counts", change(store, {"2026-11-20": 2, "2026-11-21": None}))
-    store.commit(1, [])
+    store.change(BatchRecord(0), "counts", change(store, {"2026-11-20": 1, "2026-11-21": 1}))
+    store.commit(BatchRecord(0), [])
+    store.change(BatchRecord(1), "counts", change(store, {"2026-11-20": 2, "2026-11-21": None}))
+    store.commit(BatchRecord(1), [])
     assert totals(store) == {"2026-11-20": 2}
 
 
@@ -159,8 +160,9 @@ def test_a_driver_killed_at_any_step_of_a_commit(
             finished = not _commit_until(patch, step, store, batch, files)
         assert store.done(batch) or len(seen(settings)) == expected, "nothing of it is seen before the commit"
         again = make()
-        again.change(batch, "counts", change(again, {"2026-11-20": batch}))
-        again.commit(batch, write(again, settings, batch, [batch * 10 + 1, batch * 10 + 2, batch * 10 + 3]))
+        again.change(BatchRecord(batch), "counts", change(again, {"2026-11-20": batch}))
+        repeated = write(again, settings, batch, [batch * 10 + 1, batch * 10 + 2, batch * 10 + 3])
+        again.commit(BatchRecord(batch), repeated)
         expected += 3
         assert len(seen(settings)) == expected == len(set(seen(settings))), f"stopped at step {step}"
         assert totals(again) == {"2026-11-20": batch}
@@ -185,8 +187,8 @@ def _commit_until(patch: pytest.MonkeyPatch, step: int, store: ParquetStore, bat
     patch.setattr(Path, "replace", counted(Path.replace))
     patch.setattr(parquet_store.shutil, "rmtree", counted(parquet_store.shutil.rmtree))
     try:
-        store.change(batch, "counts", change(store, {"2026-11-20": batch}))
-        store.commit(batch, files)
+        store.change(BatchRecord(batch), "counts", change(store, {"2026-11-20": batch}))
+        store.commit(BatchRecord(batch), files)
     except Stopped:
         return True
     return False
@@ -196,21 +198,26 @@ def test_a_driver_that_is_believed_dead_changes_nothing(settings: Settings, make
     old = make()
     files = write(old, settings, 0, [1, 2])
     new = make()
-    new.commit(0, write(new, settings, 0, [1, 2]))
-    old.commit(0, files)
+    new.commit(BatchRecord(0), write(new, settings, 0, [1, 2]))
+    old.commit(BatchRecord(0), files)
     assert seen(settings) == [1, 2]
     if settings.output.format == "parquet":
         late = write(old, settings, 1, [3])
         make()
         with pytest.raises(FileNotFoundError):
-            old.commit(1, late)
+            old.commit(BatchRecord(1), late)
         assert seen(settings) == [1, 2]
 
 
 def test_an_output_has_one_owner(settings: Settings, make: Make) -> None:
     make()
-    with pytest.raises(BadValue, match="reading everything again would double it"):
-        claim(settings, "another")
+    other = msgspec.structs.replace(settings, pipeline=msgspec.structs.replace(settings.pipeline, name="another"))
+    with pytest.raises(BadValue, match="is the output of pipeline 'p', not of 'another'"):
+        claim(other)
+    (Path(settings.output.path) / "events").mkdir(exist_ok=True)
+    (Path(settings.output.path) / OWNER).unlink()
+    with pytest.raises(BadValue, match="has tables and no"):
+        claim(settings)
 
 
 def test_tables_are_split_by_values() -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
@@ -440,3 +441,9 @@ def test_available_now_does_not_chase_the_head(topics: Topics, topic: str, repla
     reported = reader.reportLatestOffset()
     assert reported is not None and from_json(reported)[0][topic, 0] > from_json(position)[0][topic, 0]
     reader.commit(position)
+
+
+def test_the_partition_that_spark_puts_in_the_place_of_none_has_no_rows(appliance: Server) -> None:
+    """pyspark 4.3 reads one without a value where ``partitions()`` was empty, as for a topic without messages."""
+    reader = BatchReader(source_options({"bootstrap.servers": appliance.native, "subscribe": "t"}, streaming=False), 1)
+    assert list(reader.read(InputPartition(None))) == []

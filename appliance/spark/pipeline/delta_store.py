@@ -1,25 +1,41 @@
-"""Commits micro-batches to Delta tables with application transactions; ``tables`` explains how."""
+"""Commits micro-batches to Delta tables with application transactions; ``tables`` explains how.
+
+Each commit has the number of its micro-batch as an application transaction, and its
+:class:`~.batch_record.BatchRecord` in ``commitInfo``.  ``deltalake`` is imported only here: Parquet does not need it.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ...errors import BadValue
+from .batch_record import BEGINNING, COMMIT_KEY, BatchRecord, decode_record, load_plan
 from .file_statistics import file_statistics
+from .schema_changes import conform
 from .settings import Output
 from .table_files import EVENTS, Change, NewFile, Part, Partition, write_file
 
+HISTORY_STEPS: Final = (10, 1000, None)
+"""How many commits are searched for a record; then more.  None: all."""
+
+
+class Found(NamedTuple):
+    """The record that a table's rows come from.  ``restored``: by ``RESTORE``, after later micro-batches."""
+
+    record: BatchRecord
+    restored: bool
+
 
 class DeltaStore:
-    """Tables in Delta's format.  ``deltalake`` is imported only here: Parquet does not need it."""
-
     def __init__(self, root: Path, settings: Output, identity: str, schema: pa.Schema | None) -> None:
         self._root = root
         self._settings = settings
@@ -29,10 +45,81 @@ class DeltaStore:
     def prepare(self) -> None:
         """Does nothing: files that are in no log are invisible, and ``VACUUM`` removes them."""
 
-    def done(self, batch: int, table: str = EVENTS) -> bool:
+    def _tables(self) -> list[str]:
+        return sorted(path.parent.name for path in self._root.glob("*/_delta_log"))
+
+    def check(self) -> None:
+        totals = self._totals()
+        found = self._found(EVENTS)
+        if found is None and totals:
+            raise BadValue(
+                f"{self._root / EVENTS} is gone, and {', '.join(totals)} have micro-batches: put it back, "
+                f"or delete the whole output {self._root} to begin again"
+            )
+        restored = any(each.restored for each in [*totals.values(), *([found] if found else [])])
+        for table, each in totals.items():
+            if found is not None and each.record.batch > found.record.batch + (not restored):
+                raise BadValue(
+                    f"{self._root / table} holds micro-batch {each.record.batch}, and {EVENTS} only "
+                    f"{found.record.batch}: restore all tables to versions of the same micro-batch"
+                )
+
+    def _totals(self) -> dict[str, Found]:
+        return {table: found for table in self._tables() if table != EVENTS and (found := self._found(table))}
+
+    def recorded(self) -> BatchRecord | None:
+        found = self._found(EVENTS)
+        if found is None or not found.restored:
+            return found.record if found is not None else None
+        # Numbers that were used stay used: a table would take a new micro-batch of that number for a repetition.
+        return msgspec.structs.replace(found.record, batch=max(map(self._transaction, self._tables())))
+
+    def unfinished(self) -> BatchRecord | None:
+        found = self._found(EVENTS)
+        if found is None or found.restored:
+            return None
+        ahead = (each.record for each in self._totals().values() if each.record.batch > found.record.batch)
+        return next(ahead, None)
+
+    def _found(self, table: str) -> Found | None:
+        """The record of a table; None if it does not exist or has no commit.
+
+        Raises:
+            BadValue: it has rows that are not of this pipeline, or its log does not say where they come from.
+        """
+        opened = self._open(table)
+        if opened is None:
+            return None
+        for count in HISTORY_STEPS:
+            history = opened.history(count)
+            bound, restored = None, False
+            for entry in history:
+                if bound is not None and entry["version"] > bound:
+                    continue
+                if entry["operation"] == "RESTORE":
+                    bound, restored = _restored_to(entry, self._root / table), True
+                elif COMMIT_KEY in entry:
+                    return Found(decode_record(entry[COMMIT_KEY]), restored)
+        # The log was cleaned up.  Of totals the number is enough; the last plan is that of the last micro-batch.
+        batch, plan = self._transaction(table), load_plan(self._root)
+        if table != EVENTS:
+            return Found(BatchRecord(batch), False)
+        if plan is not None and plan.batch == batch:
+            return Found(plan, False)
+        if batch == BEGINNING and not opened.file_uris():
+            return None
+        raise BadValue(
+            f"the log of {self._root / table} does not say up to which offsets it was written "
+            f"(micro-batch {batch}): restore the table from a copy, or delete the whole output {self._root}"
+        )
+
+    def _transaction(self, table: str) -> int:
         opened = self._open(table)
         version = None if opened is None else opened.transaction_version(self._app)
-        return version is not None and int(version) >= batch
+        return BEGINNING if version is None else int(version)
+
+    def done(self, batch: int, table: str = EVENTS) -> bool:
+        return self._transaction(table) >= batch
 
     def _open(self, table: str) -> Any:
         from deltalake import DeltaTable
@@ -40,20 +127,39 @@ class DeltaStore:
         path = str(self._root / table)
         return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
 
+    def exists(self, table: str) -> bool:
+        return self._open(table) is not None
+
+    def schema(self, table: str) -> pa.Schema | None:
+        opened = self._open(table)
+        return None if opened is None else pa.schema(opened.schema().to_arrow())
+
+    def extend(self, table: str, schema: pa.Schema) -> None:
+        """Add the columns that the table lacks, by Delta's own change of metadata."""
+        from deltalake import Schema
+
+        opened, stored = self._open(table), self.schema(table)
+        if opened is None or stored is None:
+            return
+        fresh = [field for field in schema if field.name not in stored.names]
+        if fresh:
+            opened.alter.add_columns(list(Schema.from_arrow(pa.schema(fresh)).fields))
+
     def place(self, batch: int, task: int, attempt: int, number: int, partition: Partition) -> tuple[str, str]:
         name = f"{EVENTS}/{batch:09d}-{task:05d}-{number:04d}-{uuid.uuid4().hex}.parquet"
         return name, name
 
-    def _properties(self, batch: int) -> Any:
+    def _properties(self, record: BatchRecord, transaction: bool = True) -> Any:
         from deltalake import CommitProperties, Transaction
 
-        return CommitProperties(app_transactions=[Transaction(self._app, batch)])
+        done = [Transaction(self._app, record.batch)] if transaction and record.batch > BEGINNING else None
+        return CommitProperties(custom_metadata={COMMIT_KEY: record.encode()}, app_transactions=done)
 
-    def change(self, batch: int, table: str, change: Change) -> None:
+    def change(self, record: BatchRecord, table: str, change: Change) -> None:
         from deltalake import DeltaTable
         from deltalake.transaction import RemoveAction
 
-        if self.done(batch, table):
+        if self.done(record.batch, table):
             return
         opened = self._open(table)
         if opened is None:
@@ -69,27 +175,58 @@ class DeltaStore:
                 write_file(path, rows.drop_columns(["date"]), self._settings.compression)
                 stats = file_statistics(pq.read_metadata(path))
                 actions.append(_added(path.name, path.stat().st_size, {"date": date}, now_ms, stats))
-        properties = self._properties(batch)
+        properties = self._properties(record)
         opened.create_write_transaction(actions, "append", change.schema, ["date"], commit_properties=properties)
 
-    def commit(self, batch: int, files: Sequence[NewFile]) -> None:
+    def commit(self, record: BatchRecord, files: Sequence[NewFile]) -> None:
         from deltalake import DeltaTable
 
-        if self.done(batch):
+        if record.batch > BEGINNING and self.done(record.batch):
             return
         assert self._schema is not None, "events are committed with their schema"
         partition_by = list(self._settings.partition_by)
-        path = str(self._root / EVENTS)
         table = self._open(EVENTS)
         if table is None:
-            table = DeltaTable.create(path, self._schema, partition_by=partition_by)
+            table = DeltaTable.create(str(self._root / EVENTS), self._schema, partition_by=partition_by)
         now_ms = int(time.time() * 1000)
         actions = [
             _added(Path(file.final).name, file.bytes, dict(file.partition), now_ms, file.statistics) for file in files
         ]
         table.create_write_transaction(
-            actions, "append", self._schema, partition_by, commit_properties=self._properties(batch)
+            actions, "append", self._schema, partition_by, commit_properties=self._properties(record)
         )
+
+    def amend(self, record: BatchRecord, rewritten: Mapping[str, pa.Schema]) -> None:
+        """Rewrites totals first and ``events`` last, each in one commit.  A repetition finds what is left."""
+        from deltalake import write_deltalake
+
+        for table, schema in rewritten.items():
+            for _ in _conformed(self._open(table).to_pyarrow_dataset(), schema):
+                pass  # all values can be converted, or nothing changes
+        for table in sorted(rewritten, key=lambda name: name == EVENTS):
+            opened, schema = self._open(table), rewritten[table]
+            write_deltalake(
+                opened,
+                pa.RecordBatchReader.from_batches(schema, _conformed(opened.to_pyarrow_dataset(), schema)),
+                mode="overwrite",
+                schema_mode="overwrite",
+                partition_by=list(opened.metadata().partition_columns),
+                commit_properties=self._properties(self._of_its_own(table, record), transaction=False),
+            )
+        opened = self._open(EVENTS)
+        assert opened is not None, "there is a table to amend"
+        opened.create_write_transaction(
+            [],
+            "append",
+            opened.schema(),
+            list(self._settings.partition_by),
+            commit_properties=self._properties(record, transaction=False),
+        )
+
+    def _of_its_own(self, table: str, record: BatchRecord) -> BatchRecord:
+        """A table of totals keeps the number of its own last micro-batch, which may be unfinished."""
+        found = self._found(table) if table != EVENTS else None
+        return found.record if found is not None else record
 
     def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:
         opened = self._open(table)
@@ -119,3 +256,17 @@ def _added(path: str, size: int, partition: dict[str, str | None], now_ms: int, 
     from deltalake.transaction import AddAction
 
     return AddAction(path, size, partition, now_ms, True, stats)
+
+
+def _restored_to(entry: Mapping[str, Any], path: Path) -> int:
+    try:
+        return int(entry["operationParameters"]["version"])
+    except (KeyError, ValueError):
+        raise BadValue(
+            f"{path} was restored to a time, which does not say to which micro-batch: restore it by version"
+        ) from None
+
+
+def _conformed(rows: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for batch in rows.to_batches():
+        yield from conform(pa.Table.from_batches([batch]), schema).to_batches()

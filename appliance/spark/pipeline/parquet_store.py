@@ -1,96 +1,183 @@
-"""Commits micro-batches to Parquet tables with a manifest; ``tables`` explains how."""
+"""Commits micro-batches to Parquet tables with a manifest; ``tables`` explains how::
+
+    _commits/000000000012.json    the manifest of the thirteenth commit: {"record": …, "moves": [[staged, final] …]}
+
+Manifests are numbered one after the other, the last :data:`COMMITS_KEPT` are kept.  ``record`` is a
+:class:`~.batch_record.BatchRecord`.  A commit that only amends the record, or rewrites files, repeats the number of the
+last micro-batch in it.
+"""
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ...errors import AlreadyRunning, BadValue
+from .batch_record import BEGINNING, BatchRecord, decode_schema
 from .parquet_compaction import moving
+from .schema_changes import conform
 from .settings import Output
-from .table_files import EVENTS, Change, NewFile, Part, Partition, directory, store_json, sync_directories, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition, directory, store_text, sync_directories, write_file
 from .times import MICROS
 
 STAGING: Final = "_staging"
 COMMITS: Final = "_commits"
 COMMITS_KEPT: Final = 100
+COMMON_METADATA: Final = "_common_metadata"
+"""A file with the columns of a table and no rows, under the name that readers of Parquet know."""
+_OF_A_BATCH: Final = re.compile(r"(\d{9})-\d{5}-\d{4}\.parquet")
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    record: BatchRecord
+    moves: list[tuple[str, str]] = []
+
+
+_decode = msgspec.json.Decoder(Manifest).decode
 
 
 class ParquetStore:
     def __init__(self, root: Path, settings: Output) -> None:
         self._root = root
         self._settings = settings
-        self._moves: list[list[str]] = []
+        self._moves: list[tuple[str, str]] = []
 
     def prepare(self) -> None:
+        self.check()
         (self._root / COMMITS).mkdir(parents=True, exist_ok=True)
         if (last := self._last()) is not None:
-            self._carry_out(self._manifest(last))
+            self._carry_out(last[1])
         shutil.rmtree(self._root / STAGING, ignore_errors=True)
+
+    def recorded(self) -> BatchRecord | None:
+        last = self._last()
+        return last[1].record if last is not None else None
+
+    def check(self) -> None:
+        """Raises BadValue if there are events of a micro-batch that no manifest has, or if all are gone."""
+        last = self._last()
+        batch = last[1].record.batch if last is not None else BEGINNING
+        named = {final for _, final in last[1].moves} if last is not None else set()
+        if batch > BEGINNING and not (self._root / EVENTS).is_dir():
+            raise BadValue(
+                f"{self._root / EVENTS} is gone, and the manifests have micro-batch {batch}: put it back, "
+                f"or delete the whole output {self._root} to begin again"
+            )
+        for path in (self._root / EVENTS).rglob("*.parquet"):
+            found = _OF_A_BATCH.fullmatch(path.name)
+            if found and int(found[1]) > batch and str(path.relative_to(self._root)) not in named:
+                has = f"the manifests end at {batch}" if batch > BEGINNING else "there is no manifest"
+                raise BadValue(
+                    f"{path} is of micro-batch {int(found[1])}, and {has}: the output was restored in parts. "
+                    f"Restore all of {self._root} from one time, or move the files of later micro-batches away"
+                )
+
+    def unfinished(self) -> BatchRecord | None:
+        """None: a manifest commits all tables at once."""
+        return None
+
+    def exists(self, table: str) -> bool:
+        return (self._root / table).is_dir()
+
+    def schema(self, table: str) -> pa.Schema | None:
+        last = self._last()
+        if last is None or table not in last[1].record.tables or not self.exists(table):
+            return None
+        return decode_schema(last[1].record.tables[table].columns)
+
+    def extend(self, table: str, schema: pa.Schema) -> None:
+        """Write the columns to :data:`COMMON_METADATA`.  The next record has them."""
+        directory = self._root / table
+        directory.mkdir(parents=True, exist_ok=True)
+        pq.write_metadata(schema, directory / COMMON_METADATA)
 
     def done(self, batch: int, table: str = EVENTS) -> bool:
         last = self._last()
-        return last is not None and last >= batch
+        return last is not None and last[1].record.batch >= batch
 
     def place(self, batch: int, task: int, attempt: int, number: int, partition: Partition) -> tuple[str, str]:
         inner = f"{EVENTS}/{directory(partition)}" if partition else EVENTS
         name = f"{task:05d}-{attempt:03d}-{number:04d}-{uuid.uuid4().hex}.parquet"
         return f"{STAGING}/{batch:09d}/{inner}/{name}", f"{inner}/{batch:09d}-{task:05d}-{number:04d}.parquet"
 
-    def change(self, batch: int, table: str, change: Change) -> None:
+    def change(self, record: BatchRecord, table: str, change: Change) -> None:
         for part, rows in change.contents:
-            name = f"{uuid.uuid4().hex}.parquet"
             date = part.date if part is not None else rows.column("date")[0].as_py()
-            final = f"{table}/{part.path if part is not None else f'{directory(dict(date=date))}/{name}'}"
-            staged = f"{STAGING}/{batch:09d}/{table}/{name}"
-            write_file(self._root / staged, rows.drop_columns(["date"]), self._settings.compression)
-            self._moves.append([staged, final])
+            inner = part.path if part is not None else f"{directory({'date': date})}/{uuid.uuid4().hex}.parquet"
+            self._stage(record.batch, table, rows.drop_columns(["date"]), f"{table}/{inner}")
 
-    def commit(self, batch: int, files: Sequence[NewFile]) -> None:
-        moves = [*self._moves, *([file.staged, file.final] for file in files)]
-        if not self.done(batch):
-            self._check_staged(moves)
-            with suppress(FileExistsError):  # an earlier driver still ran and has committed it
-                store_json(self._manifest(batch), {"batch": batch, "moves": moves}, fresh=True)
+    def _stage(self, batch: int, table: str, rows: pa.Table, final: str) -> None:
+        staged = f"{STAGING}/{max(batch, 0):09d}/{table}/{uuid.uuid4().hex}.parquet"
+        write_file(self._root / staged, rows, self._settings.compression)
+        self._moves.append((staged, final))
+
+    def commit(self, record: BatchRecord, files: Sequence[NewFile]) -> None:
+        moves = [*self._moves, *((file.staged, file.final) for file in files)]
         self._moves = []
-        self._carry_out(self._manifest(batch))
-        shutil.rmtree(self._root / STAGING / f"{batch:09d}", ignore_errors=True)
-        for old in sorted((self._root / COMMITS).glob("*.json"))[:-COMMITS_KEPT]:
-            old.unlink()
+        if not self.done(record.batch):
+            self._store(Manifest(record, moves))
 
-    def _check_staged(self, moves: Sequence[Sequence[str]]) -> None:
-        """Check that the files for the manifest exist, and make their names durable.
+    def amend(self, record: BatchRecord, rewritten: Mapping[str, pa.Schema]) -> None:
+        for table, schema in rewritten.items():
+            for path in sorted((self._root / table).rglob("*.parquet")):
+                rows = pq.ParquetFile(path).read()
+                own = pa.schema([field for field in schema if field.name in rows.column_names])
+                self._stage(record.batch, table, conform(rows, own), str(path.relative_to(self._root)))
+        moves, self._moves = self._moves, []
+        self._store(Manifest(record, moves))
+
+    def _store(self, manifest: Manifest) -> None:
+        """Commit.
 
         Raises:
-            FileNotFoundError: another driver has removed a file.  That driver continues, this one fails.
+            FileNotFoundError: another driver has removed staged files.
+            AlreadyRunning: another driver has committed.
         """
-        staged = [self._root / source for source, _ in moves]
+        staged = [self._root / source for source, _ in manifest.moves]
         for path in staged:
             path.stat()
         sync_directories({path.parent for path in staged})
+        last = self._last()
+        path = self._root / COMMITS / f"{last[0] + 1 if last else 0:012d}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (self._root / EVENTS).mkdir(exist_ok=True)
+        try:
+            store_text(path, msgspec.json.encode(manifest).decode(), fresh=True)
+        except FileExistsError:
+            raise AlreadyRunning(f"another process has committed to {self._root}: {path} was there already") from None
+        self._carry_out(manifest)
+        shutil.rmtree(self._root / STAGING / f"{max(manifest.record.batch, 0):09d}", ignore_errors=True)
+        for old in self._manifests()[:-COMMITS_KEPT]:
+            old.unlink()
 
-    def _manifest(self, batch: int) -> Path:
-        return self._root / COMMITS / f"{batch:012d}.json"
+    def _manifests(self) -> list[Path]:
+        return sorted((self._root / COMMITS).glob("[0-9]*.json"))
 
-    def _last(self) -> int | None:
-        numbers = [int(path.stem) for path in (self._root / COMMITS).glob("[0-9]*.json")]
-        return max(numbers, default=None)
+    def _last(self) -> tuple[int, Manifest] | None:
+        """The last commit and its number."""
+        for path in self._manifests()[-1:]:
+            try:
+                return int(path.stem), _decode(path.read_bytes())
+            except (ValueError, msgspec.DecodeError) as error:
+                raise BadValue(
+                    f"{path} is no manifest ({error}): restore all of {self._root}, or delete it to begin again"
+                ) from None
+        return None
 
-    def _carry_out(self, manifest: Path) -> None:
-        if not manifest.exists():  # an old one, removed after it was carried out
-            return
+    def _carry_out(self, manifest: Manifest) -> None:
         changed: set[Path] = set()
         with moving(self._root):
-            for staged, final in json.loads(manifest.read_text())["moves"]:
+            for staged, final in manifest.moves:
                 source, target = self._root / staged, self._root / final
                 if source.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)

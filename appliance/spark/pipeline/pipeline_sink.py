@@ -6,9 +6,10 @@ message has the files and partial totals.  When all tasks have ended, the driver
 changed ones, and commits everything under the number of the micro-batch.
 
 Spark repeats a task, or the whole micro-batch, after a failure.  Files of the first attempt never become visible.
-Messages to topics are written as an idempotent producer whose id follows from pipeline, task and micro-batch (see
+Messages to topics are written as an idempotent producer whose id follows from pipeline, plan, task and micro-batch (see
 ``spark/sink.py``), so they are not doubled either.  If the configuration has changed in between, and with it the text
-of dead letters, they are written again under another id.
+of dead letters, they are written again under another id.  So they are if the tables are restored from a copy: lines
+that are read again are rejected again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -29,13 +31,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...errors import BadValue
+from ...errors import AlreadyRunning, BadValue
 from ..options import SinkOptions
 from ..sink import TaskWriter, identity
 from .aggregates import build
+from .batch_record import BatchRecord, load_plan
 from .events import Outcome, Transform, by_topic
 from .multiline import LINES, Joiner
+from .schema_changes import conform
 from .settings import Settings, decode
+from .startup import Beginning, decode_beginning
 from .table_files import NewFile
 from .tables import EventFiles, open_store
 from .times import MICROS_MAX
@@ -73,16 +78,16 @@ _counts = msgspec.json.Decoder(Counts).decode
 class Job:
     """The work of one task."""
 
-    def __init__(self, settings: Settings, pipeline: str, batch: int, task: int, attempt: int) -> None:
+    def __init__(self, settings: Settings, beginning: Beginning, batch: int, task: int, attempt: int) -> None:
         self._settings = settings
         self._transform = Transform(settings)
         self._joiner = Joiner(settings)
-        schema = self._transform.schema
-        self._files = EventFiles(open_store(settings, pipeline), settings.output, batch, task, attempt)
-        self._totals = build(settings, schema)
+        self._schema = beginning.schema
+        self._files = EventFiles(open_store(settings, beginning.identity), settings.output, batch, task, attempt)
+        self._totals = build(settings, self._schema)
         self._aggregates = [total for name, total in self._totals.items() if name not in ("ledger", "audit")]
         self._partials: dict[str, list[pa.Table]] = {}
-        self._who = identity(f"{number_space(settings, pipeline)}/dead", task, batch)
+        self._who = identity(f"{number_space(settings, beginning, batch)}/dead", task, batch)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Work:
         dead = self._dead_letters(batches)
@@ -124,7 +129,7 @@ class Job:
             self._sum("audit", micros, {"topic": batch.column("topic")}, arrived)
 
     def _keep(self, batch: pa.RecordBatch, outcome: Outcome) -> None:
-        events, nulled = outcome.events, outcome.nulled
+        events, nulled = conform(outcome.events, self._schema), outcome.nulled
         self._files.add(events)
         for total in self._aggregates:
             self._add(total.name, total.partial(events))
@@ -134,7 +139,7 @@ class Job:
             size = np.zeros(len(events), np.int64)
             size[0] = (pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0) - dead_bytes
             whose = {"parser": events.column("parser"), "reason": pa.array([""] * len(events))}
-            self._enter(events, events.column("received"), whose, pa.array(size))
+            self._enter(outcome.events, events.column("received"), whose, pa.array(size))
         if len(nulled):
             whose = {"parser": nulled.column("parser"), "reason": nulled.column("reason")}
             self._enter(nulled, nulled.column("received"), whose, pa.array(np.zeros(len(nulled), np.int64)))
@@ -200,10 +205,13 @@ def merged(total: Total, partials: Sequence[pa.Table]) -> pa.Table:
     return total.merge(partials).drop_columns(["changed"]) if len(partials) > 1 else partials[0]
 
 
-def number_space(settings: Settings, pipeline: str) -> str:
-    """The text from which, with task and micro-batch, ids of idempotent producers are computed."""
+def number_space(settings: Settings, beginning: Beginning, batch: int) -> str:
+    """The text from which, with task and micro-batch, ids of idempotent producers are computed.
+
+    It has the run that planned the micro-batch: after tables were restored, another micro-batch has the same number.
+    """
     digest = hashlib.blake2b(settings.encode().encode(), digest_size=8).hexdigest()
-    return f"{pipeline}/{digest}"
+    return f"{beginning.identity}/{beginning.run_of(batch)}/{digest}"
 
 
 def sink_options(settings: Settings, topic: str) -> SinkOptions:
@@ -249,15 +257,26 @@ def _unpacked(data: bytes) -> pa.Table:
 class Committer:
     """Commits a micro-batch, on the driver."""
 
-    def __init__(self, settings: Settings, pipeline: str) -> None:
+    def __init__(self, settings: Settings, beginning: Beginning) -> None:
         self._settings = settings
-        schema = Transform(settings).schema
-        self._store = open_store(settings, pipeline, schema)
-        self._totals = build(settings, schema)
-        self._watermarks = Watermarks(self._totals, schema)
-        self._space = number_space(settings, pipeline)
+        self._beginning = beginning
+        self._store = open_store(settings, beginning.identity, beginning.schema)
+        self._totals = build(settings, beginning.schema)
+        self._watermarks = Watermarks(self._totals, beginning.schema)
 
     def commit(self, works: Sequence[Work], batch: int) -> None:
+        """Commit the plan of this micro-batch together with its rows.
+
+        Raises:
+            AlreadyRunning: another process has planned or committed in the meantime.
+        """
+        plan = load_plan(Path(self._settings.output.path))
+        if plan is None or (plan.batch, plan.run) != (batch, self._beginning.run_of(batch)):
+            raise AlreadyRunning(
+                f"another process plans micro-batches of {self._settings.output.path}: "
+                f"micro-batch {batch} of this one is given up, and nothing of it is in the tables"
+            )
+        record = msgspec.structs.replace(plan, tables=self._beginning.committed.tables)
         partials: dict[str, list[pa.Table]] = {}
         for work in works:
             for name, packed in work.partials.items():
@@ -266,18 +285,19 @@ class Committer:
         changes = self._watermarks.applied(summed, self._store) if not self._store.done(batch) else []
         for number, (total, partial) in enumerate(changes):
             if not self._store.done(batch, total.name):
-                self._change(batch, number, total, partial)
-        self._store.commit(batch, [file for work in works for file in work.files])
+                self._change(record, number, total, partial)
+        self._store.commit(record, [file for work in works for file in work.files])
 
-    def _change(self, batch: int, number: int, total: Total, partial: pa.Table) -> None:
+    def _change(self, record: BatchRecord, number: int, total: Total, partial: pa.Table) -> None:
         parts = self._store.parts(total.name, touched_days(total, partial))
         found, changed = change(total, partial, parts, lambda each: self._store.read(total.name, each))
         if total.topic:
             if total.k:
                 changed = changed.filter(pc.less_equal(changed.column("rank"), total.k))
-            who = identity(f"{self._space}/{total.name}", number, batch)
+            space = number_space(self._settings, self._beginning, record.batch)
+            who = identity(f"{space}/{total.name}", number, record.batch)
             TaskWriter(sink_options(self._settings, total.topic), who).write(messages(total, changed))
-        self._store.change(batch, total.name, found)
+        self._store.change(record, total.name, found)
 
 
 def messages(total: Total, rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -296,9 +316,11 @@ def messages(total: Total, rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 class TablesWriter(DataSourceStreamArrowWriter):
-    def __init__(self, settings: Settings, pipeline: str) -> None:
+    """Spark's numbers of micro-batches begin at 0 in every run; those of the pipeline continue."""
+
+    def __init__(self, settings: Settings, beginning: Beginning) -> None:
         self._settings = settings
-        self._pipeline = pipeline
+        self._beginning = beginning
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Work:
         context = TaskContext.get()
@@ -306,11 +328,14 @@ class TablesWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert batch is not None, "Spark sets the micro-batch of every task of a stream"
         task, attempt = context.partitionId(), context.attemptNumber()
-        return Job(self._settings, self._pipeline, int(batch), task, attempt).run(iterator)
+        return Job(self._settings, self._beginning, self._number(int(batch)), task, attempt).run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         works = [each for each in messages if isinstance(each, Work)]
-        Committer(self._settings, self._pipeline).commit(works, batchId)
+        Committer(self._settings, self._beginning).commit(works, self._number(batchId))
+
+    def _number(self, batch: int) -> int:
+        return self._beginning.committed.batch + 1 + batch
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Does nothing: uncommitted files are invisible, and removed at the next start."""
@@ -325,4 +350,4 @@ class PipelineSink(DataSource):
         if tuple(schema.fieldNames()) != COLUMNS or overwrite:
             raise BadValue(f"the pipeline takes the columns {', '.join(COLUMNS)}, to append")
         options: Any = self.options
-        return TablesWriter(decode(options["settings"]), options["pipeline"])
+        return TablesWriter(decode(options["settings"]), decode_beginning(options["beginning"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -9,16 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...client.admin import Admin
-from ...errors import ApplianceError
-from ...wire.requests import LATEST
-from ..access import Access
+from ...errors import ApplianceError, ConfigFault
+from ...names import TopicPartition
 from ..stream_offsets import Positions
 from .audit_verdicts import Verdict, verdict, windows
+from .batch_record import BEGINNING, BatchRecord
+from .resume import TopicLog
 from .settings import Settings
 from .space_saving import Ranking, heaviest_of_all
+from .startup import examine, output_lock, raise_refused, topic_logs
 from .state_directory import State
 from .table_files import EVENTS
-from .tables import open_store
+from .tables import open_store, owner_of
 
 RATES_OVER: Final = 10
 """Number of micro-batches from which rates are computed."""
@@ -52,9 +55,12 @@ class Summary(NamedTuple):
         }
 
 
+EMPTY: Final = Summary({}, {}, {}, 0, None, "")
+
+
 def read_total(settings: Settings, name: str) -> pa.Table | None:
     """All rows of a table of totals; None when there are none."""
-    return open_store(settings, State(settings.state_dir).identity()).read(name)
+    return open_store(settings).read(name)
 
 
 def summary(settings: Settings, now: datetime | None = None) -> Summary:
@@ -93,24 +99,28 @@ class Position(NamedTuple):
 
 
 class Status(NamedTuple):
+    """``state``: "never run", "running", "stopped", "failed" or "refused" (a run would be)."""
+
+    state: str
     running: int | None
     batch: int | None
     positions: list[Position]
     rows_per_s: float
     bytes_per_s: float
-    remark: str
-    """Why ends are not known, or offsets were not published; "" otherwise."""
+    remarks: list[str]
+    """Why it is refused or failed, why ends are not known, or offsets were not published."""
     summary: Summary
 
     def as_json(self) -> dict[str, Any]:
         lags = [each.lag_bytes for each in self.positions]
         return {
+            "state": self.state,
             "running": self.running,
             "batch": self.batch,
             "lag_bytes": None if None in lags else sum(lag or 0 for lag in lags),
             "rows_per_s": round(self.rows_per_s, 1),
             "bytes_per_s": round(self.bytes_per_s),
-            "remark": self.remark,
+            "remarks": self.remarks,
             "positions": [each._asdict() for each in self.positions],
             **self.summary.as_json(),
         }
@@ -119,42 +129,59 @@ class Status(NamedTuple):
 def status(settings: Settings) -> Status:
     """The present status.  Also publishes the offsets."""
     state = State(settings.state_dir)
-    committed = state.committed()
-    positions = committed.positions if committed else {}
-    ends, remark = _ends(settings, positions)
-    if positions and not remark:
-        remark = publish(settings, positions)
+    running = output_lock(settings).holder()
+    remarks: list[str] = []
+    record, logs, stop = None, None, ""
+    try:
+        owner_of(settings)
+        record = open_store(settings).recorded()
+        logs = topic_logs(settings, ASK_MS)
+        if running is None:
+            raise_refused(examine(settings, open_store(settings), logs))
+    except ConfigFault as error:
+        stop = str(error)
+    except ApplianceError as error:
+        remarks.append(f"ends are not known: {error}")
+    positions = record.ends if record is not None else {}
+    if positions and logs is not None and (remark := publish(settings, positions)):
+        remarks.append(remark)
+    if running is None and state.failure.exists():
+        remarks.append(f"the last run failed: the whole report is in {state.failure}")
     recent = state.history()[-RATES_OVER:]
     seconds = sum(each.seconds for each in recent) or 1.0
     return Status(
-        running=state.running(),
-        batch=committed.batch if committed else None,
-        positions=[_position(*key, offset, ends.get(key)) for key, offset in sorted(positions.items())],
+        state=_state(running, stop, record, state),
+        running=running,
+        batch=record.batch if record is not None and record.batch > BEGINNING else None,
+        positions=[_position(key, offset, logs or {}) for key, offset in sorted(positions.items())],
         rows_per_s=sum(each.rows for each in recent) / seconds,
         bytes_per_s=sum(each.bytes for each in recent) / seconds,
-        remark=remark,
-        summary=summary(settings),
+        remarks=[*([stop] if stop else []), *remarks],
+        summary=summary(settings) if record is not None else EMPTY,
     )
 
 
-def _position(topic: str, partition: int, offset: int, end: int | None) -> Position:
+def _state(running: int | None, stop: str, record: BatchRecord | None, state: State) -> str:
+    if running is not None:
+        return "running"
+    if stop:
+        return "refused"
+    if record is None:
+        return "never run"
+    return "failed" if state.failure.exists() else "stopped"
+
+
+def _position(key: TopicPartition, offset: int, logs: Mapping[str, TopicLog]) -> Position:
+    topic, partition = key
+    bounds = logs[topic].bounds.get(partition) if topic in logs else None
+    end = bounds[1] if bounds is not None else None
     return Position(topic, partition, offset, end, None if end is None else max(0, end - offset))
-
-
-def _ends(settings: Settings, positions: Positions) -> tuple[Positions, str]:
-    access = Access(settings.pipeline.bootstrap, ASK_MS)
-    try:
-        return access.offsets(dict.fromkeys(positions, LATEST)), ""
-    except ApplianceError as error:
-        return {}, f"ends are not known: {error}"
-    finally:
-        access.close()
 
 
 def publish(settings: Settings, positions: Positions) -> str:
     """Commit the offsets as those of a group, for monitoring.  Returns why that failed, or "".
 
-    The pipeline itself uses the checkpoint, so a failure (as without ZooKeeper) is no error.
+    The pipeline itself continues from its tables, so a failure (as without ZooKeeper) is no error.
     """
     if not settings.group or not positions:
         return ""

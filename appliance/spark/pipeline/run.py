@@ -3,12 +3,14 @@
     run(load(Path("pipeline.toml")), once=True)
 
 ``once`` reads the present data and ends (Spark's AvailableNow, in micro-batches of ``input.trigger_bytes``).  Without
-it the pipeline runs until a signal.  After it was killed it continues where it stopped.
+it the pipeline runs until a signal.  It continues where its tables end (``resume``), whatever became of Spark's
+checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,18 +21,23 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ...client.admin import Admin
-from ...errors import ApplianceError, UnknownPartition
+from ... import errors
+from ...errors import ApplianceError, DiskFull
+from .. import parallelism
 from ..spark_session import build_session
+from ..stream_offsets import Positions
 from .compaction import Compactor
-from .events import Transform
 from .pipeline_sink import COLUMNS, FORMAT, PipelineSink
+from .pipeline_source import SOURCE, PipelineSource
 from .pipeline_status import Summary, publish, summary
 from .settings import Settings
+from .startup import Beginning, begin, output_lock
 from .state_directory import Progress, State, progress_of
-from .tables import claim, open_store
 
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares
+CAUSE_CHARACTERS_MAX: Final = 300
+_NO_ROOM: Final = re.compile(r"No space left on device(?:: '([^']+)')?")
+_CAUSE: Final = re.compile(r"(Caused by: )?[\w.$]+(Error|Exception|Fault|Interrupt)\b.*: ")
 OnProgress = Callable[[Progress], None]
 
 
@@ -59,71 +66,41 @@ def run(
     """Run a pipeline to its end.  ``session``: the Spark session to use, which stays open.
 
     Raises:
-        BadValue, UnknownKey: invalid settings, or the output of another pipeline.
+        BadValue, UnknownKey: invalid settings, or something that :func:`~.startup.begin` refuses.
         AlreadyRunning: the same pipeline runs already.
         ApplianceError: the query failed; its error is in the message.  The pipeline can be run again.
     """
-    schema = Transform(settings).schema
     state = State(settings.state_dir)
-    state.lock()
-    try:
-        identity = state.identity()
-        claim(settings, identity)
-        open_store(settings, identity, schema).prepare()
-        ensure_topics(settings)
+    with state.lock, output_lock(settings):
+        beginning = begin(settings)
+        state.begin()
         own = session is None
         spark = session or build_session(
             f"pipeline {settings.pipeline.name}", settings.spark, scratch=state.path / "spark"
         )
         try:
             with Compactor(settings.output, at_end=once):
-                return _Run(settings, state, on_progress).follow(start(spark, settings, state, identity, once))
+                return _Run(settings, state, on_progress).follow(start(spark, settings, state, beginning, once))
         finally:
             if own:
                 spark.stop()
-    finally:
-        state.unlock()
 
 
-def ensure_topics(settings: Settings) -> None:
-    """Create missing topics, if the appliance creates topics automatically."""
-    wanted = [*settings.topics, settings.dead_letters.topic, *(each.topic for each in settings.aggregate)]
-    with Admin(settings.pipeline.bootstrap, client_name="pipeline") as admin:
-        there = {topic["name"] for topic in admin.topics()}
-        for name in dict.fromkeys(filter(None, wanted)):
-            if name not in there:
-                try:
-                    admin.ensure_topic(name)
-                except UnknownPartition as error:
-                    raise UnknownPartition(f"there is no topic {name!r}: `appliance topics create {name}`") from error
-
-
-def start(spark: SparkSession, settings: Settings, state: State, identity: str, once: bool) -> StreamingQuery:
-    spark.dataSource.register(PipelineSink)
-    given = settings.input
-    lines = (
-        spark.readStream.format("appliance")
-        .option("bootstrap.servers", settings.pipeline.bootstrap)
-        .option("subscribe", ",".join(settings.topics))
-        .option("startingOffsets", given.starting)
-        .option("maxBytesPerTrigger", str(given.trigger_bytes))
-        .option("splitPartitions", str(not any(source.multiline for source in settings.source)).lower())
-        .option("failOnDataLoss", str(given.fail_on_data_loss).lower())
-        .option("corruptBatch", given.corrupt_batch)
-        .option("retryTimeoutMs", str(given.retry_ms))
-        .load()
-        .select(*COLUMNS)
-    )
+def start(spark: SparkSession, settings: Settings, state: State, beginning: Beginning, once: bool) -> StreamingQuery:
+    given = {"settings": settings.encode(), "beginning": beginning.encode()}
+    for each in (PipelineSource, PipelineSink):
+        spark.dataSource.register(each)
+    cores = str(parallelism(spark))
+    lines = spark.readStream.format(SOURCE).options(**given, cores=cores).load().select(*COLUMNS)
     writer = (
         lines.writeStream.format(FORMAT)
         .queryName(settings.pipeline.name)
-        .option("settings", settings.encode())
-        .option("pipeline", identity)
+        .options(**given)
         .option("checkpointLocation", str(state.checkpoint))
     )
     if once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{given.trigger_ms} milliseconds").start()
+    return writer.trigger(processingTime=f"{settings.input.trigger_ms} milliseconds").start()
 
 
 class _Run:
@@ -145,11 +122,10 @@ class _Run:
                 while not self._stop and not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
                     self._look(query)
         except StreamingQueryException as error:
-            raise failure(error) from None
+            raise failure(error, self._state) from None
         finally:
             query.stop()
         self._look(query)
-        self._publish()
         seconds = (datetime.now(UTC) - begun).total_seconds()
         return Result(self._batches, self._rows, self._bytes, seconds, self._remark, summary(self._settings))
 
@@ -178,26 +154,40 @@ class _Run:
                 if not found["numInputRows"] and "addBatch" not in found["durationMs"]:
                     continue  # there was nothing to do
                 self._seen = found["batchId"]
-                self._take(progress_of(found))
+                self._take(*progress_of(found))
 
-    def _take(self, progress: Progress) -> None:
+    def _take(self, progress: Progress, ends: Positions) -> None:
         self._batches += 1
         self._rows += progress.rows
         self._bytes += progress.bytes
         self._state.add(progress)
         self._on_progress(progress)
-        self._publish()
-
-    def _publish(self) -> None:
-        if (committed := self._state.committed()) is not None:
-            self._remark = publish(self._settings, committed.positions)
+        self._remark = publish(self._settings, ends)
 
 
-def failure(error: StreamingQueryException) -> ApplianceError:
-    """A query's error with the message of the innermost error of the appliance, else with its first lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("appliance.errors.")]
-    if named:
-        kind, _, message = named[-1].removeprefix("appliance.errors.").partition(": ")
-        return ApplianceError(f"the query failed: {kind}: {message}")
-    return ApplianceError("the query failed:\n" + "\n".join(lines[:30]))
+def failure(error: StreamingQueryException, state: State) -> ApplianceError:
+    """A query's error as one sentence: that of the innermost error of the appliance, else its cause.
+
+    Spark's own report, with its plan and stack traces, goes to a file of the state directory.
+    """
+    text = str(error)
+    state.failure.write_text(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        if line.startswith("appliance.errors."):
+            kind, _, message = line.removeprefix("appliance.errors.").partition(": ")
+            return raised_class(kind)(f"the query failed: {message}")
+    for line in reversed(lines):
+        if found := _NO_ROOM.search(line):
+            return DiskFull(
+                f"the query failed: there is no room left for {found[1] or 'its files'}: make room, run again"
+            )
+    causes = [line for line in lines if _CAUSE.match(line)]
+    said = causes[-1] if causes else lines[0] if lines else "no reason was given"
+    return ApplianceError(f"the query failed: {said[:CAUSE_CHARACTERS_MAX]} (the whole report is in {state.failure})")
+
+
+def raised_class(name: str) -> type[ApplianceError]:
+    """The class of errors.py with this name: the exit status depends on it."""
+    found = getattr(errors, name, ApplianceError)
+    return found if isinstance(found, type) and issubclass(found, ApplianceError) else ApplianceError

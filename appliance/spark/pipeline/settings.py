@@ -47,7 +47,7 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     bootstrap: str = "127.0.0.1:9091"
     state: str = ""
-    """Directory of the checkpoint and of what `status` shows; by default ``NAME.state`` beside the file."""
+    """Directory of temporary files and the history that `status` shows; by default ``NAME.state`` beside the file."""
     group: str = ""
     """Group under which offsets are published for monitoring; by default ``pipeline-NAME``, "-" for none."""
 

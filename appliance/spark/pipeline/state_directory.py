@@ -1,29 +1,30 @@
-"""Keeps the state of a pipeline between runs, in its state directory::
+"""Keeps what a pipeline needs while it runs, and its history, in its state directory::
 
-    identity        permanent id of the pipeline; names its output, and its producer ids follow from it
     lock            held while the pipeline runs; content: the pid
-    checkpoint/     Spark's checkpoint, with the offsets
+    checkpoint/     Spark's checkpoint of the present run; every run begins with a new one
     spark/          temporary files of Spark
+    failure.txt     the whole report of Spark on the last failure
     history.jsonl   the last micro-batches: rows, rates, lag
 
-Any process may read, also while the pipeline runs.  Only the holder of the lock writes.
+Nothing here says where a pipeline continues: that is recorded with its tables (``resume``).  Any process may read, also
+while the pipeline runs.  Only the holder of the lock writes.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import uuid
+import shutil
 from collections import deque
-from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from ...errors import AlreadyRunning
 from ..stream_offsets import Positions, from_json
+from .batch_record import BatchRecord
 
 HISTORY_ENTRIES_MAX: Final = 1000
 
@@ -47,48 +48,39 @@ class Progress(msgspec.Struct, frozen=True):
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
-class Committed(NamedTuple):
-    batch: int
-    positions: Positions
-
-
-class State:
-    """The state directory of one pipeline."""
+class PidLock:
+    """A file that at most one process holds, with its pid.  A process that ends gives it back."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.checkpoint = path / "checkpoint"
-        self._history = path / "history.jsonl"
-        self._lock: int | None = None
-        self._entries: deque[str] | None = None
+        self._path = path
+        self._file: int | None = None
 
-    def lock(self) -> None:
+    def __enter__(self) -> PidLock:
         """Take the lock.
 
         Raises:
             AlreadyRunning: another process has it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
-            self._lock = None
-            raise AlreadyRunning(f"process {self.running()} runs the pipeline of {self.path}") from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, b"%d" % os.getpid(), 0)
+            self.__exit__()
+            raise AlreadyRunning(f"process {self.holder()} runs the pipeline of {self._path.parent}") from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, b"%d" % os.getpid(), 0)
+        return self
 
-    def unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
-    def running(self) -> int | None:
-        """The pid of the process that runs the pipeline now, or None."""
-        path = self.path / "lock"
+    def holder(self) -> int | None:
+        """The pid of the process that has the lock now, or None."""
         try:
-            with path.open() as file:
+            with self._path.open() as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -97,24 +89,22 @@ class State:
             pass
         return None
 
-    def identity(self) -> str:
-        """The pipeline's id.  Created at the first run; "" before."""
-        path = self.path / "identity"
-        if not path.exists() and self._lock is not None:
-            fresh = path.with_name("identity.new")
-            fresh.write_text(uuid.uuid4().hex)
-            fresh.replace(path)
-        return path.read_text() if path.exists() else ""
 
-    def committed(self) -> Committed | None:
-        """The last micro-batch that Spark has finished, and the offsets at its end."""
-        numbers = [int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")]
-        for batch in sorted(numbers, reverse=True):
-            with suppress(FileNotFoundError):
-                # A version, the query's settings, then a line for each source.
-                lines = (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()
-                return Committed(batch, from_json(json.loads(lines[2]))[0])
-        return None
+class State:
+    """The state directory of one pipeline."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = PidLock(path / "lock")
+        self.checkpoint = path / "checkpoint"
+        self.failure = path / "failure.txt"
+        self._history = path / "history.jsonl"
+        self._entries: deque[str] | None = None
+
+    def begin(self) -> None:
+        """Remove what an earlier run left to Spark."""
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        self.failure.unlink(missing_ok=True)
 
     def add(self, progress: Progress) -> None:
         if self._entries is None:
@@ -131,20 +121,20 @@ class State:
         return [msgspec.json.decode(line, type=Progress) for line in self._history.read_text().splitlines()]
 
 
-def progress_of(report: dict[str, Any]) -> Progress:
-    """Converts Spark's progress report of a query with one source."""
+def progress_of(report: dict[str, Any]) -> tuple[Progress, Positions]:
+    """Converts Spark's progress report of a pipeline's query.  Also the offsets at the end of the micro-batch."""
     source = report["sources"][0]
-    start, end, latest = (
-        {} if not source[f"{name}Offset"] else from_json(source[f"{name}Offset"])[0]
-        for name in ("start", "end", "latest")
-    )
-    begun = from_json(source["endOffset"])[1] or {}
-    first = {**begun, **start}
-    return Progress(
-        batch=report["batchId"],
-        ended=report["timestamp"],
+    plan = msgspec.convert(source["endOffset"], BatchRecord, strict=False)
+    latest = from_json(source["latestOffset"] or {})[0]
+    seconds = report["durationMs"].get("triggerExecution", 0) / 1000
+    begun = datetime.fromisoformat(report["timestamp"])
+    ends = plan.ends
+    progress = Progress(
+        batch=plan.batch,
+        ended=(begun + timedelta(seconds=seconds)).isoformat(timespec="milliseconds"),
         rows=report["numInputRows"],
-        bytes=sum(max(0, offset - first.get(key, offset)) for key, offset in end.items()),
-        seconds=report["durationMs"].get("triggerExecution", 0) / 1000,
-        lag_bytes=sum(max(0, offset - end.get(key, 0)) for key, offset in latest.items()),
+        bytes=plan.bytes,
+        seconds=seconds,
+        lag_bytes=sum(max(0, offset - ends.get(key, 0)) for key, offset in latest.items()),
     )
+    return progress, ends

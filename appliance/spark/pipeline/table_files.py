@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,11 +96,11 @@ def sync_directories(directories: set[Path]) -> None:
             os.close(handle)
 
 
-def store_json(path: Path, value: object, *, fresh: bool = False) -> None:
-    """Write JSON durably and atomically.  Raises FileExistsError if ``fresh`` and the file exists."""
+def store_text(path: Path, text: str, *, fresh: bool = False) -> None:
+    """Write a file durably and atomically.  Raises FileExistsError if ``fresh`` and the file exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        json.dump(value, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     try:

@@ -2,43 +2,46 @@
 
     <path>/events/topic=web/date=2026-11-20/…     one file for each task and micro-batch
     <path>/<total>/date=2026-11-20/…              files of one date each, replaced when totals change
-    <path>/_pipeline.json                         the pipeline that owns this output
+    <path>/_pipeline.json                         the pipeline that owns this output, and its permanent id
+    <path>/_plan.json                             what the current micro-batch reads (see ``batch_record``)
+    <path>/_lock                                  held while the pipeline runs; content: the pid
     <path>/_staging/, <path>/_commits/            Parquet only, see below
 
-Tasks write files that are not visible to readers; the driver makes them visible.
+Tasks write files that are not visible to readers; the driver makes them visible.  Each commit has a record of what the
+tables have read until then.  It is from there that a pipeline continues (see ``resume``).
 
 **Parquet** has no log of its own, and readers read every file.  So files are written under ``_staging``, outside of the
-tables.  To commit, the driver durably stores a *manifest* of all renames under the number of the micro-batch, and
-carries it out.  The manifest is the commit: before it nothing has changed, and after a crash the next start carries out
-the remaining renames.  A micro-batch with a manifest is not written again.  Staged names are never used twice, so files
-that a repetition stages are not confused with those in the manifest.  During the renames a reader may see only some
-files of the micro-batch, but never a file twice or a part of one.
+tables.  To commit, the driver durably stores a *manifest* of all renames, and carries it out.  The manifest is the
+commit: before it nothing has changed, and after a crash the next start carries out the remaining renames.  A
+micro-batch with a manifest is not written again.  Staged names are never used twice, so files that a repetition stages
+are not confused with those in the manifest.  During the renames a reader may see only some files of the micro-batch,
+but never a file twice or a part of one.
 
 **Delta**: every table is a Delta table, whose log makes files visible.  Each entry has the number of the micro-batch as
 an application transaction, by which a repetition is recognised.
-
-If the state of a pipeline is deleted and its output is kept, a new run would double everything.  ``_pipeline.json``
-prevents this.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import BadValue
+from .batch_record import BatchRecord
 from .delta_store import DeltaStore
 from .file_statistics import file_statistics
-from .parquet_store import ParquetStore
+from .parquet_store import COMMITS, ParquetStore
 from .settings import Output, Settings
-from .table_files import EVENTS, Change, NewFile, Part, Partition, split, store_json, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition, split, store_text, write_file
 
 OWNER: Final = "_pipeline.json"
+LOCK: Final = "_lock"
 
 
 class Store(Protocol):
@@ -46,6 +49,28 @@ class Store(Protocol):
 
     def prepare(self) -> None:
         """Finish or remove what an earlier run left behind.  Call it before writing, while nobody else writes."""
+        ...
+
+    def check(self) -> None:
+        """Raises BadValue if the tables contradict each other.  It may take a second for many files."""
+        ...
+
+    def recorded(self) -> BatchRecord | None:
+        """The record of the last commit; None before the first one."""
+        ...
+
+    def unfinished(self) -> BatchRecord | None:
+        """The record of a micro-batch that some tables have and ``events`` has not."""
+        ...
+
+    def exists(self, table: str) -> bool: ...
+
+    def schema(self, table: str) -> pa.Schema | None:
+        """The columns of a table; None if it does not exist."""
+        ...
+
+    def extend(self, table: str, schema: pa.Schema) -> None:
+        """Add the columns that the table lacks."""
         ...
 
     def done(self, batch: int, table: str = EVENTS) -> bool:
@@ -56,12 +81,16 @@ class Store(Protocol):
         """The staged and the final path of a task's file."""
         ...
 
-    def change(self, batch: int, table: str, change: Change) -> None:
+    def change(self, record: BatchRecord, table: str, change: Change) -> None:
         """Replace totals as part of this micro-batch, unless it has been committed already."""
         ...
 
-    def commit(self, batch: int, files: Sequence[NewFile]) -> None:
+    def commit(self, record: BatchRecord, files: Sequence[NewFile]) -> None:
         """Add files of events and finish the micro-batch, unless it has been committed already."""
+        ...
+
+    def amend(self, record: BatchRecord, rewritten: Mapping[str, pa.Schema]) -> None:
+        """Replace the record without a micro-batch, and rewrite all files of some tables to other types."""
         ...
 
     def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:
@@ -73,33 +102,61 @@ class Store(Protocol):
         ...
 
 
-def open_store(settings: Settings, identity: str, schema: pa.Schema | None = None) -> Store:
-    """Open the output.  ``schema``: that of events, needed to commit them."""
-    if settings.output.format == "parquet":
-        return ParquetStore(Path(settings.output.path), settings.output)
-    return DeltaStore(Path(settings.output.path), settings.output, identity, schema)
+class Owner(msgspec.Struct, frozen=True):
+    """The pipeline that an output belongs to.  ``identity`` is created with the output."""
+
+    pipeline: str
+    identity: str
+    format: str
 
 
-def claim(settings: Settings, identity: str) -> None:
-    """Mark the output permanently as that of the pipeline with this identity.
+def owner_of(settings: Settings) -> Owner | None:
+    """The owner of the output; None before the first run.
 
     Raises:
-        BadValue: it belongs to another pipeline, or has another format.
+        BadValue: it is another pipeline, or has another format.
     """
     root = Path(settings.output.path)
-    root.mkdir(parents=True, exist_ok=True)
-    owner = root / OWNER
-    if not owner.exists():
-        store_json(owner, {"pipeline": settings.pipeline.name, "identity": identity, "format": settings.output.format})
-        return
-    known = json.loads(owner.read_text())
-    if known["identity"] != identity:
+    try:
+        owner = msgspec.json.decode((root / OWNER).read_bytes(), type=Owner)
+    except FileNotFoundError:
+        if (root / EVENTS).exists() or (root / COMMITS).exists():
+            raise BadValue(
+                f"{root} has tables and no {OWNER}, which says whose they are: put it back, or use another output.path"
+            ) from None
+        return None
+    except msgspec.DecodeError as error:
+        raise BadValue(f"{root / OWNER} cannot be read ({error}): put a copy of it back") from None
+    if owner.pipeline != settings.pipeline.name:
         raise BadValue(
-            f"{root} holds the output of pipeline {known['pipeline']!r} from another state than {settings.state_dir}: "
-            "reading everything again would double it. Use the old state, or another output.path, or delete the output"
+            f"{root} is the output of pipeline {owner.pipeline!r}, not of {settings.pipeline.name!r}: "
+            "use another output.path"
         )
-    if known["format"] != settings.output.format:
-        raise BadValue(f"{root} is written as {known['format']}: use another output.path for {settings.output.format}")
+    if owner.format != settings.output.format:
+        raise BadValue(f"{root} is written as {owner.format}: use another output.path for {settings.output.format}")
+    return owner
+
+
+def claim(settings: Settings) -> str:
+    """Mark the output permanently as that of this pipeline.  Returns the identity.  Raises as :func:`owner_of`."""
+    owner = owner_of(settings)
+    if owner is None:
+        owner = Owner(settings.pipeline.name, uuid.uuid4().hex, settings.output.format)
+        path = Path(settings.output.path) / OWNER
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store_text(path, msgspec.json.encode(owner).decode())
+    return owner.identity
+
+
+def open_store(settings: Settings, identity: str | None = None, schema: pa.Schema | None = None) -> Store:
+    """Open the output.  ``identity``: by default the owner's; ``schema``: that of events, needed to commit them."""
+    root = Path(settings.output.path)
+    if settings.output.format == "parquet":
+        return ParquetStore(root, settings.output)
+    if identity is None:
+        owner = owner_of(settings)
+        identity = owner.identity if owner is not None else ""
+    return DeltaStore(root, settings.output, identity, schema)
 
 
 # ---- files of events, in a task

@@ -1,0 +1,148 @@
+"""Reads the lines of a pipeline: the source of its query.
+
+It reads as the data source "appliance" does, but it continues from the tables and not from Spark's checkpoint.  Its
+offset, as Spark has it, is the whole plan of a micro-batch (``batch_record``): the end of one is the start of the next.
+Before the first task of a micro-batch starts, its plan is stored beside the tables.  The sink commits it with them.
+
+At each planning the topics are compared as at the start of a run (``resume``): a topic that is deleted and created
+again, or a log that has become shorter, is noticed while the query runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from ...errors import OffsetOutOfRange
+from ...names import TopicPartition
+from ..options import source_options
+from ..source import COLUMNS, HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
+from ..stream_offsets import Positions, ranges, to_json
+from .batch_record import BatchRecord, store_plan
+from .resume import TopicLog, decide, next_plan
+from .settings import Settings, decode
+from .startup import ACCEPT, Beginning, decode_beginning, read_logs
+
+SOURCE: Final = "appliance-pipeline-source"
+
+
+class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, settings: Settings, beginning: Beginning, cores: int) -> None:
+        self._settings = settings
+        self._beginning = beginning
+        self._cores = cores
+        given = settings.input
+        self._planner = Planner(
+            source_options(
+                {
+                    "bootstrap.servers": settings.pipeline.bootstrap,
+                    "subscribe": ",".join(settings.topics),
+                    "splitPartitions": str(not any(source.multiline for source in settings.source)).lower(),
+                    "failOnDataLoss": str(given.fail_on_data_loss).lower(),
+                    "corruptBatch": given.corrupt_batch,
+                    "retryTimeoutMs": str(given.retry_ms),
+                },
+                streaming=True,
+            ),
+            cores,
+        )
+        self._logs: tuple[float, dict[str, TopicLog]] = (0.0, {})
+        self._target: Positions | None = None
+
+    # ---- planning, in one long-lived process of the driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        return _to_json(self._beginning.committed)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._settings.input.trigger_bytes
+        return ReadMaxBytes(limit) if limit else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = _heads(self._present())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        last = _from_json(start)
+        replay = self._beginning.replay
+        if replay is not None and replay.batch == last.batch + 1:
+            return _to_json(replay)
+        logs = self._present()
+        heads = _heads(logs)
+        if self._target is not None:
+            heads = {key: min(head, self._target.get(key, 0)) for key, head in heads.items()}
+        resumption = decide(last, None, None, logs, False)
+        if resumption.conflicts and self._settings.input.fail_on_data_loss:
+            raise OffsetOutOfRange(f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again")
+        plan = next_plan(resumption.begun, heads, bytes_of(limit), self._beginning.run)
+        return start if plan is None else _to_json(msgspec.structs.replace(plan, cores=self._cores))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        heads = _heads(self._present())
+        return to_json(heads)
+
+    def _present(self) -> dict[str, TopicLog]:
+        seen_s, logs = self._logs
+        if time.monotonic() - seen_s > HEADS_AGE_S_MAX:
+            logs = read_logs(self._planner.access, self._settings.topics)
+            self._logs = time.monotonic(), logs
+        return logs
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogPartition]:
+        plan = _from_json(end)
+        store_plan(Path(self._settings.output.path), plan)
+        logs = self._present()
+        wanted = {key: bounds for key, bounds in plan.ranges() if bounds[0] < bounds[1]}
+        there = {key: logs[key[0]].bounds[key[1]] for key in wanted if key[0] in logs and key[1] in logs[key[0]].bounds}
+        first, last = ({key: bounds[side] for key, bounds in wanted.items()} for side in (0, 1))
+        earliest, latest = ({key: bounds[side] for key, bounds in there.items()} for side in (0, 1))
+        # A repetition has the same tasks, also where the cluster has other cores now: dead letters are known by them.
+        wanted_now = ranges(first, last, earliest, latest, self._settings.input.fail_on_data_loss)
+        return self._planner.tasks(wanted_now, plan.cores)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Does nothing: the sink has committed the plan."""
+
+    def stop(self) -> None:
+        self._planner.access.close()
+
+    # ---- in a task
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, LogPartition)
+        return self._planner.read(partition)
+
+
+def _heads(logs: Mapping[str, TopicLog]) -> Positions:
+    return {TopicPartition(topic, part): end for topic, log in logs.items() for part, (_, end) in log.bounds.items()}
+
+
+def _to_json(record: BatchRecord) -> dict[str, Any]:
+    """A record as Spark keeps it, without the tables."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.structs.replace(record, tables={}).encode())
+    return found
+
+
+def _from_json(offset: Mapping[str, Any]) -> BatchRecord:
+    return msgspec.json.decode(msgspec.json.encode(offset), type=BatchRecord)
+
+
+class PipelineSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return SOURCE
+
+    def schema(self) -> StructType:
+        return COLUMNS
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options: Any = self.options
+        cores = int(options["cores"])
+        return PipelineReader(decode(options["settings"]), decode_beginning(options["beginning"]), cores)

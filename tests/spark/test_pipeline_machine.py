@@ -1,0 +1,373 @@
+"""Runs, crashes, restored copies, changed columns and topics, in any order: the tables are right, or it is refused.
+
+A machine of hypothesis drives the real stores, tasks and commits; the topics are a model, so that no step waits for
+Spark or for a broker (``test_pipeline_run`` has both).  What must be in the tables is computed beside them, from what
+was produced.  ``MACHINE_RUNS=200`` makes it larger, ``MACHINE_SHRINK=1`` shrinks a failure, which takes
+minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from appliance.errors import BadValue
+from appliance.spark.pipeline.batch_record import PLAN, BatchRecord, store_plan
+from appliance.spark.pipeline.delta_store import DeltaStore
+from appliance.spark.pipeline.parquet_store import ParquetStore
+from appliance.spark.pipeline.pipeline_sink import Committer, Job
+from appliance.spark.pipeline.resume import TopicLog, decide, next_plan
+from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.startup import Beginning, accept_from, begin_from, check_from
+from appliance.spark.pipeline.tables import claim, open_store
+
+from .pipelines import events
+from .test_pipeline_pipeline_sink import records_at
+
+RUNS = int(os.environ.get("MACHINE_RUNS", "8"))
+ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string(), "bool": pa.bool_()}
+WIDTH = {"int": 0, "float": 1, "string": 2}
+COLUMNS = ("a", "b", "c")
+TOPICS = ("t", "u")
+STOPS = ("planned", "tasks", "tables", "manifest")
+BATCH_BYTES = 150
+
+
+class Stopped(Exception):
+    """The driver was killed here."""
+
+
+class Line(NamedTuple):
+    topic: str
+    id: str
+    partition: int
+    offset: int
+    number: int
+
+    @property
+    def value(self) -> bytes:
+        return f"time=2026-11-20T00:{self.number % 60:02d}:00Z a={self.number} b={self.number} c={self.number}".encode()
+
+
+class Machine(RuleBasedStateMachine):
+    format = "parquet"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp(prefix="machine"))
+        self.ids = (f"id{number}" for number in itertools.count())
+        self.numbers = itertools.count()
+        self.lines: dict[str, list[Line]] = {}
+        self.bounds: dict[str, dict[int, list[int]]] = {}
+        self.id_of: dict[str, str] = {}
+        self.columns: dict[str, str] = {"a": "int"}
+        self.forget()
+        self.copies: list[Any] = []
+        self.half = False
+
+    def forget(self) -> None:
+        """What the tables must have: nothing."""
+        self.rows: dict[Line, dict[str, Any]] = {}
+        self.kinds: dict[str, str] = {}
+        self.read: dict[tuple[str, int], tuple[str, int]] = {}
+        self.half = False
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.base)
+
+    # ---- the model of topics
+
+    @initialize()
+    def topics_are_created(self) -> None:
+        for topic in TOPICS:
+            self.create(topic)
+
+    def create(self, topic: str) -> None:
+        self.id_of[topic] = next(self.ids)
+        self.lines[topic] = []
+        self.bounds[topic] = {0: [0, 0], 1: [0, 0]}
+
+    def produce(self, topic: str, partition: int, count: int) -> None:
+        bounds = self.bounds[topic][partition]
+        for _ in range(count):
+            line = Line(topic, self.id_of[topic], partition, bounds[1], next(self.numbers))
+            self.lines[topic].append(line)
+            bounds[1] += len(line.value)
+
+    @rule(
+        how=st.sampled_from(["create again", "retention", "shorter"]),
+        topic=st.sampled_from(TOPICS),
+        partition=st.integers(0, 1),
+    )
+    def disturb(self, how: str, topic: str, partition: int) -> None:
+        """Delete a topic and create it again; or delete all lines of a log but the last, or only the last."""
+        here = [line for line in self.lines[topic] if line.partition == partition]
+        if how == "create again":
+            self.create(topic)
+        elif here and how == "retention":
+            self.bounds[topic][partition][0] = here[-1].offset
+            self.lines[topic] = [each for each in self.lines[topic] if each not in here[:-1]]
+        elif here:
+            self.bounds[topic][partition][1] = here[-1].offset
+            self.lines[topic].remove(here[-1])
+
+    @property
+    def logs(self) -> dict[str, TopicLog]:
+        return {
+            topic: TopicLog(self.id_of[topic], {part: (start, end) for part, (start, end) in bounds.items()})
+            for topic, bounds in self.bounds.items()
+        }
+
+    # ---- the configuration
+
+    @property
+    def settings(self) -> Settings:
+        given: dict[str, Any] = {
+            "pipeline": {"name": "m"},
+            "source": [{"topics": list(TOPICS), "parsers": ["own"]}],
+            "parser": {"own": {"kind": "logfmt", "columns": self.columns}},
+            "output": {"path": "out", "format": self.format},
+            "aggregate": [{"name": "hits", "kind": "count", "by": ["topic"]}],
+        }
+        return parse(given, self.base)
+
+    @rule(name=st.sampled_from(COLUMNS), kind=st.sampled_from(["int", "float", "string", "none"]))
+    def configure_a_column(self, name: str, kind: str) -> None:
+        """Add, drop, widen or narrow it."""
+        others = {each: of for each, of in self.columns.items() if each != name}
+        if kind != "none":
+            self.columns = {**others, name: kind}
+        elif others:
+            self.columns = others
+
+    # ---- files
+
+    @property
+    def out(self) -> Path:
+        return self.base / "out"
+
+    @precondition(lambda self: self.out.exists())
+    @rule(how=st.sampled_from(["copy", "restore", "no plan", "empty plan", "foreign plan"]), which=st.integers(0, 9))
+    def files(self, how: str, which: int) -> None:
+        """Keep a copy of the output, or put one back; or lose the plan."""
+        if how == "copy":
+            copy = self.base / f"copy{len(self.copies)}"
+            shutil.copytree(self.out, copy)
+            self.copies.append((copy, dict(self.rows), dict(self.kinds), dict(self.read), self.half))
+        elif how == "restore" and self.copies:
+            copy, rows, kinds, read, half = self.copies[which % len(self.copies)]
+            shutil.rmtree(self.out)
+            shutil.copytree(copy, self.out)
+            self.rows, self.kinds, self.read, self.half = dict(rows), dict(kinds), dict(read), half
+        elif how == "no plan":
+            (self.out / PLAN).unlink(missing_ok=True)
+        elif "plan" in how:
+            (self.out / PLAN).write_text("" if how == "empty plan" else BatchRecord(which, "of another").encode())
+
+    # ---- the pipeline
+
+    def moved(self) -> list[str]:
+        """Why the logs do not continue what the tables have."""
+        found = []
+        for (topic, partition), (id, at) in self.read.items():
+            start, end = self.bounds[topic][partition]
+            if id != self.id_of[topic] or at < start or end < at:
+                found.append(f"{topic}-{partition}: the tables have it up to offset {at}, its log has {start} to {end}")
+        return found
+
+    def wider(self) -> list[str]:
+        return [name for name, kind in self.columns.items() if WIDTH[kind] > WIDTH[self.kinds.get(name, kind)]]
+
+    @rule(stop=st.sampled_from(STOPS))
+    def is_killed(self, stop: str) -> None:
+        self.start(stop)
+
+    @rule(topic=st.sampled_from(TOPICS), partition=st.integers(0, 1), count=st.integers(0, 5))
+    def runs(self, topic: str, partition: int, count: int) -> None:
+        self.produce(topic, partition, count)
+        self.start(None)
+
+    def start(self, stop: str | None) -> None:
+        try:
+            identity = claim(self.settings)
+            open_store(self.settings, identity).prepare()
+            beginning = begin_from(self.settings, identity, self.logs)
+        except BadValue as error:
+            self.check_refusal(str(error))
+            return
+        assert not self.moved() and not self.wider(), "what does not fit is refused"
+        self.adopt_columns()
+        for topic, bounds in self.bounds.items():
+            for partition, (start, _) in bounds.items():
+                self.read.setdefault((topic, partition), (self.id_of[topic], start))
+        try:
+            self.micro_batches(beginning, stop)
+        except Stopped:
+            return
+        self.half = False
+        ends = {
+            (topic, part): (self.id_of[topic], end) for topic in TOPICS for part, (_, end) in self.bounds[topic].items()
+        }
+        assert self.read == ends, "everything was read"
+
+    def adopt_columns(self) -> None:
+        for name, kind in self.columns.items():
+            self.kinds.setdefault(name, kind)
+
+    def check_refusal(self, text: str) -> None:
+        assert "\n" not in text
+        if "restore all tables" in text:
+            assert self.half and self.format == "delta"
+            shutil.rmtree(self.out)
+            self.forget()
+            return
+        moved, wider = self.moved(), self.wider()
+        assert moved or wider, text
+        assert "`appliance pipeline accept`" in text
+        assert any(each in text for each in moved) or any(repr(name) in text for name in wider)
+
+    @precondition(lambda self: self.out.exists())
+    @rule()
+    def accepted_it_runs(self) -> None:
+        self.accept()
+        self.start(None)
+
+    def accept(self) -> None:
+        moved, wider = self.moved(), self.wider()
+        try:
+            identity = claim(self.settings)
+            open_store(self.settings, identity).prepare()
+            accepted = accept_from(self.settings, identity, self.logs)
+        except BadValue as error:
+            assert self.half and "restore all tables" in str(error)
+            return
+        assert bool(accepted) == bool(moved or wider)
+        for (topic, partition), (id, at) in self.read.items():
+            start, end = self.bounds[topic][partition]
+            again = id != self.id_of[topic]
+            self.read[topic, partition] = (self.id_of[topic], start if again or at < start else min(at, end))
+        if accepted:
+            self.adopt_columns()
+        for name in wider:
+            self.kinds[name] = self.columns[name]
+            for row in self.rows.values():
+                if row.get(name) is not None:
+                    row[name] = converted(row[name], self.kinds[name])
+        assert not [each for each in check_from(self.settings, self.logs).findings if each.effect == "accept"]
+
+    def micro_batches(self, beginning: Beginning, stop: str | None) -> None:
+        last, replay = beginning.committed, beginning.replay
+        heads = {(topic, part): end for topic, log in self.logs.items() for part, (_, end) in log.bounds.items()}
+        while True:
+            plan = replay or next_plan(
+                decide(last, None, None, self.logs, False).begun, heads, BATCH_BYTES, beginning.run
+            )
+            replay = None
+            if plan is None:
+                return
+            self.micro_batch(beginning, plan, stop)
+            self.take(plan)
+            last = plan
+
+    def micro_batch(self, beginning: Beginning, plan: BatchRecord, stop: str | None) -> None:
+        store_plan(self.out, plan)
+        reach(stop, "planned")
+        works = []
+        for task, ((topic, partition), (first, end)) in enumerate(
+            (key, bounds) for key, bounds in plan.ranges() if bounds[0] < bounds[1]
+        ):
+            found = [each for each in self.lines[topic] if each.partition == partition and first <= each.offset < end]
+            batch = records_at(topic, partition, [(each.offset, each.value) for each in found])
+            works.append(Job(self.settings, beginning, plan.batch, task, 0).run(iter([batch])))
+        reach(stop, "tasks")
+        with ExitStack() as stack:
+            if stop == "tables" and self.format == "delta":
+                stack.enter_context(mock.patch.object(DeltaStore, "commit", side_effect=Stopped))
+                self.half = True
+            elif stop == "tables":
+                stack.enter_context(mock.patch.object(ParquetStore, "_store", side_effect=Stopped))
+            elif stop == "manifest" and self.format == "parquet":
+                stack.enter_context(mock.patch.object(ParquetStore, "_carry_out", side_effect=Stopped))
+                self.take(plan)
+            Committer(self.settings, beginning).commit(works, plan.batch)
+
+    def take(self, plan: BatchRecord) -> None:
+        """The model's own commit."""
+        for (topic, partition), (first, end) in plan.ranges():
+            id, at = self.read[topic, partition]
+            if first < end:
+                assert (id, at) == (self.id_of[topic], first), "no line is skipped and none is read twice"
+                self.read[topic, partition] = (id, end)
+            for line in self.lines[topic]:
+                if line.partition == partition and first <= line.offset < end:
+                    self.rows[line] = {
+                        name: converted(converted(str(line.number), kind), self.kinds[name])
+                        for name, kind in self.columns.items()
+                    }
+
+    @invariant()
+    def the_tables_have_what_was_read(self) -> None:
+        if self.half or not (self.out / "events").exists() or not self.kinds:
+            return
+        if self.format == "parquet":
+            open_store(self.settings).prepare()
+        table = events(self.settings)
+        found = table.to_pylist()
+        want = [
+            {"topic": line.topic, "partition": line.partition, "offset": line.offset}
+            | {name: row.get(name) for name in self.kinds}
+            for line, row in self.rows.items()
+        ]
+        got = [{name: row.get(name) for name in ("topic", "partition", "offset", *self.kinds)} for row in found]
+        assert sorted(got, key=repr) == sorted(want, key=repr)
+        hits = open_store(self.settings).read("hits")
+        counted: Counter[str] = Counter()
+        for row in hits.to_pylist() if hits is not None else ():
+            counted[row["topic"]] += row["count"]
+        assert counted == Counter(line.topic for line in self.rows)
+
+
+def reach(stop: str | None, point: str) -> None:
+    if stop == point:
+        raise Stopped
+
+
+def converted(value: Any, kind: str) -> Any:
+    if isinstance(value, str) and kind != "string":
+        return {"int": int, "float": float}[kind](value)
+    return pa.array([value]).cast(ARROW[kind])[0].as_py()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_any_order_of_runs_crashes_copies_and_changes(kind: str) -> None:
+    machine = type("Of", (Machine,), {"format": kind})
+    sizes = settings(
+        max_examples=RUNS if kind == "parquet" else max(1, RUNS // 3),
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize="MACHINE_RUNS" not in os.environ,
+        phases=[Phase.generate, *([Phase.shrink] if "MACHINE_SHRINK" in os.environ else [])],
+    )
+    run_state_machine_as_test(machine, settings=sizes)

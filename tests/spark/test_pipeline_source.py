@@ -1,0 +1,113 @@
+"""The pipeline's source and sink with a real appliance, called as Spark calls them, without Spark between them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxBytes
+
+from appliance.errors import BadValue, OffsetOutOfRange
+from appliance.spark.pipeline.batch_record import load_plan
+from appliance.spark.pipeline.pipeline_sink import COLUMNS, Committer, Job
+from appliance.spark.pipeline.pipeline_source import PipelineReader
+from appliance.spark.pipeline.pipeline_status import status
+from appliance.spark.pipeline.settings import Settings
+from appliance.spark.pipeline.startup import accept, begin, check
+
+from .conftest import Topics
+from .pipelines import access, events, fill, places, settings
+
+
+def run(made: Settings, limit_bytes: int = 1 << 30, once: bool = True) -> Iterator[int]:
+    """As Spark's AvailableNow: yields the number of each micro-batch that is committed."""
+    beginning = begin(made)
+    reader = PipelineReader(made, beginning, 2)
+    try:
+        if once:
+            reader.prepareForTriggerAvailableNow()
+        start = reader.initialOffset()
+        assert reader.initialOffset() == start
+        while (end := reader.latestOffset(start, ReadMaxBytes(limit_bytes))) != start:
+            end = json.loads(json.dumps(end))
+            works = []
+            for task, part in enumerate(reader.partitions(start, end)):
+                batches = (batch.select(COLUMNS) for batch in pickle.loads(pickle.dumps(reader)).read(part))
+                works.append(Job(made, beginning, end["batch"], task, 0).run(batches))
+            Committer(made, beginning).commit(works, end["batch"])
+            yield end["batch"]
+            start = end
+    finally:
+        reader.stop()
+
+
+def paths(made: Settings) -> list[str]:
+    table: pa.Table = events(made)
+    return sorted(table.column("path").to_pylist(), key=lambda path: int(path[1:]))
+
+
+def wanted(count: int) -> list[str]:
+    return [f"/{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_runs_continue_from_the_tables_in_steps_of_a_limit(
+    topics: Topics, topic: str, tmp_path: Path, kind: str
+) -> None:
+    """A run is given up after its plan, or after some micro-batches; then the state directory is missing."""
+    topics.create(topic, partitions=2)
+    lines = [access(number) for number in range(600)]
+    fill(topics, topic, lines[:300], each=50)
+    fill(topics, topic, lines[300:500], partition=1, each=50)
+    made = settings(tmp_path, topics, topic, output={"path": "out", "format": kind})
+    first = run(made, 12_000)
+    assert [next(first), next(first)] == [0, 1]
+    first.close()
+    assert 0 < len(events(made)) < 500
+    following = run(made, 12_000)
+    assert next(following) == 2 and list(following) != []
+    assert paths(made) == wanted(500)
+    topics.cluster.admin("alter_topic", {"name": topic, "settings": {}, "partitions": 3})
+    fill(topics, topic, lines[500:], partition=2)
+    assert len(list(run(made))) == 1 and list(run(made)) == []
+    assert paths(made) == wanted(600) and len(set(places(events(made)))) == 600
+    found = status(made)
+    assert (found.state, found.as_json()["lag_bytes"]) == ("stopped", 0)
+    plan = load_plan(Path(made.output.path))
+    assert plan is not None and len(plan.read[topic].id) == 32, "the id of the topic is known"
+
+
+def test_a_topic_that_is_created_again_is_noticed_at_the_start_and_in_between(
+    topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    topics.create(topic)
+    fill(topics, topic, [access(number) for number in range(10)])
+    made = settings(tmp_path, topics, topic)
+    assert list(run(made)) == [0]
+    running = run(made, once=False)
+    topics.cluster.admin("delete_topic", {"name": topic})
+    assert "the tables have it up to offset" in check(made).with_effect("accept")[0].text
+    with pytest.raises(BadValue, match=r"there is no such partition any more; .*`appliance pipeline accept` does so"):
+        next(running)
+    topics.create(topic)
+    fill(topics, topic, [access(number) for number in range(10, 40)])
+    with pytest.raises(BadValue, match=r"the topic was created again \(its id was [0-9a-f]{32}, now it is"):
+        next(run(made))
+    refused = status(made)
+    assert refused.state == "refused" and "created again" in refused.remarks[0]
+    assert [each.subject for each in accept(made)] == [f"{topic}-0"]
+    following = run(made, 2000, once=False)
+    next(following)
+    topics.cluster.admin("delete_topic", {"name": topic})
+    topics.create(topic)
+    fill(topics, topic, [access(number) for number in range(40, 50)])
+    with pytest.raises(OffsetOutOfRange, match=r"created again .* `appliance pipeline accept`, then run again"):
+        list(following)
+    accept(made)
+    list(run(made))
+    found = paths(made)
+    assert len(found) == len(set(found)) and set(wanted(10)) < set(found) and set(found[-10:]) <= set(wanted(50)[40:])
