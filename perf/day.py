@@ -24,6 +24,7 @@ from _bench import headline, row
 
 from appliance.spark.pipeline.batch_record import BatchRecord, store_plan
 from appliance.spark.pipeline.compaction import compact, compactable
+from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.pipeline_sink import Committer, Job
 from appliance.spark.pipeline.resume import TopicLog
 from appliance.spark.pipeline.settings import Settings, parse
@@ -101,7 +102,7 @@ class Day:
                 seconds = []
 
     def commit(self, batch: int, values: Sequence[bytes]) -> None:
-        store_plan(Path(self.settings.output.path), BatchRecord(batch, self.beginning.run))
+        store_plan(OutputFiles(self.settings.output), BatchRecord(batch, self.beginning.run))
         work = Job(self.settings, self.beginning, batch, 0, 0).run(iter([records(values, batch, self.sent)]))
         Committer(self.settings, self.beginning).commit([work], batch)
 

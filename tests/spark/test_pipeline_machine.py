@@ -34,6 +34,7 @@ from hypothesis.stateful import (
 from appliance.errors import BadValue
 from appliance.spark.pipeline.batch_record import PLAN, BatchRecord, store_plan
 from appliance.spark.pipeline.delta_store import DeltaStore
+from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.parquet_store import ParquetStore
 from appliance.spark.pipeline.pipeline_sink import Committer, Job
 from appliance.spark.pipeline.resume import TopicLog, decide, next_plan
@@ -290,7 +291,7 @@ class Machine(RuleBasedStateMachine):
             last = plan
 
     def micro_batch(self, beginning: Beginning, plan: BatchRecord, stop: str | None) -> None:
-        store_plan(self.out, plan)
+        store_plan(OutputFiles(self.settings.output), plan)
         reach(stop, "planned")
         works = []
         for task, ((topic, partition), (first, end)) in enumerate(

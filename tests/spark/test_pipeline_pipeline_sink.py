@@ -15,6 +15,7 @@ import pytest
 from appliance.errors import AlreadyRunning
 from appliance.spark.pipeline.batch_record import BatchRecord, encode_schema, store_plan
 from appliance.spark.pipeline.events import Transform
+from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.pipeline_sink import Committer, Job, number_space
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.startup import Beginning, definitions
@@ -57,7 +58,7 @@ def begun(made: Settings, run: str = "run") -> Beginning:
 def micro_batch(made: Settings, batch: int, tasks: Sequence[Sequence[pa.RecordBatch]], attempt: int = 0) -> None:
     beginning = begun(made)
     open_store(made).prepare()
-    store_plan(Path(made.output.path), BatchRecord(batch, beginning.run))
+    store_plan(OutputFiles(made.output), BatchRecord(batch, beginning.run))
     works = [Job(made, beginning, batch, number, attempt).run(iter(given)) for number, given in enumerate(tasks)]
     Committer(made, beginning).commit(works, batch)
 
@@ -173,7 +174,7 @@ def test_another_configuration_or_plan_writes_under_other_numbers(topics: Topics
 def test_a_micro_batch_that_another_process_has_planned_is_given_up(topics: Topics, topic: str, tmp_path: Path) -> None:
     made = settings(tmp_path, topics, topic)
     work = Job(made, begun(made), 0, 0, 0).run(iter([records([access(1)], topic)]))
-    store_plan(Path(made.output.path), BatchRecord(0, "of another"))
+    store_plan(OutputFiles(made.output), BatchRecord(0, "of another"))
     with pytest.raises(AlreadyRunning, match="nothing of it is in the tables"):
         Committer(made, begun(made)).commit([work], 0)
     assert not (Path(made.output.path) / "events").exists()

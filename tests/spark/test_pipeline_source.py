@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from appliance.errors import BadValue, OffsetOutOfRange
 from appliance.spark.pipeline.batch_record import load_plan
+from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.pipeline_sink import COLUMNS, Committer, Job
 from appliance.spark.pipeline.pipeline_source import PipelineReader
 from appliance.spark.pipeline.pipeline_status import status
@@ -77,7 +78,7 @@ def test_runs_continue_from_the_tables_in_steps_of_a_limit(
     assert paths(made) == wanted(600) and len(set(places(events(made)))) == 600
     found = status(made)
     assert (found.state, found.as_json()["lag_bytes"]) == ("stopped", 0)
-    plan = load_plan(Path(made.output.path))
+    plan = load_plan(OutputFiles(made.output))
     assert plan is not None and len(plan.read[topic].id) == 32, "the id of the topic is known"
 
 

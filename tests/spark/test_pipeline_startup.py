@@ -16,6 +16,7 @@ import pytest
 
 from appliance.errors import BadValue
 from appliance.spark.pipeline.batch_record import BatchRecord, load_plan, store_plan
+from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.pipeline_sink import Committer, Job
 from appliance.spark.pipeline.resume import TopicLog, next_plan
 from appliance.spark.pipeline.settings import Settings, parse
@@ -72,7 +73,7 @@ def run(made: Settings, topic: Topic) -> BatchRecord | None:
     beginning = start(made, topic)
     plan = beginning.replay or next_plan(beginning.committed, {("t", 0): topic.end}, 0, beginning.run)
     if plan is not None:
-        store_plan(Path(made.output.path), plan)
+        store_plan(OutputFiles(made.output), plan)
         Committer(made, beginning).commit([work(made, beginning, plan, topic)], plan.batch)
     return open_store(made).recorded()
 
@@ -248,7 +249,7 @@ def test_an_interrupted_micro_batch_is_repeated_with_its_ranges(configure: Confi
     beginning = start(made, topic)
     plan = next_plan(beginning.committed, {("t", 0): topic.end}, 0, beginning.run)
     assert plan is not None
-    store_plan(Path(made.output.path), plan)
+    store_plan(OutputFiles(made.output), plan)
     done = work(made, beginning, plan, topic)
     if made.output.format == "delta":
         committer = Committer(made, beginning)
@@ -265,7 +266,7 @@ def test_an_interrupted_micro_batch_is_repeated_with_its_ranges(configure: Confi
     assert column(made, "a") == [1, 2, 3]
     hits = open_store(made).read("hits")
     assert hits is not None and sum(hits.column("count").to_pylist()) == 3
-    assert load_plan(Path(made.output.path)) is not None
+    assert load_plan(OutputFiles(made.output)) is not None
 
 
 def test_tables_of_different_times_are_refused(configure: Configure) -> None:

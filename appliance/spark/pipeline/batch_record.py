@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +24,7 @@ import pyarrow as pa
 
 from ...names import TopicPartition
 from ..stream_offsets import Positions
-from .table_files import store_text
+from .output_files import OutputFiles
 
 COMMIT_KEY: Final = "appliance"
 PLAN: Final = "_plan.json"
@@ -90,16 +89,17 @@ def topics_read(ids: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[in
     return found
 
 
-def store_plan(root: Path, plan: BatchRecord) -> None:
+def store_plan(files: OutputFiles, plan: BatchRecord) -> None:
     """Keep a plan durably, in place of the last one.  The plan of a committed micro-batch stays until the next one."""
-    store_text(root / PLAN, plan.encode())
+    files.write(PLAN, plan.encode())
 
 
-def load_plan(root: Path) -> BatchRecord | None:
+def load_plan(files: OutputFiles) -> BatchRecord | None:
     """The last plan; None if there is none, or if it cannot be read: it is then planned again."""
+    found = files.read(PLAN)
     try:
-        return _decode((root / PLAN).read_bytes())
-    except (FileNotFoundError, msgspec.DecodeError):
+        return None if found is None else _decode(found)
+    except msgspec.DecodeError:
         return None
 
 

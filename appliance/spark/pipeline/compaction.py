@@ -13,7 +13,6 @@ moment, in a way that each store knows (``swap``); nothing else is changed by it
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ConfigFault
+from .output_files import OutputFiles
 from .settings import Output
 
 FILES_MIN: Final = 16
@@ -106,19 +106,23 @@ def _filled(files: Sequence[EventFile], target_bytes: int, count_min: int) -> It
         yield run
 
 
-def write_together(paths: Sequence[Path], target: Path, settings: Output) -> None:
-    """Write the rows of these files to a new one, durably.  Columns that a file lacks are null."""
-    schema = pa.unify_schemas([pq.read_schema(path) for path in paths], promote_options="permissive")
+def write_together(
+    files: OutputFiles, paths: Sequence[str], target: str, settings: Output
+) -> tuple[int, pq.FileMetaData]:
+    """Write the rows of these files to a new one, durably.  Columns that a file lacks are null.
+
+    Returns its size in bytes, and its footer.
+    """
+    schema = pa.unify_schemas([files.open_table(path).schema_arrow for path in paths], promote_options="permissive")
     waiting: list[pa.Table] = []
-    with pq.ParquetWriter(target, schema, compression=settings.compression) as writer:
+    with files.create(target) as file, pq.ParquetWriter(file, schema, compression=settings.compression) as writer:
         for path in paths:
-            for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS):
+            for batch in files.open_table(path).iter_batches(GROUP_ROWS):
                 waiting.append(_with_columns(pa.Table.from_batches([batch]), schema))
                 if sum(map(len, waiting)) >= GROUP_ROWS:
                     _write_group(writer, waiting, settings.sort_by)
         _write_group(writer, waiting, settings.sort_by)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
+    return files.closed(target)
 
 
 def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -157,7 +161,7 @@ def compactable(settings: Output) -> Compactable:
         return ParquetEvents(Path(settings.path), settings)
     from .delta_compaction import DeltaEvents
 
-    return DeltaEvents(Path(settings.path), settings)
+    return DeltaEvents(settings)
 
 
 class Compactor:

@@ -11,17 +11,16 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from .compaction import EventFile, write_together
 from .file_statistics import file_statistics
+from .output_files import LOG, OutputFiles
 from .settings import Output
 from .table_files import EVENTS
 
@@ -32,44 +31,42 @@ TOTALS_KEPT_MS: Final = HOUR_MS
 class DeltaEvents:
     errors: tuple[type[Exception], ...] = (DeltaError,)
 
-    def __init__(self, root: Path, settings: Output) -> None:
-        self._root = root
+    def __init__(self, settings: Output) -> None:
+        self._files = OutputFiles(settings)
         self._settings = settings
 
     def event_files(self) -> list[EventFile]:
-        path = str(self._root / EVENTS)
-        if not DeltaTable.is_deltatable(path):
-            return []
-        return _files(DeltaTable(path))
+        return _files(self._open(EVENTS)) if self._files.exists(f"{EVENTS}/{LOG}") else []
+
+    def _open(self, table: str) -> DeltaTable:
+        return DeltaTable(self._files.uri(table), storage_options=self._files.options)
 
     def swap(self, sources: Sequence[EventFile]) -> int:
-        table = DeltaTable(str(self._root / EVENTS))
+        table = self._open(EVENTS)
         there = {each.path for each in _files(table)}
         if not all(each.path in there for each in sources):
             raise DeltaError("other files than those that were listed")
         name = f"{uuid.uuid4().hex}.parquet"
-        target = self._root / EVENTS / name
-        write_together([self._root / EVENTS / each.path for each in sources], target, self._settings)
-        self._commit(table, sources, target)  # a file that is not committed goes with VACUUM
-        return 1
-
-    def _commit(self, table: DeltaTable, sources: Sequence[EventFile], target: Path) -> None:
+        paths = [f"{EVENTS}/{each.path}" for each in sources]
+        size, footer = write_together(self._files, paths, f"{EVENTS}/{name}", self._settings)
         now_ms = int(time.time() * 1000)
         partition: dict[str, str | None] = json.loads(sources[0].partition)
         actions: list[Any] = [
             RemoveAction(each.path, False, now_ms, each.bytes, partition_values=partition) for each in sources
         ]
-        statistics = file_statistics(pq.read_metadata(target))
-        actions.append(AddAction(target.name, target.stat().st_size, partition, now_ms, False, statistics))
+        actions.append(AddAction(name, size, partition, now_ms, False, file_statistics(footer)))
         columns = list(table.metadata().partition_columns)
+        # Without it the file is invisible, and goes with VACUUM.
         table.create_write_transaction(actions, "append", table.schema(), columns)
+        return 1
 
     def vacuum(self) -> int:
         removed = 0
-        for log in sorted(self._root.glob("*/_delta_log")):
-            kept_ms = self._settings.keep_ms if log.parent.name == EVENTS else TOTALS_KEPT_MS
-            table = DeltaTable(str(log.parent))
-            removed += len(table.vacuum(kept_ms // HOUR_MS, False, enforce_retention_duration=False, full=True))
+        for name in self._files.tables():
+            kept_ms = self._settings.keep_ms if name == EVENTS else TOTALS_KEPT_MS
+            removed += len(
+                self._open(name).vacuum(kept_ms // HOUR_MS, False, enforce_retention_duration=False, full=True)
+            )
         return removed
 
 

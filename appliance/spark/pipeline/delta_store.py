@@ -15,15 +15,22 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ...errors import BadValue
 from .batch_record import BEGINNING, COMMIT_KEY, BatchRecord, decode_record, load_plan
 from .file_statistics import file_statistics
+from .output_files import LOG, OutputFiles
 from .schema_changes import conform
 from .settings import Output
-from .table_files import EVENTS, Change, NewFile, Part, Partition, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition
 
+OF_EVENTS: Final = {"delta.checkpointInterval": "20", "delta.logRetentionDuration": "interval 7 days"}
+"""Settings of the table: whoever opens it reads the log since the last checkpoint."""
+OF_TOTALS: Final = {
+    "delta.checkpointInterval": "20",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
 HISTORY_STEPS: Final = (10, 1000, None)
 """How many commits are searched for a record; then more.  None: all."""
 
@@ -36,9 +43,10 @@ class Found(NamedTuple):
 
 
 class DeltaStore:
-    def __init__(self, root: Path, settings: Output, identity: str, schema: pa.Schema | None) -> None:
-        self._root = root
+    def __init__(self, settings: Output, identity: str, schema: pa.Schema | None) -> None:
+        self._files = OutputFiles(settings)
         self._settings = settings
+        self._opened: dict[str, Any] = {}
         self._app = f"appliance-pipeline-{identity}"
         self._schema = schema
 
@@ -46,21 +54,21 @@ class DeltaStore:
         """Does nothing: files that are in no log are invisible, and ``VACUUM`` removes them."""
 
     def _tables(self) -> list[str]:
-        return sorted(path.parent.name for path in self._root.glob("*/_delta_log"))
+        return self._files.tables()
 
     def check(self) -> None:
         totals = self._totals()
         found = self._found(EVENTS)
         if found is None and totals:
             raise BadValue(
-                f"{self._root / EVENTS} is gone, and {', '.join(totals)} have micro-batches: put it back, "
-                f"or delete the whole output {self._root} to begin again"
+                f"{self._files.uri(EVENTS)} is gone, and {', '.join(totals)} have micro-batches: put it back, "
+                f"or delete the whole output {self._files.uri()} to begin again"
             )
         restored = any(each.restored for each in [*totals.values(), *([found] if found else [])])
         for table, each in totals.items():
             if found is not None and each.record.batch > found.record.batch + (not restored):
                 raise BadValue(
-                    f"{self._root / table} holds micro-batch {each.record.batch}, and {EVENTS} only "
+                    f"{self._files.uri(table)} holds micro-batch {each.record.batch}, and {EVENTS} only "
                     f"{found.record.batch}: restore all tables to versions of the same micro-batch"
                 )
 
@@ -97,11 +105,11 @@ class DeltaStore:
                 if bound is not None and entry["version"] > bound:
                     continue
                 if entry["operation"] == "RESTORE":
-                    bound, restored = _restored_to(entry, self._root / table), True
+                    bound, restored = _restored_to(entry, self._files.uri(table)), True
                 elif COMMIT_KEY in entry:
                     return Found(decode_record(entry[COMMIT_KEY]), restored)
         # The log was cleaned up.  Of totals the number is enough; the last plan is that of the last micro-batch.
-        batch, plan = self._transaction(table), load_plan(self._root)
+        batch, plan = self._transaction(table), load_plan(self._files)
         if table != EVENTS:
             return Found(BatchRecord(batch), False)
         if plan is not None and plan.batch == batch:
@@ -109,8 +117,8 @@ class DeltaStore:
         if batch == BEGINNING and not opened.file_uris():
             return None
         raise BadValue(
-            f"the log of {self._root / table} does not say up to which offsets it was written "
-            f"(micro-batch {batch}): restore the table from a copy, or delete the whole output {self._root}"
+            f"the log of {self._files.uri(table)} does not say up to which offsets it was written "
+            f"(micro-batch {batch}): restore the table from a copy, or delete the whole output {self._files.uri()}"
         )
 
     def _transaction(self, table: str) -> int:
@@ -122,10 +130,28 @@ class DeltaStore:
         return self._transaction(table) >= batch
 
     def _open(self, table: str) -> Any:
+        """The table with all commits until now; None if it does not exist.
+
+        A table that is open reads only the new entries of its log.
+        """
         from deltalake import DeltaTable
 
-        path = str(self._root / table)
-        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+        if table in self._opened:
+            self._opened[table].update_incremental()
+        elif self._files.exists(f"{table}/{LOG}"):
+            self._opened[table] = DeltaTable(self._files.uri(table), storage_options=self._files.options)
+        return self._opened.get(table)
+
+    def _create(self, table: str, schema: pa.Schema, partition_by: Sequence[str], configuration: dict[str, str]) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable.create(
+            self._files.uri(table),
+            schema,
+            partition_by=list(partition_by),
+            configuration=configuration,
+            storage_options=self._files.options,
+        )
 
     def exists(self, table: str) -> bool:
         return self._open(table) is not None
@@ -156,14 +182,13 @@ class DeltaStore:
         return CommitProperties(custom_metadata={COMMIT_KEY: record.encode()}, app_transactions=done)
 
     def change(self, record: BatchRecord, table: str, change: Change) -> None:
-        from deltalake import DeltaTable
         from deltalake.transaction import RemoveAction
 
         if self.done(record.batch, table):
             return
         opened = self._open(table)
         if opened is None:
-            opened = DeltaTable.create(str(self._root / table), change.schema, partition_by=["date"])
+            opened = self._create(table, change.schema, ["date"], OF_TOTALS)
         now_ms = int(time.time() * 1000)
         actions: list[Any] = []
         for part, rows in change.contents:
@@ -171,23 +196,20 @@ class DeltaStore:
                 actions.append(RemoveAction(part.path, True, now_ms, partition_values={"date": part.date}))
             if len(rows):
                 date = rows.column("date")[0].as_py()
-                path = self._root / table / f"{uuid.uuid4().hex}.parquet"
-                write_file(path, rows.drop_columns(["date"]), self._settings.compression)
-                stats = file_statistics(pq.read_metadata(path))
-                actions.append(_added(path.name, path.stat().st_size, {"date": date}, now_ms, stats))
+                name = f"{uuid.uuid4().hex}.parquet"
+                size, footer = self._files.write_table(f"{table}/{name}", rows.drop_columns(["date"]))
+                actions.append(_added(name, size, {"date": date}, now_ms, file_statistics(footer)))
         properties = self._properties(record)
         opened.create_write_transaction(actions, "append", change.schema, ["date"], commit_properties=properties)
 
     def commit(self, record: BatchRecord, files: Sequence[NewFile]) -> None:
-        from deltalake import DeltaTable
-
         if record.batch > BEGINNING and self.done(record.batch):
             return
         assert self._schema is not None, "events are committed with their schema"
         partition_by = list(self._settings.partition_by)
         table = self._open(EVENTS)
         if table is None:
-            table = DeltaTable.create(str(self._root / EVENTS), self._schema, partition_by=partition_by)
+            table = self._create(EVENTS, self._schema, partition_by, OF_EVENTS)
         now_ms = int(time.time() * 1000)
         actions = [
             _added(Path(file.final).name, file.bytes, dict(file.partition), now_ms, file.statistics) for file in files
@@ -247,7 +269,7 @@ class DeltaStore:
             return None if opened is None else opened.to_pyarrow_table()
         found = []
         for part in parts:
-            rows = pq.ParquetFile(self._root / table / part.path).read()
+            rows = self._files.open_table(f"{table}/{part.path}").read()
             found.append(rows.append_column("date", pa.array([part.date] * len(rows), pa.string())))
         return pa.concat_tables(found, promote_options="default") if found else None
 
@@ -258,7 +280,7 @@ def _added(path: str, size: int, partition: dict[str, str | None], now_ms: int, 
     return AddAction(path, size, partition, now_ms, True, stats)
 
 
-def _restored_to(entry: Mapping[str, Any], path: Path) -> int:
+def _restored_to(entry: Mapping[str, Any], path: str) -> int:
     try:
         return int(entry["operationParameters"]["version"])
     except (KeyError, ValueError):

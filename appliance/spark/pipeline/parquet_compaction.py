@@ -27,6 +27,7 @@ from typing import Final
 
 from ...errors import BadValue
 from .compaction import EventFile, write_together
+from .output_files import OutputFiles
 from .settings import Output
 from .table_files import EVENTS, sync_directories
 
@@ -59,7 +60,9 @@ class ParquetEvents:
         fresh = self._root / FRESH / uuid.uuid4().hex
         fresh.mkdir(parents=True)
         try:
-            write_together(paths, fresh / _name(paths, old), self._settings)
+            files = OutputFiles(self._settings)
+            name = str((fresh / _name(paths, old)).relative_to(self._root))
+            write_together(files, [str(path.relative_to(self._root)) for path in paths], name, self._settings)
             with moving(self._root):
                 left = {path.name for path in old.iterdir()} - {path.name for path in paths}
                 for name in left:

@@ -19,7 +19,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -38,6 +37,7 @@ from .aggregates import build
 from .batch_record import BatchRecord, load_plan
 from .events import Outcome, Transform, by_topic
 from .multiline import LINES, Joiner
+from .output_files import OutputFiles
 from .schema_changes import conform
 from .settings import Settings, decode
 from .startup import Beginning, decode_beginning
@@ -270,7 +270,7 @@ class Committer:
         Raises:
             AlreadyRunning: another process has planned or committed in the meantime.
         """
-        plan = load_plan(Path(self._settings.output.path))
+        plan = load_plan(OutputFiles(self._settings.output))
         if plan is None or (plan.batch, plan.run) != (batch, self._beginning.run_of(batch)):
             raise AlreadyRunning(
                 f"another process plans micro-batches of {self._settings.output.path}: "

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +26,7 @@ from ..options import source_options
 from ..source import COLUMNS, HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
 from ..stream_offsets import Positions, ranges, to_json
 from .batch_record import BatchRecord, store_plan
+from .output_files import OutputFiles
 from .resume import TopicLog, decide, next_plan
 from .settings import Settings, decode
 from .startup import ACCEPT, Beginning, decode_beginning, read_logs
@@ -97,7 +97,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogPartition]:
         plan = _from_json(end)
-        store_plan(Path(self._settings.output.path), plan)
+        store_plan(OutputFiles(self._settings.output), plan)
         logs = self._present()
         wanted = {key: bounds for key, bounds in plan.ranges() if bounds[0] < bounds[1]}
         there = {key: logs[key[0]].bounds[key[1]] for key in wanted if key[0] in logs and key[1] in logs[key[0]].bounds}

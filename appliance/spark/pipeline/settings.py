@@ -138,6 +138,8 @@ class Output(Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["parquet", "delta"] = "parquet"
     partition_by: tuple[str, ...] = ("topic", "date")
     compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = "zstd"
+    storage: dict[str, str] = {}
+    """Options of an object store, when ``path`` is a URL: see ``output_files.py``."""
     raw: bool = False
     """Keep the whole line, as column ``line``."""
     sort_by: tuple[str, ...] = ()
@@ -226,6 +228,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
+
+
+def is_url(path: str) -> bool:
+    """Whether the path of an output is in an object store."""
+    return "://" in path
 
 
 def decode(text: str) -> Settings:
@@ -334,6 +341,10 @@ def _check(settings: Settings, where: str) -> None:
     for name, parser in settings.parser.items():
         if (parser.kind == "regex") != bool(parser.pattern):
             raise BadValue(f"{where}: parser.{name}: a pattern is for kind regex, and needed there")
+    if is_url(settings.output.path) and settings.output.format == "parquet":
+        raise BadValue(f'{where}: output.format = "parquet" needs a file system, which renames files: use "delta"')
+    if settings.output.storage and not is_url(settings.output.path):
+        raise BadValue(f"{where}: output.storage is for a URL in output.path, as s3://bucket/tables")
     names = [each.name for each in settings.aggregate]
     for aggregate in settings.aggregate:
         if names.count(aggregate.name) > 1 or aggregate.name in OWN_TABLES:
@@ -356,6 +367,8 @@ def _completed(settings: Settings, base: Path) -> Settings:
     return replace(
         settings,
         pipeline=replace(pipeline, state=str(state)),
-        output=replace(settings.output, path=str(base / settings.output.path)),
+        output=settings.output
+        if is_url(settings.output.path)
+        else replace(settings.output, path=str(base / settings.output.path)),
         lookup=tuple(replace(each, file=str(base / each.file)) for each in settings.lookup),
     )

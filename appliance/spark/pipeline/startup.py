@@ -30,6 +30,7 @@ from ..access import Access
 from .aggregates import build
 from .batch_record import BatchRecord, TableDefinition, decode_schema, encode_schema, load_plan
 from .events import Transform
+from .output_files import OutputFiles
 from .resume import Resumption, TopicLog, decide
 from .schema_changes import SchemaChange, compare
 from .settings import Settings
@@ -91,8 +92,9 @@ class Examination(NamedTuple):
 
 
 def output_lock(settings: Settings) -> PidLock:
-    """Held by whoever writes the tables."""
-    return PidLock(Path(settings.output.path) / LOCK)
+    """Held by whoever writes the tables; with an object store, which has no locks: on the host of the state."""
+    files = OutputFiles(settings.output)
+    return PidLock((Path(files.uri()) if files.local else settings.state_dir) / LOCK)
 
 
 def topic_logs(settings: Settings, retry_ms: int | None = None) -> dict[str, TopicLog]:
@@ -130,7 +132,7 @@ def examine(settings: Settings, store: Store, logs: Mapping[str, TopicLog]) -> E
     change = compare(stored, wanted) if stored is not None else SchemaChange(wanted, (), (), (), ())
     there = {topic: logs.get(topic, TopicLog("", {})) for topic in settings.topics}
     resumption = decide(
-        record, load_plan(Path(settings.output.path)), store.unfinished(), there, settings.input.starting == "latest"
+        record, load_plan(OutputFiles(settings.output)), store.unfinished(), there, settings.input.starting == "latest"
     )
     findings = [*_of_topics(settings, resumption, record, logs), *_of_columns(EVENTS, change)]
     widened = {EVENTS: change.schema} if change.widened else {}

@@ -30,15 +30,15 @@ from typing import Final, Protocol
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...errors import BadValue
 from .batch_record import BatchRecord
 from .delta_store import DeltaStore
 from .file_statistics import file_statistics
+from .output_files import OutputFiles
 from .parquet_store import COMMITS, ParquetStore
 from .settings import Output, Settings
-from .table_files import EVENTS, Change, NewFile, Part, Partition, split, store_text, write_file
+from .table_files import EVENTS, Change, NewFile, Part, Partition, split
 
 OWNER: Final = "_pipeline.json"
 LOCK: Final = "_lock"
@@ -116,17 +116,18 @@ def owner_of(settings: Settings) -> Owner | None:
     Raises:
         BadValue: it is another pipeline, or has another format.
     """
-    root = Path(settings.output.path)
-    try:
-        owner = msgspec.json.decode((root / OWNER).read_bytes(), type=Owner)
-    except FileNotFoundError:
-        if (root / EVENTS).exists() or (root / COMMITS).exists():
+    files = OutputFiles(settings.output)
+    root, found = files.uri(), files.read(OWNER)
+    if found is None:
+        if files.exists(EVENTS) or files.exists(COMMITS):
             raise BadValue(
                 f"{root} has tables and no {OWNER}, which says whose they are: put it back, or use another output.path"
-            ) from None
+            )
         return None
+    try:
+        owner = msgspec.json.decode(found, type=Owner)
     except msgspec.DecodeError as error:
-        raise BadValue(f"{root / OWNER} cannot be read ({error}): put a copy of it back") from None
+        raise BadValue(f"{files.uri(OWNER)} cannot be read ({error}): put a copy of it back") from None
     if owner.pipeline != settings.pipeline.name:
         raise BadValue(
             f"{root} is the output of pipeline {owner.pipeline!r}, not of {settings.pipeline.name!r}: "
@@ -142,21 +143,18 @@ def claim(settings: Settings) -> str:
     owner = owner_of(settings)
     if owner is None:
         owner = Owner(settings.pipeline.name, uuid.uuid4().hex, settings.output.format)
-        path = Path(settings.output.path) / OWNER
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store_text(path, msgspec.json.encode(owner).decode())
+        OutputFiles(settings.output).write(OWNER, msgspec.json.encode(owner).decode())
     return owner.identity
 
 
 def open_store(settings: Settings, identity: str | None = None, schema: pa.Schema | None = None) -> Store:
     """Open the output.  ``identity``: by default the owner's; ``schema``: that of events, needed to commit them."""
-    root = Path(settings.output.path)
     if settings.output.format == "parquet":
-        return ParquetStore(root, settings.output)
+        return ParquetStore(Path(settings.output.path), settings.output)
     if identity is None:
         owner = owner_of(settings)
         identity = owner.identity if owner is not None else ""
-    return DeltaStore(root, settings.output, identity, schema)
+    return DeltaStore(settings.output, identity, schema)
 
 
 # ---- files of events, in a task
@@ -168,6 +166,7 @@ class EventFiles:
     def __init__(self, store: Store, settings: Output, batch: int, task: int, attempt: int) -> None:
         self._store = store
         self._settings = settings
+        self._output = OutputFiles(settings)
         self._who = batch, task, attempt
         self._waiting: list[pa.Table] = []
         self._waiting_bytes = 0
@@ -187,10 +186,8 @@ class EventFiles:
         self._waiting, self._waiting_bytes = [], 0
         for partition, rows in split(table, self._settings.partition_by):
             staged, final = self._store.place(*self._who, len(self.files), partition)
-            path = Path(self._settings.path) / staged
             if self._settings.sort_by:
                 rows = rows.sort_by([(name, "ascending") for name in self._settings.sort_by])
-            write_file(path, rows, self._settings.compression)
-            found = file_statistics(pq.read_metadata(path)) if self._settings.format == "delta" else ""
-            file = NewFile(staged, final, tuple(partition.items()), len(rows), path.stat().st_size, found)
-            self.files.append(file)
+            size, footer = self._output.write_table(staged, rows)
+            found = file_statistics(footer) if self._settings.format == "delta" else ""
+            self.files.append(NewFile(staged, final, tuple(partition.items()), len(rows), size, found))

@@ -1,0 +1,118 @@
+"""Reads and writes the files of an output, by names relative to its path: on a file system, or in an object store.
+
+An object store (``s3://``, and what pyarrow has file systems for: ``gs://``, ``abfs://``) replaces an object as a
+whole, and cannot rename.  So only Delta tables can be there.  Keys of access come from the environment, the host's role
+or its files, as for every tool of the store; ``output.storage`` has the rest, under the names that delta-rs knows::
+
+    AWS_ENDPOINT_URL    address of a server that is not Amazon's, as ``http://127.0.0.1:9000``
+    AWS_ALLOW_HTTP      "true", if that is not https
+    AWS_REGION
+    AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN     only where the environment cannot have them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from .settings import Output, is_url
+from .table_files import store_text
+
+LOG: Final = "_delta_log"
+
+
+class OutputFiles:
+    """The files under the path of an output."""
+
+    def __init__(self, settings: Output) -> None:
+        self._path = settings.path.rstrip("/")
+        self._compression = settings.compression
+        self.options: dict[str, str] | None = None
+        """Of the storage, for delta-rs."""
+        if is_url(settings.path):
+            self.options = dict(settings.storage)
+            self._fs: Any = _object_store(self._path, self.options)
+        else:
+            self._fs = fs.SubTreeFileSystem(self._path, fs.LocalFileSystem())
+
+    @property
+    def local(self) -> bool:
+        return self.options is None
+
+    def uri(self, name: str = "") -> str:
+        return f"{self._path}/{name}" if name else self._path
+
+    def read(self, name: str) -> bytes | None:
+        """The content; None if there is no such file."""
+        if not self.exists(name):
+            return None
+        with self._fs.open_input_stream(name) as file:
+            return bytes(file.read())
+
+    def write(self, name: str, content: str) -> None:
+        """Replace the content, durably and at one moment."""
+        if self.local:
+            Path(self._path).mkdir(parents=True, exist_ok=True)
+            store_text(Path(self.uri(name)), content)
+            return
+        with self._fs.open_output_stream(name) as file:
+            file.write(content.encode())
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.get_file_info(name).type != fs.FileType.NotFound)
+
+    def tables(self) -> list[str]:
+        """The names of the Delta tables, in order."""
+        found = self._fs.get_file_info(fs.FileSelector("", allow_not_found=True))
+        return sorted(each.base_name for each in found if self.exists(f"{each.base_name}/{LOG}"))
+
+    def write_table(self, name: str, rows: pa.Table) -> tuple[int, pq.FileMetaData]:
+        """Write a Parquet file, durably.  Returns its size in bytes, and its footer."""
+        with self.create(name) as file:
+            pq.write_table(rows, file, compression=self._compression)
+        return self.closed(name)
+
+    def create(self, name: str) -> Any:
+        """A new file, to be written from its beginning to its end."""
+        if self.local:
+            Path(self.uri(name)).parent.mkdir(parents=True, exist_ok=True)
+        return self._fs.open_output_stream(name)
+
+    def closed(self, name: str) -> tuple[int, pq.FileMetaData]:
+        """Make a file that was created durable.  Returns its size in bytes, and its footer."""
+        if self.local:
+            with Path(self.uri(name)).open("rb") as file:
+                os.fsync(file.fileno())
+        return int(self._fs.get_file_info(name).size), pq.read_metadata(name, filesystem=self._fs)
+
+    def open_table(self, name: str) -> pq.ParquetFile:
+        return pq.ParquetFile(name, filesystem=self._fs)
+
+    def remove(self, name: str) -> None:
+        self._fs.delete_file(name)
+
+
+def _object_store(url: str, options: Mapping[str, str]) -> Any:
+    if urlsplit(url).scheme not in ("s3", "s3a"):
+        store, path = fs.FileSystem.from_uri(url)
+        return fs.SubTreeFileSystem(path, store)
+    given = {key.upper(): value for key, value in {**os.environ, **options}.items() if key.upper().startswith("AWS_")}
+    endpoint = urlsplit(given.get("AWS_ENDPOINT_URL", ""))
+    chosen: dict[str, Any] = {
+        "access_key": given.get("AWS_ACCESS_KEY_ID"),
+        "secret_key": given.get("AWS_SECRET_ACCESS_KEY"),
+        "session_token": given.get("AWS_SESSION_TOKEN"),
+        "region": given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION"),
+        "endpoint_override": endpoint.netloc,
+        "scheme": endpoint.scheme,
+    }
+    parts = urlsplit(url)
+    store = fs.S3FileSystem(**{name: value for name, value in chosen.items() if value})
+    return fs.SubTreeFileSystem(parts.netloc + parts.path, store)

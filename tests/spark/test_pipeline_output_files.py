@@ -1,0 +1,116 @@
+"""An output in an object store: the whole store of tables against a server that speaks S3, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.errors import BadValue
+from appliance.spark.pipeline.compaction import compact, compactable
+from appliance.spark.pipeline.output_files import OutputFiles
+from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.tables import owner_of
+
+from ..server import wait_for
+from .conftest import Topics
+from .pipelines import access
+from .pipelines import settings as pipeline_of
+from .test_pipeline_pipeline_sink import micro_batch, records
+
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """The options of a bucket ``lake`` on moto's server."""
+    pytest.importorskip("moto", reason="no server that speaks S3: pip install 'moto[server]'")
+    import boto3
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+
+        def answers() -> bool:
+            assert server.poll() is None
+            with socket.socket() as tried:
+                return tried.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_for(answers, "the S3 server", 60)
+        endpoint = f"http://127.0.0.1:{port}"
+        boto3.client(
+            "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+        ).create_bucket(Bucket="lake")
+        yield KEYS | {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def made(tmp_path: Path, topics: Topics, topic: str, s3: dict[str, str]) -> Settings:
+    output = {"path": f"s3://lake/{topic}", "format": "delta", "storage": s3}
+    aggregate = [{"name": "talkers", "kind": "top", "by": ["client"], "window_ms": "1d"}]
+    return pipeline_of(tmp_path, topics, topic, output=output, aggregate=aggregate)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tables_in_an_object_store(topics: Topics, topic: str, tmp_path: Path, s3: dict[str, str]) -> None:
+    """Micro-batches, one of them repeated, then compaction; read by delta-rs alone."""
+    from deltalake import DeltaTable
+
+    settings = made(tmp_path, topics, topic, s3)
+    assert owner_of(settings) is None
+    for batch in (0, 1, 1, 2):
+        lines = [access(batch * 100 + number) for number in range(100)]
+        micro_batch(settings, batch, [[records(lines, topic, batch * 100)]])
+    assert owner_of(settings) is not None
+
+    def table(name: str) -> DeltaTable:
+        return DeltaTable(f"s3://lake/{topic}/{name}", storage_options=s3)
+
+    events = table("events").to_pyarrow_table()
+    assert sorted(events.column("offset").to_pylist()) == list(range(300))
+    assert sum(table("talkers").to_pyarrow_table().column("count").to_pylist()) == 300
+    assert len(table("events").file_uris()) == 3
+    found = compact(compactable(settings.output), settings.output, settled=True)
+    assert (found.files_before, found.files_after) == (3, 1)
+    assert sorted(table("events").to_pyarrow_table().column("offset").to_pylist()) == list(range(300))
+    assert OutputFiles(settings.output).tables() == ["events", "ledger", "talkers"]
+    assert not list(tmp_path.rglob("*.parquet")), "nothing is on this host's disk"
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ({"path": "s3://lake/x"}, 'use "delta"'),
+        ({"path": "out", "storage": {"AWS_REGION": "x"}}, "is for a URL"),
+    ],
+)
+def test_what_an_object_store_cannot_do_is_refused(tmp_path: Path, output: dict[str, object], says: str) -> None:
+    source = [{"topics": ["t"], "parsers": ["plain"]}]
+    with pytest.raises(BadValue, match=says):
+        parse({"pipeline": {"name": "p"}, "source": source, "output": output}, tmp_path)
+
+
+def test_a_url_stays_as_it_is(tmp_path: Path) -> None:
+    source = [{"topics": ["t"], "parsers": ["plain"]}]
+    given = {"path": "s3://lake/x", "format": "delta"}
+    settings = parse({"pipeline": {"name": "p"}, "source": source, "output": given}, tmp_path)
+    assert settings.output.path == "s3://lake/x" and settings.state_dir == tmp_path / "p.state"
+
+
+def test_files_are_read_and_written_by_name(tmp_path: Path) -> None:
+    source = [{"topics": ["t"], "parsers": ["plain"]}]
+    output = {"path": "out", "format": "delta"}
+    files = OutputFiles(parse({"pipeline": {"name": "p"}, "source": source, "output": output}, tmp_path).output)
+    assert files.read("a.json") is None and files.tables() == []
+    files.write("a.json", json.dumps({"a": 1}))
+    assert json.loads(files.read("a.json") or b"") == {"a": 1} and files.uri("a.json") == f"{tmp_path}/out/a.json"
