@@ -171,7 +171,8 @@ def test_sockets_have_no_names_that_others_could_use(service: Service) -> None:
     }
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     named = [row[7] for row in rows if row[6] in inodes and len(row) > 7]
-    assert not [name for name in named if not name.startswith(str(service.data_dir))], "closed by its directory"
+    assert {name.rpartition("/")[2] for name in named} == {"native.sock"}, "in the data directory, which is closed"
+    assert not any(name.startswith("@") for name in named), "abstract names are open to everybody"
     listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert {row[1].split(":")[0] for row in listening if row[9] in inodes and row[3] == "0A"} == {"0100007F"}
 
