@@ -48,8 +48,8 @@ def test_every_version_is_what_kio_would_write(version: int, cluster_id: str) ->
         assert ids[0] == UUID(int=5) and ids[1] != ids[2] and ids[3] is None
         assert ids[4] == UUID(int=9)
     if version >= 8:
-        assert [topic.topic_authorized_operations for topic in reply.topics][:2] == [{3}, set()]
-        assert reply.topics[4].topic_authorized_operations is None
+        assert [topic.authorized_operations for topic in reply.topics][:2] == [{3}, set()]
+        assert reply.topics[4].authorized_operations is None
     assert reply.topics[4].name == (None if version >= 12 else "")
 
 
