@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from appliance.wire.kafka.apis import API_VERSIONS, APIS
+from appliance.wire.kafka.apis import API_VERSIONS, APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from appliance.wire.kafka.throttle import WITHOUT, with_throttle
 
 from .kafka_messages import decode_response, message, random_values, response_frame
@@ -44,4 +44,5 @@ def test_joined_replies_tell_it_each() -> None:
 
 
 def test_replies_before_any_quota_are_left_alone() -> None:
-    assert with_throttle(b"x" * 20, API_VERSIONS, 4, 5) == b"x" * 20
+    for api_key, version in ((API_VERSIONS, 4), (SASL_HANDSHAKE, 1), (SASL_AUTHENTICATE, 2)):
+        assert with_throttle(b"x" * 20, api_key, version, 5) == b"x" * 20

@@ -27,6 +27,7 @@ from .apis import (
     OFFSET_FETCH,
     OFFSET_FOR_LEADER_EPOCH,
     PRODUCE,
+    SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     SYNC_GROUP,
 )
@@ -48,7 +49,7 @@ SINCE: Final = {
     LIST_GROUPS: 1,
 }
 """The first version of a reply with the field; 0 for all others."""
-WITHOUT: Final = frozenset({API_VERSIONS, SASL_HANDSHAKE})
+WITHOUT: Final = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE})
 """Replies without the field, or that come before any quota holds."""
 _TIME: Final = struct.Struct(">i")
 _SIZE: Final = struct.Struct(">I")
