@@ -24,6 +24,7 @@ PasswordFile = Annotated[
     typer.Option(
         "--password-file",
         metavar="FILE",
+        readable=False,
         help="File whose first line is the password, 0600; without it the password is read from the terminal.",
     ),
 ]
