@@ -18,7 +18,7 @@ from appliance.wire.kafka import forwarded
 from appliance.wire.kafka.apis import APIS, SERVED_BY_WORKERS
 from appliance.wire.kafka.codec import KafkaCodec
 from appliance.wire.native import NativeCodec, decode_forwarded
-from appliance.wire.requests import Codec, Fetch, Forwarded, Local, Offsets, Produce, decode_frames
+from appliance.wire.requests import Codec, Fetch, Forwarded, Local, Login, Offsets, Produce, decode_frames
 
 from .kafka_frames import FLAWS, VERSIONS, kafka_frame
 from .native_frames import native_frame
@@ -53,7 +53,8 @@ def decoded(codec: Codec, frame: bytes) -> str:
 def test_kafka_frames() -> None:
     rng = Random(3)
     kinds = Counter(decoded(KafkaCodec(LIMITS), kafka_frame(rng)) for _ in range(FRAMES))
-    expected = {kind.__name__ for kind in (Produce, Fetch, Offsets, Forwarded, Local, ProtocolFault, ClientFault)}
+    requests = (Produce, Fetch, Offsets, Forwarded, Login, Local)
+    expected = {kind.__name__ for kind in (*requests, ProtocolFault, ClientFault)}
     assert kinds.keys() == expected, "every way out is taken"
     assert kinds["ProtocolFault"] < 0.7 * FRAMES, "most get further than the border"
 
