@@ -18,11 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from appliance.addresses import PLAINTEXT
 from appliance.client import Admin
 from appliance.errors import ApplianceError, TopicExists, Unavailable
 from appliance.zookeeper.ensemble import probe
 
-from ..hostile.box import STAYING, attacker
+from ..hostile.box import STAYING, addresses_of, attacker
 from ..hostile.kafka_frames import NAMES
 from ..server import Server, wait_for
 from ..small_machine import fill
@@ -365,7 +366,7 @@ def attack_both(run: Run) -> None:
         for name in NAMES[:4]:
             persistently(lambda: _ensure(admin, name, 1), Unavailable)  # noqa: B023
     before, began_s = _lasting(run), time.monotonic()
-    with attacker(run.server.native, run.server.kafka, run.random.getrandbits(32)) as one:
+    with attacker(addresses_of(run.server, PLAINTEXT), run.random.getrandbits(32)) as one:
         while one.sent < HOSTILE_REQUESTS:
             one.run(1)
             hold(began_s + one.sent / HOSTILE_PER_SECOND - time.monotonic())

@@ -99,11 +99,7 @@ class Box:
 
     def _send(self, server: Server, requests: int, seed: int, attackers: int) -> tuple[int, int]:
         """From processes of their own, so that they do not wait for each other."""
-        addresses = {
-            (protocol, security): server.address(protocol, security)
-            for protocol in ("native", "kafka")
-            for security in LISTENERS
-        }
+        addresses = addresses_of(server, *LISTENERS)
         jobs = [(addresses, requests // attackers, seed + number) for number in range(attackers)]
         with get_context("spawn").Pool(attackers) as pool:
             done = pool.starmap(send, jobs)
@@ -138,6 +134,15 @@ def tls_settings(directory: Path) -> dict[str, str]:
     for arguments in (("ca",), ("server", "localhost", "127.0.0.1")):
         assert make_certificates(directory, *arguments).returncode == 0
     return {"tls.certificate": f"{directory}/server.pem", "tls.key": f"{directory}/server.key"}
+
+
+def addresses_of(server: Server, *securities: str) -> dict[tuple[str, str], str]:
+    """Where the listeners of both protocols with these securities are, by protocol and security."""
+    return {
+        (protocol, security): server.address(protocol, security)
+        for protocol in ("native", "kafka")
+        for security in securities
+    }
 
 
 def attacker(addresses: dict[tuple[str, str], str], seed: int) -> Attacker:
