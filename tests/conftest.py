@@ -29,14 +29,18 @@ HERE = Path(__file__).parent
 _topics = itertools.count()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers a file stays on one, and all that needs Spark does: one session in a run, begun first."""
+    """With several workers a file stays on one; so do all tests of the one Spark session.  Those of Spark begin first.
+
+    Tests that start Spark in processes of their own run beside them: the session's tests alone are the longest chain.
+    """
     items.sort(key=lambda item: "spark" not in item.path.relative_to(HERE).parts)
     for item in items:
-        spark = "spark" in item.path.relative_to(HERE).parts
+        session = "spark" in getattr(item, "fixturenames", ())
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip("takes long: LONG=1 make test"))
-        item.add_marker(pytest.mark.xdist_group("spark" if spark else str(item.path.relative_to(HERE))))
+        item.add_marker(pytest.mark.xdist_group("spark" if session else str(item.path.relative_to(HERE))))
 
 
 @pytest.fixture(scope="session")

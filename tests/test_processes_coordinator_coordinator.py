@@ -169,7 +169,8 @@ def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -
     """Goal: bounded memory, and everything is answered once it listens.  Method: fill the stream both ways."""
     frame = native.encode_frame([native.METADATA, 7, ["x" * 200] * 5])[4:]
     origin = Origin(Listener("native", PLAINTEXT, LISTENER), "p:1")
-    message = msgpack.packb([0, origin, frame])  # no other request has this token
+    token = 1 << 40  # no other request has it
+    message = msgpack.packb([token, origin, frame])
     whole, sent = message * 64, 0
     while writable(alone.stream, 0.3):
         sent += alone.stream.send(whole[sent % len(message) :])
@@ -181,7 +182,7 @@ def test_a_worker_that_asks_without_listening_is_not_read_any_more(alone: Rig) -
     unpacker, answered = msgpack.Unpacker(), 0
     while answered < (sent + rest) // len(message):
         unpacker.feed(alone.stream.recv(1 << 20))
-        answered += sum(token == 0 for token, _ in unpacker)
+        answered += sum(answer == token for answer, _ in unpacker)
     pushing.join()
     alone.stream.setblocking(False)
     assert alone.metadata()["topics"] == []
