@@ -148,6 +148,9 @@ WAYS: dict[int, dict[str, Way]] = {
     78: {
         "a wrong key": lambda p: run("start", "--data", str(p.path / "x"), "--set", "network.worker=1").status,
         "no such configuration": lambda p: run("config", "check", "--config", "/nowhere.toml").status,
+        "a password file that cannot be read": lambda p: alone(
+            "users", "add", "u", "--password-file", str(p.locked / "x"), "--connect", p.native, as_other=True
+        )[0],
         "a configuration that cannot be read": lambda p: alone(
             "config", "check", "--config", str(p.locked / "appliance.toml"), as_other=True
         )[0],

@@ -29,10 +29,11 @@ HOSTILE = (
     "x\x1b]0;title\x07\x1b[2J\x1b[1;31m\u202egnp.\u200b\x9b31m\x85\u2028\x7f\x08\rz\u0301" + "\u0301" * 9 + "\u2066"
 )
 TOPIC = "web"
+RULE = ("--principal", f"User:{HOSTILE}", "--operation", "Read", "--group", HOSTILE)
 
 
 class Room:
-    """An appliance with a hostile group, member and messages, and files with a hostile name and content."""
+    """An appliance with a hostile group, member, rule and messages, and files with a hostile name and content."""
 
     def __init__(self, server: Server, files: Path) -> None:
         self.at = ("--connect", server.native)
@@ -43,6 +44,14 @@ class Room:
         self.config.write_text(f"[network]\n{json.dumps(HOSTILE)} = 1\n")
         self.pipeline = files / f"{HOSTILE}-pipeline.toml"
         self.pipeline.write_text(f"[pipeline]\nname = {json.dumps(HOSTILE)}\n{json.dumps(HOSTILE)} = 1\n")
+        self.sound = files / f"{HOSTILE}-sound.toml"
+        self.sound.write_text(
+            f'[pipeline]\nname = "p"\nbootstrap = "{server.native}"\n[[source]]\ntopics = ["{TOPIC}"]\n'
+            f'parsers = ["plain"]\n[output]\npath = {json.dumps(HOSTILE)}\n'
+        )
+        self.password = files / f"{HOSTILE}.password"
+        self.password.write_text("secret\n")
+        self.password.chmod(0o600)
 
     def copy(self) -> None:
         """The stopped likeness of the data directory, its log damaged."""
@@ -61,7 +70,8 @@ class Room:
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     from appliance.zookeeper import paths
 
-    with Server(tmp_path_factory.mktemp("terminal") / "data", **{"zookeeper.nodes": 1}) as server:
+    rights = {"security.authorizer": "acl", "security.super_users": "User:ANONYMOUS"}
+    with Server(tmp_path_factory.mktemp("terminal") / "data", **{"zookeeper.nodes": 1}, **rights) as server:
         wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
         made = Room(server, tmp_path_factory.mktemp("files"))
         succeeding("topics", "create", TOPIC, *made.at)
@@ -71,6 +81,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
                 producer.send(TOPIC, value, key=text, headers=[(HOSTILE, text)], partition=0).result(20)
             producer.send(TOPIC, b"last", partition=0).result(20)
         made.copy()
+        succeeding("users", "add", "known", "--password-file", str(made.password), *made.at)
+        succeeding("acl", "add", *RULE, *made.at)
         zookeeper = server.zookeeper_client()
         zookeeper.start(30)
         member = {"protocol": "kafka", "client": HOSTILE, "host": HOSTILE, "topics": {TOPIC: 1}}
@@ -105,6 +117,30 @@ CASES: dict[str, list[list[str]]] = {
     "groups list": [["{at}"], ["--json", "{at}"]],
     "groups describe": [[HOSTILE, "{at}"], [HOSTILE, "--json", "{at}"], ["shown", "{at}"], [HOSTILE * 2, "{at}"]],
     "groups reset-offsets": [[HOSTILE, "--topic", TOPIC, "--to", "earliest", "{at}"]],
+    "users add": [
+        [HOSTILE, "--password-file", "{password}", "{at}"],
+        ["u", "--password-file", f"/nowhere/{HOSTILE}", "{at}"],
+        ["u", "--password-file", "{config}", "{at}"],
+    ],
+    "users list": [["{at}"], ["--json", "{at}"]],
+    "users password": [
+        [HOSTILE, "--password-file", "{password}", "{at}"],
+        ["known", "--password-file", f"/nowhere/{HOSTILE}", "{at}"],
+    ],
+    "users delete": [[HOSTILE, "{at}"]],
+    "acl add": [
+        [*RULE, "{at}"],
+        [*RULE, "--json", "{at}"],
+        [*RULE, "--host", HOSTILE, "{at}"],
+        ["--principal", HOSTILE, "--operation", HOSTILE, "--topic", HOSTILE, "{at}"],
+    ],
+    "acl list": [["{at}"], ["--json", "{at}"], ["--group", HOSTILE, "{at}"]],
+    "acl delete": [
+        [*RULE, "{at}"],
+        [*RULE, "--dry-run", "{at}"],
+        ["--operation", HOSTILE, "--yes", "{at}"],
+        [*RULE, "--yes", "{at}"],
+    ],
     "log dump": [["{partition}"], ["{partition}", "--records"], ["{partition}", "--records", "--json"]],
     "log verify": [["{partition}"], ["{partition}", "--json"], [f"/nowhere/{HOSTILE}"]],
     "log repair": [[f"/nowhere/{HOSTILE}"], ["{partition}"]],
@@ -113,6 +149,8 @@ CASES: dict[str, list[list[str]]] = {
     "pipeline run": [["{pipeline}"]],
     "pipeline example": [[]],
     "pipeline status": [["{pipeline}"]],
+    "pipeline check": [["{pipeline}"], ["{sound}"], ["{sound}", "--json"], [f"/nowhere/{HOSTILE}"]],
+    "pipeline accept": [["{pipeline}"], ["{sound}"], [f"/nowhere/{HOSTILE}"]],
     "pipeline report": [["{pipeline}"]],
 }
 
@@ -153,8 +191,7 @@ def test_nothing_that_others_wrote_acts_on_a_terminal(
 ) -> None:
     given: list[str] = []
     for word in words:
-        values = {"data": room.data, "config": room.config, "pipeline": room.pipeline, "partition": room.partition}
-        given += room.at if word == "{at}" else [word.format(**values) if word.startswith("{") else word]
+        given += room.at if word == "{at}" else [word.format(**vars(room)) if word.startswith("{") else word]
     said = on_terminal(monkeypatch, *command.split(), *given)
     assert said.strip(), "it says something"
     assert not acting(said), f"{acting(said)!r} in {said!r}"
