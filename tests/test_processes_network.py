@@ -159,6 +159,7 @@ def spoilt(position: int, layout: str, value: int) -> bytes:
         (encode_values([os.urandom(2_000_000)], 1_000), MessageTooLarge, "max.message.bytes"),
         (encode_values([b"x"], -5), InvalidTimestamp, "-5 ms"),
     ],
+    ids=["checksum", "cut header", "cut records", "empty", "old magic", "too large", "timestamp"],
 )
 def test_a_bad_batch_gets_its_error(peer: Peer, topic: str, batch: bytes, error: type, says: str) -> None:
     peer.create(topic)
