@@ -1,7 +1,8 @@
 """Raises an exception at a chosen line of a client, as a bug or an interrupt would.
 
-Signals interrupt Python code where it calls or loops, never between taking a lock and the block behind it; so lines
-that begin a ``with`` are left out, and everything else is a place where a client may be left in its middle.
+Signals interrupt Python code where it calls or loops, never between taking a lock or making a socket and the block
+behind it; so lines that begin a ``with`` or a ``try`` are left out, and everything else is a place where a client may be
+left in its middle.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Interruption:
         return self._line
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and not self._is_with(frame):
+        if event == "line" and not self._begins_block(frame):
             self.counted += 1
             if self.counted == self._nth:
                 self.raised_at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
                 raise self._error
         return self._line
 
-    def _is_with(self, frame: FrameType) -> bool:
-        return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+    def _begins_block(self, frame: FrameType) -> bool:
+        return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "try:"))

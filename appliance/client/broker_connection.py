@@ -118,17 +118,18 @@ class Connection:
         self._partial = b""
         self._large: bytearray | None = None
         self._large_filled = 0
-        sock, self.connecting = _start_connect(address)
-        self._tls = TlsSocket(sock, tls, address[0]) if tls is not None else None
-        self._socket: socket.socket | TlsSocket = self._tls or sock
-        self._reached = not self.connecting
-        """Whether there is a connection, with its handshake or without."""
-        self.connecting = self.connecting or self._tls is not None
         hello = self._next_correlation()
         self._enqueue(self._out, encode_frame([HELLO, hello, MAGIC, VERSION, client_name]))
         self.awaited.append(hello)
         if login is not None:
             self._posted = deque()
+        self._tls: TlsSocket | None = None
+        self._reached = False
+        """Whether there is a connection, with its handshake or without."""
+        self._socket: socket.socket | TlsSocket
+        self._socket, self.connecting = _start_connect(address)
+        if tls is not None:
+            self._begin_tls(self._socket, tls)
 
     def __repr__(self) -> str:
         return f"<Connection to {self}>"
@@ -154,6 +155,15 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # closed already, or never connected
+
+    def _begin_tls(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        self._reached = not self.connecting
+        try:
+            self._socket = self._tls = TlsSocket(sock, context, self.address[0])
+        except BaseException:  # a host's name that TLS cannot have, or an interrupt
+            sock.close()
+            raise
+        self.connecting = True
 
     # Posting
 
@@ -412,8 +422,8 @@ def _start_connect(address: Address) -> tuple[socket.socket, bool]:
         family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise BrokerAway(f"the name {address[0]!r} of an appliance cannot be resolved: {error}") from None
-    sock = socket.socket(family, kind, protocol)
     connecting = False
+    sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
         try:
@@ -424,4 +434,7 @@ def _start_connect(address: Address) -> tuple[socket.socket, bool]:
     except OSError as error:
         sock.close()
         raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
+    except BaseException:  # an interrupt: nobody else has the socket
+        sock.close()
+        raise
     return sock, connecting
