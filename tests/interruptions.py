@@ -1,8 +1,8 @@
 """Raises an exception at a chosen line of a client, as a bug or an interrupt would.
 
 Signals interrupt Python code where it calls or loops, never between taking a lock or making a socket and the block
-behind it; so lines that begin a ``with`` or a ``try`` are left out, and everything else is a place where a client may be
-left in its middle.
+behind it; so lines that begin a ``with`` or a ``try`` are left out, and everything else is a place where a client may
+be left in its middle.
 """
 
 from __future__ import annotations
