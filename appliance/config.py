@@ -205,6 +205,13 @@ class Stop(Struct, frozen=True):
     timeout_ms: Annotated[int, Meta(ge=100, description="longest time of an ordered stop")] = 20_000
 
 
+class Metrics(Struct, frozen=True):
+    listen: Annotated[
+        str,
+        Meta(description='"host:port" of /metrics for Prometheus, and of /live and /ready, by HTTP; "" = off'),
+    ] = ""
+
+
 class Log(Struct, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest level written")] = "info"
     format: Annotated[Literal["text", "json"], Meta(description="one line per event, as text or as JSON")] = "text"
@@ -336,6 +343,7 @@ class Config(Struct, frozen=True):
     offsets: Offsets = Offsets()
     liveness: Liveness = Liveness()
     stop: Stop = Stop()
+    metrics: Metrics = Metrics()
     log: Log = Log()
 
     @property

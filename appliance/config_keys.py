@@ -14,9 +14,11 @@ from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from .addresses import parse_listeners
+from .addresses import parse_addresses, parse_listeners
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PROTOCOLS = ("native", "kafka")
+"""The tables whose ``listen`` has listeners; that of another table is one plain address."""
 Scalar = bool | int | str
 SIZES = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 SIZES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
@@ -64,8 +66,12 @@ class Key(NamedTuple):
         return parsed
 
 
-def _check_listeners(protocol: str, text: str, attribute: str) -> None:
-    listeners = parse_listeners(protocol, text)
+def _check_listeners(table: str, text: str, attribute: str) -> None:
+    if table not in PROTOCOLS:
+        if len(parse_addresses(text)) > 1:
+            raise ValueError("must be one address")
+        return
+    listeners = parse_listeners(table, text)
     if attribute != "advertised":
         return
     if len({one.security for one in listeners}) < len(listeners) or any(one.unix for one in listeners):

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..config import KEYS, Config, load
 from . import output
 from .target import Connect, Data, Json, cluster, data_dir
+
+if TYPE_CHECKING:
+    from ..processes.supervisor.side_processes import SideArguments
 
 
 def _complete_key(incomplete: str) -> list[str]:
@@ -68,7 +72,17 @@ def start(
     chosen = read()
     from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 
-    raise typer.Exit(supervisor.run(chosen, data, read))
+    raise typer.Exit(supervisor.run(chosen, data, read, SIDE_ROLES))
+
+
+def _serve_metrics(arguments: SideArguments) -> None:
+    from ..metrics import metrics_server
+
+    metrics_server.serve(arguments)
+
+
+SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"metrics": _serve_metrics}
+"""The processes beside the data path, each with its key ROLE.listen.  They import what they need after the fork."""
 
 
 def status(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:

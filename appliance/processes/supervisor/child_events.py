@@ -9,6 +9,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
                        ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
     from any child     ["refused", ...]   a message of ours for which the child had no descriptors or memory
+    to a side process  ["reload", {...}]                       ["stop"]
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
                        ["reload", {...}]
@@ -40,6 +41,7 @@ from .hosted import Hosted
 from .opening import Opening, Outcome
 from .orders import Orders
 from .removal import Removals
+from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers
 
@@ -63,11 +65,12 @@ class ChildEvents:
         writers: Writers,
         opening: Opening,
         removals: Removals,
+        sides: SideProcesses,
         on_change: Callable[[], None],
         on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
         self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
-        self._opening, self._removals = opening, removals
+        self._opening, self._removals, self._sides = opening, removals, sides
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
@@ -182,6 +185,8 @@ class ChildEvents:
                 self._on_removed(self._removals.on_remover_end())
             case "cleaner":
                 self._removals.on_cleaner_end(status)
+            case role if role in self._sides:
+                self._sides.on_end(child)
 
 
 def _outcomes(rows: list[list[Any]]) -> list[Outcome]:

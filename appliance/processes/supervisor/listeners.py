@@ -56,7 +56,7 @@ def listen(config: Config, data_dir: Path) -> Bound:
     for protocol, text in (("native", config.native.listen), ("kafka", config.kafka.listen)):
         here = [(PASSED[name], sock) for name, sockets in passed.items() for sock in sockets]
         found = [(one, sock) for one, sock in here if one.protocol == protocol]
-        bound += found or [(one, _bind(one)) for one in parse_listeners(protocol, text)]
+        bound += found or [(one, bind(one)) for one in parse_listeners(protocol, text)]
     bound = [(_with_port(one, sock), sock) for one, sock in bound]
     for fault in faults_of([one for one, _ in bound], [], config.tls, config.security):
         raise BadValue(fault)
@@ -90,7 +90,12 @@ def _with_port(listener: Listener, sock: socket.socket) -> Listener:
     return listener if listener.unix else listener._replace(address=address_text(sock.getsockname()))
 
 
-def _bind(listener: Listener) -> socket.socket:
+def bind(listener: Listener) -> socket.socket:
+    """Bind one listener.
+
+    Raises:
+        AddressInUse, BadValue, OSError: see :func:`listen`.
+    """
     try:
         return _bind_unix(listener) if listener.unix else _bind_tcp(*parse_addresses(listener.address)[0])
     except OSError as error:

@@ -15,6 +15,7 @@ This module is the program: start, loop, reload, stop.  The parts::
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
     orders, removal    orders of the coordinator: creating and deleting partitions
     nodes              the local ZooKeeper
+    side_processes     servers beside the data path: metrics
     status_report      state.json, for ``status``
 
 The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a
@@ -36,7 +37,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +63,7 @@ from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .opening import Opening
 from .removal import Removals
+from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
 from .systemd import Notifier
 from .workers import Workers
@@ -76,11 +78,17 @@ EVENT_REFUSED_S: Final = 0.1
 """How long the loop waits after a refusal, outside of any action, while handling an event."""
 
 
-def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = None) -> int:
+def run(
+    config: Config,
+    data_dir: Path,
+    reload: Callable[[], Config] | None = None,
+    side_roles: Mapping[str, Serve] | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status.
 
     Args:
         reload: reads the configuration again on SIGHUP; settings that may change while running are then applied.
+        side_roles: see :mod:`.side_processes`.
 
     Raises:
         AlreadyRunning: another supervisor has this data directory.
@@ -93,7 +101,7 @@ def run(config: Config, data_dir: Path, reload: Callable[[], Config] | None = No
     with _starting():
         _take_directory(data_dir)
         lock_fd = _lock(data_dir)
-        supervisor = Supervisor(config, data_dir, lock_fd, reload)
+        supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
     try:
         with _starting():
             supervisor.prepare()
@@ -191,7 +199,14 @@ class Signals:
 class Supervisor:
     """The program.  Most of its attributes are the parts listed in the module's docstring."""
 
-    def __init__(self, config: Config, data_dir: Path, lock_fd: int, reload: Callable[[], Config] | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        lock_fd: int,
+        reload: Callable[[], Config] | None,
+        side_roles: Mapping[str, Serve],
+    ) -> None:
         self._config, self._data_dir, self._reload = config, data_dir, reload
         self._instance = memory.instance_of(data_dir)
         self._notifier = Notifier(os.environ)
@@ -218,8 +233,9 @@ class Supervisor:
         self._opening = Opening(*common, self._workers, self._coordinator)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
+        self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
-            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
+            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals, self._sides),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -254,8 +270,9 @@ class Supervisor:
         self._nodes.prepare()
         self._listeners = listen(self._config, self._data_dir)
         self._certificates.prepare(any(one.tls for one, _ in self._listeners))
-        self._report.listeners = texts(self._listeners, self._data_dir)
-        self._report.insecure = insecure(self._listeners, self._config)
+        self._sides.prepare()
+        self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
+        self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
         catalog = Catalog.load(self._data_dir)
         for name, partition in catalog.hosted(self._config.broker.id):
             topic = catalog.topics[name]
@@ -286,7 +303,8 @@ class Supervisor:
             self._workers.make_arenas()
         self._opening.start()
         self._workers.start()
-        self._coordinator.start(self._report.listeners)
+        self._coordinator.start(texts(self._listeners, self._data_dir))
+        self._sides.start()
         self._removals.clean()
         self._children.watch_hearts()
 
@@ -361,6 +379,7 @@ class Supervisor:
             self._opening.reload(config)
             self._coordinator.reload(config, values)
             self._writers.reload(config, values)
+            self._sides.reload(config, values)
             logger.info("configuration reloaded")
         self._notifier.send("READY=1")
 
@@ -378,7 +397,8 @@ class Supervisor:
         self._writers.retire_all()
         self._wait_until(lambda: not self._writers, deadline_ms)
         self._coordinator.stop()
-        self._wait_until(lambda: not self._coordinator.runs, deadline_ms)
+        self._sides.stop()
+        self._wait_until(lambda: not self._coordinator.runs and self._sides.stopped, deadline_ms)
         self._nodes.ask_to_end()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 
@@ -394,6 +414,7 @@ class Supervisor:
         with surviving("removing shared memory"):
             memory.unlink_all(self._instance)
         remove_sockets(self._listeners)
+        self._sides.close()
         self._report.state = "stopped"
         with surviving("writing state.json"):
             self._report.write()
