@@ -46,7 +46,10 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
         {"processes/", "client/", "zookeeper/", "cli/", "spark/"},
         "take a clock as an argument",
     ),
-    r"except( Exception)?:|except BaseException": ({"processes/"}, "catch one branch of errors.py"),
+    r"except( Exception)?:|except BaseException": (
+        {"processes/", "client/broker_connection.py"},
+        "catch one branch of errors.py",
+    ),
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
     r"\bprint\(": ({"cli/", "processes/supervisor/"}, "log it, or return it"),
