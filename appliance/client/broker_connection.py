@@ -84,9 +84,9 @@ def address_of(listener: Listener) -> Address:
 
 
 class Connection:
-    """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello.
+    """The constructor starts to connect; requests posted meanwhile follow the hello.
 
-    ``connecting`` ends with the handshake of TLS, if there is one.
+    ``connecting`` ends with the handshake of TLS, if there is one.  A few more lines than others: see the module.
     """
 
     def __init__(
