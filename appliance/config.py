@@ -17,8 +17,7 @@ so it raises :class:`InvalidSetting`, which has a code on the wire.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .addresses import Listener, parse_listeners
-from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest
+from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
 from .security.configuration import Security, Tls, faults_of
@@ -375,33 +374,6 @@ TOPIC_KEYS = {key.name: key for key in keys_of("", TopicSettings)}
 KEYS = {key.name: key for field in msgspec.structs.fields(Config) for key in keys_of(field.name, type(field.default))}
 
 
-def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        for word, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{word}" if prefix else word)
-    else:
-        yield prefix, value
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        return dict(_flatten(tomllib.loads(path.read_text())))
-    except tomllib.TOMLDecodeError as error:
-        raise BadValue(f"{path}: not TOML: {error}") from None
-    except UnicodeDecodeError as error:
-        raise BadValue(f"{path}: not UTF-8 text: byte {error.start}") from None
-    except OSError as error:
-        raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _split(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for text in overrides:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise BadValue(f"{text!r}: must be key=value, such as network.workers=2")
-        yield name.strip(), value.strip()
-
-
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Load the defaults, over them the file at ``path``, and over it the ``overrides`` ("key=value").
 
@@ -409,8 +381,8 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         UnknownKey: one or more keys do not exist; the nearest ones are offered.
         BadValue: the file is not TOML, or values are of the wrong kind, out of bounds, or in contradiction.
     """
-    given = [(name, value, f"{path}: ") for name, value in _read(path).items()] if path else []
-    given += [(name, value, "") for name, value in _split(overrides)]
+    given = [(name, value, f"{path}: ") for name, value in read_file(path)] if path else []
+    given += [(name, value, "") for name, value in split_overrides(overrides)]
     tables: dict[str, dict[str, Scalar]] = {}
     faults: list[UnknownKey | BadValue] = []
     for name, value, where in given:

@@ -1,4 +1,4 @@
-"""Describes the keys of the configuration (names, bounds, units) and parses their values.
+"""Describes the keys of the configuration (names, bounds, units), reads them from files and parses their values.
 
 A key's unit follows from its name: ``bytes`` also takes text such as ``"64MiB"`` or ``"10GB"``, ``ms`` also takes
 ``"30s"``, ``"7d"``; everything else is a plain number or text.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
 
 from .addresses import parse_addresses, parse_listeners
+from .errors import BadValue
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PROTOCOLS = ("native", "kafka")
@@ -134,3 +137,41 @@ def nearest(name: str, known: Mapping[str, Key]) -> str:
     last_word = [key for key in known if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
     found = close or last_word
     return f": did you mean {found[0]!r}?" if found else "; `appliance config show` lists all keys"
+
+
+def read_file(path: Path) -> Iterator[tuple[str, object]]:
+    """Yields the dotted names and the values of a TOML file.
+
+    Raises:
+        BadValue: it cannot be read, or is not TOML.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise BadValue(f"{path}: not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise BadValue(f"{path}: not UTF-8 text: byte {error.start}") from None
+    except OSError as error:
+        raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
+    return _flatten(tables)
+
+
+def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for word, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{word}" if prefix else word)
+    else:
+        yield prefix, value
+
+
+def split_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the names and the values of ``key=value`` texts.
+
+    Raises:
+        BadValue: a text is none.
+    """
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise BadValue(f"{text!r}: must be key=value, such as network.workers=2")
+        yield name.strip(), value.strip()
