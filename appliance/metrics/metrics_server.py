@@ -35,7 +35,7 @@ def text(status: int, lines: str) -> Page:
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers GET and HEAD of ``pages``; runs ``on_turn`` at least every TURN_S in :meth:`serve_forever`."""
+    """Answers GET and HEAD of ``pages``; :meth:`serve` turns at least every TURN_S."""
 
     daemon_threads = True
     block_on_close = False

@@ -82,7 +82,7 @@ class SideProcesses:
             AddressInUse, BadValue, OSError: as for other listeners.
         """
         for role in self._roles:
-            for address in parse_addresses(str(self._config.value(f"{role}.listen"))):
+            for address in parse_addresses(getattr(self._config, role).listen):
                 sock = self._sockets[role] = bind(Listener(role, PLAINTEXT, address_text(address)))
                 self.listeners[role] = address_text(sock.getsockname())
                 self._children.close_in_child(sock.close, role)
