@@ -19,6 +19,8 @@ wakes up, it interrupts processes with longer slices.  On a busy host replies wa
 SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 """The number of sched_setattr(2), for which the C library has no function."""
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 class _SchedAttr(ctypes.Structure):
     """``struct sched_attr``; for SCHED_OTHER (0) the run time is the slice, from Linux 6.12 on."""
@@ -50,10 +52,9 @@ def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGK
         signal.signal(number, signal.SIG_IGN if number != signal.SIGCHLD else signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     gc.set_threshold(GARBAGE_ALLOCATIONS)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-    libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
-    _take_short_turns(libc)
+    _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    _libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+    _take_short_turns()
     if os.getppid() != supervisor_pid:
         os._exit(0)
 
@@ -63,15 +64,15 @@ def give_back_memory() -> None:
 
     Without it one burst of large requests enlarges the heap for good: free memory between two used blocks is kept.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-def _take_short_turns(libc: ctypes.CDLL) -> None:
+def _take_short_turns() -> None:
     """Set the time slice to SLICE_NS; threads started later inherit it.  Kernels before Linux 6.12 ignore it."""
     number = SCHED_SETATTR.get(platform.machine())
     if number is not None and os.sched_getscheduler(0) == os.SCHED_OTHER:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         wanted = _SchedAttr(size=ctypes.sizeof(_SchedAttr), nice=nice, runtime_ns=SLICE_NS)
-        libc.syscall(number, 0, ctypes.byref(wanted), 0)
+        _libc.syscall(number, 0, ctypes.byref(wanted), 0)

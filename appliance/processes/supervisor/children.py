@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
 from ...shared.heartbeats import Heart, Heartbeats
@@ -82,6 +82,8 @@ class Children:
         self._timeout_ms = timeout_ms
         self._on_message, self._on_end, self._on_change = on_message, on_end, on_change
         self._by_fd: dict[int, Child] = {}  # each child twice: by its pidfd and by its channel
+        self._fds: set[int] = set()  # the descriptors of all children that have not been reaped
+        self._unsent: set[Child] = set()  # those for which messages are queued, perhaps with descriptors
         self._close_in_child: list[tuple[str, Callable[[], object]]] = []
         self._heartbeats = Heartbeats(PROCESSES_MAX, timeout_ms)
         self._liveness = Liveness(self._heartbeats, timeout_ms, now_ms, state_of)
@@ -133,11 +135,16 @@ class Children:
         return child
 
     def _fork_watched(self, role: str, key: Any, target: Callable[[Channel], int], keep: Collection[str]) -> Child:
-        close: list[Callable[[], object]] = [self._epoll.close]
-        close += [close_one for name, close_one in self._close_in_child if name not in keep]
-        close += [child.channel.close for child in self._by_fd.values()]
-        close += [lambda fd=child.pidfd: os.close(fd) for child in set(self._by_fd.values())]  # type: ignore[misc]
-        child = fork(role, key, now_ms(), close, target)
+        def close_in_child() -> None:
+            self._epoll.close()
+            for name, close in self._close_in_child:
+                if name not in keep:
+                    close()
+            for other in self._unsent:
+                other.channel.close()
+            _close_runs(self._fds)
+
+        child = fork(role, key, now_ms(), close_in_child, target)
         try:
             self._epoll.register(child.pidfd, select.EPOLLIN)
             self._epoll.register(child.channel.fileno(), select.EPOLLIN)
@@ -145,6 +152,7 @@ class Children:
             child.discard()  # a descriptor that is closed is not watched any more
             raise
         self._by_fd[child.pidfd] = self._by_fd[child.channel.fileno()] = child
+        self._fds |= {child.pidfd, child.channel.fileno()}
         self._on_change()
         return child
 
@@ -162,6 +170,7 @@ class Children:
         if child.channel.closed:
             self._give_up(child)
         elif child.channel.pending:
+            self._unsent.add(child)
             self._epoll.modify(child.channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def on_event(self, fd: int, event: int) -> None:
@@ -171,8 +180,10 @@ class Children:
             return
         if event & select.EPOLLOUT:
             child.channel.flush()
-            if not child.channel.pending and not child.channel.closed:
-                self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
+            if not child.channel.pending:
+                self._unsent.discard(child)
+                if not child.channel.closed:
+                    self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
         for message, _ in child.channel.receive():
             self._on_message(child, message)
         if fd == child.pidfd:
@@ -187,6 +198,8 @@ class Children:
             child.kill()  # harmless if it is ending: its exit status stays
 
     def _reap(self, child: Child) -> None:
+        self._fds -= {child.pidfd, child.channel.fileno()}
+        self._unsent.discard(child)
         for fd in (child.pidfd, child.channel.fileno()):
             if self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
@@ -225,3 +238,17 @@ class Children:
                 child.kill()
                 child.reap()
         self._by_fd.clear()
+
+
+def _close_runs(fds: Iterable[int]) -> None:
+    """Close descriptors in a new child; those with neighbouring numbers take one system call.
+
+    The objects that own them are not used, and not even looked at: each page that the child writes to, were it only a
+    count of references, is copied.
+    """
+    ordered = sorted(fds)
+    first = 0
+    for place, fd in enumerate(ordered, 1):
+        if place == len(ordered) or ordered[place] != fd + 1:
+            os.closerange(ordered[first], fd + 1)
+            first = place

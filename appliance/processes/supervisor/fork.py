@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..clock import wall_s
@@ -49,11 +49,11 @@ class Child:
 
 
 def fork(
-    role: str, key: Any, started_ms: int, close_in_child: Iterable[Callable[[], Any]], target: Callable[[Channel], int]
+    role: str, key: Any, started_ms: int, close_in_child: Callable[[], None], target: Callable[[Channel], int]
 ) -> Child:
     """Fork a child that runs ``target`` with its end of the control channel; the result is its exit status.
 
-    ``close_in_child`` closes descriptors that the child must not keep.  An inherited end of another child's channel
+    ``close_in_child`` closes the descriptors that the child must not keep.  An inherited end of another child's channel
     would hide that child's death from its peers.
 
     Raises:
@@ -72,8 +72,7 @@ def fork(
         status = EXIT_BUG
         try:
             ours.close()
-            for close in close_in_child:
-                close()
+            close_in_child()
             status = target(theirs)
         except BaseException:
             logger.exception("%s %s: a bug ends this process", role, key)

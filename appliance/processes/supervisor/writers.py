@@ -1,5 +1,15 @@
 """Starts a partition's writer when a request needs it, connects it with the workers, and ends it when it is idle.
 
+Many writers may be needed at once, when a client produces to a thousand idle partitions.  At most OPENING_MAX of them
+open their logs at a time.  So the first ones have answered while others wait, and between two of them this process
+handles everything else.  States of a partition::
+
+    state       until                                                       then
+    no writer   a worker needs one, or the coordinator has an order         queued, or opening
+    queued      one of those that open has opened its log, or has ended     opening
+    opening     it has opened its log, lacks a resource, is offline, ends   open, or no writer
+    open        it is idle, or ends                                         no writer
+
 When a writer retires, the workers close their channels once it has answered them, so no message is on its way to it
 when it closes its log.
 """
@@ -8,7 +18,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...config import Config
 from ...names import TopicPartition
@@ -20,6 +30,9 @@ from .children import LOCK, Children
 from .fork import Child
 from .hosted import Hosted
 from .workers import Workers
+
+OPENING_MAX: Final = 16
+"""Writers that open their logs at a time: enough for their flushes to share the journal's."""
 
 
 class Writers:
@@ -34,6 +47,9 @@ class Writers:
         self._by_partition: dict[TopicPartition, Child] = {}
         self._needed: set[TopicPartition] = set()
         """Partitions that a worker has asked for since their last writer was started."""
+        self._opening: set[TopicPartition] = set()
+        self._queued: dict[TopicPartition, None] = {}
+        """Partitions whose writers are started when fewer are opening, in the order of their needs."""
         self._start = actions.define("start writers", self._fork)
         self._connect = actions.define("connect workers and writers", lambda pair: self._join(*pair))
 
@@ -63,6 +79,9 @@ class Writers:
         """Start a writer, which reports whether it could open its log."""
         if partition in self._by_partition or not self._hosted.is_writable(partition):
             return None
+        if len(self._opening) >= OPENING_MAX:
+            self._queued[partition] = None
+            return UNDER_WAY
         self._needed.discard(partition)
         row = self._hosted[partition]
         arguments = writer.WriterArguments(
@@ -74,6 +93,7 @@ class Writers:
             return writer.run(arguments._replace(heart=heart), channel, pid)
 
         self._by_partition[partition] = self._children.fork("writer", partition, target, {LOCK})
+        self._opening.add(partition)
         for index in self._workers:
             self.connect(partition, index)
         return UNDER_WAY
@@ -104,11 +124,13 @@ class Writers:
 
     def on_opened(self, child: Child) -> None:
         self._start.done(child.key)
+        self._on_opening_over(child)
 
     def on_lacking(self, child: Child, reason: str, limit: str) -> None:
         """Note that the machine lacks a resource to open the log: the writer ends, and another one tries again."""
         child.stopping = True
         self._start.refuse(child.key, reason, limit)
+        self._on_opening_over(child)
 
     def on_offline(self, child: Child, reason: str) -> None:
         """Note that the log cannot be trusted: the writer ends, and none is started until the appliance restarts."""
@@ -116,9 +138,18 @@ class Writers:
         if child.key in self._hosted:
             self._hosted[child.key].offline = reason
 
+    def _on_opening_over(self, child: Child) -> None:
+        """Start the next of the queued writers: one fewer is opening its log."""
+        self._opening.discard(child.key)
+        while self._queued and len(self._opening) < OPENING_MAX and not self._children.stopping:
+            partition = next(iter(self._queued))
+            del self._queued[partition]
+            self.want(partition)
+
     def on_end(self, child: Child) -> None:
         partition: TopicPartition = child.key
         del self._by_partition[partition]
+        self._on_opening_over(child)
         if self._children.stopping or not self._hosted.is_writable(partition):
             return
         if not child.stopping:
@@ -152,5 +183,6 @@ class Writers:
         """Retire the writer of a deleted partition, and start no other."""
         self._start.drop(partition)
         self._needed.discard(partition)
+        self._queued.pop(partition, None)
         if partition in self._by_partition:
             self.retire(self._by_partition[partition])
