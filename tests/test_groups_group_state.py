@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.groups.group_state import Group, State
-from appliance.groups.messages import Join, Joined, Limits, Metadata, Reply, Synced
+from appliance.groups.messages import Join, Joined, Limits, Metadata, Reply, Sync, Synced
 from appliance.wire.kafka.codes import Code
 
 RANGE = (Metadata("range", b"r"),)
@@ -44,16 +44,8 @@ class Table:
 
     def sync(self, token: str, member_id: str, *assignments: tuple[str, bytes], **more: Any) -> None:
         generation = more.get("generation", self.group.generation)
-        self.group.sync(
-            token,
-            member_id,
-            more.get("instance"),
-            generation,
-            more.get("protocol_type"),
-            more.get("protocol"),
-            assignments,
-            self.now_ms,
-        )
+        told = more.get("protocol_type"), more.get("protocol")
+        self.group.sync(token, Sync(member_id, more.get("instance"), generation, *told, assignments), self.now_ms)
 
     def wait(self, ms: int) -> None:
         """Let time pass, acting on each deadline when it comes."""

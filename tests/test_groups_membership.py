@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from appliance.groups.group_state import State
 from appliance.groups.members import Member
 from appliance.groups.membership import Membership
-from appliance.groups.messages import Join, Joined, Limits, Metadata
+from appliance.groups.messages import Join, Joined, Limits, Metadata, Sync
 from appliance.wire.kafka.codes import Code
 
 LIMITS = Limits(groups_max=2, members_max=3, metadata_bytes_max=64, bytes_max=5_000, initial_delay_ms=100)
@@ -66,7 +66,7 @@ def test_groups_and_bytes_are_bounded() -> None:
     members.tick(LIMITS.initial_delay_ms)
     ((_, reply), _) = members.take_replies()
     assert isinstance(reply, Joined)
-    members.sync(3, "one", reply.member_id, None, 1, None, None, [(reply.member_id, bytes(1_000))], 100)
+    members.sync(3, "one", Sync(reply.member_id, None, 1, None, None, ((reply.member_id, bytes(1_000)),)), 100)
     assert members.take_replies()[0][1].error is Code.GROUP_MAX_SIZE_REACHED
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_group_answers_like_a_restarted_coordinator() -> None:
     assert members.may_commit("g", "m", None, 3, 0) is Code.ILLEGAL_GENERATION
     assert members.may_commit("g", "", None, -1, 0) is Code.NONE
     assert members.may_delete("g") is Code.GROUP_ID_NOT_FOUND
-    members.sync(1, "g", "m", None, 3, None, None, [], 0)
+    members.sync(1, "g", Sync("m", None, 3, None, None, ()), 0)
     assert members.take_replies()[0][1].error is Code.UNKNOWN_MEMBER_ID
 
 
@@ -98,7 +98,7 @@ def test_changes_are_told_once_they_can_be_shown() -> None:
     ((_, reply),) = members.take_replies()
     assert isinstance(reply, Joined)
     assert members.take_changed() == set(), "nothing is owned before the leader has assigned"
-    members.sync(2, "g", reply.member_id, None, 1, None, None, [(reply.member_id, b"a")], 100)
+    members.sync(2, "g", Sync(reply.member_id, None, 1, None, None, ((reply.member_id, b"a"),)), 100)
     assert members.take_changed() == {"g"}
     members.heartbeat("g", reply.member_id, None, 1, 200)
     assert members.take_changed() == set()
@@ -193,7 +193,9 @@ class AnyInterleaving(RuleBasedStateMachine):
     def sync(self, group: str, which: int) -> None:
         member_id, instance, generation = self.known[-1 - which % len(self.known)]
         assignments = [(known[0], b"a" * 10) for known in self.known[-3:]]
-        self.members.sync(self.token(), group, member_id, instance, generation, None, None, assignments, self.now_ms)
+        self.members.sync(
+            self.token(), group, Sync(member_id, instance, generation, None, None, tuple(assignments)), self.now_ms
+        )
         self.collect()
 
     @rule(group=groups, which=st.integers(0, 10))
@@ -229,7 +231,9 @@ class AnyInterleaving(RuleBasedStateMachine):
             here = self.members.get(group)
             assert here is not None
             generation = here.generation
-            self.members.sync(self.token(), group, member.id, member.instance, generation, None, None, [], self.now_ms)
+            self.members.sync(
+                self.token(), group, Sync(member.id, member.instance, generation, None, None, ()), self.now_ms
+            )
         self.collect()
 
     @rule(group=groups, which=st.integers(1, 7))

@@ -28,13 +28,14 @@ applications see that commit while a cooperative group rebalances.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ..wire.kafka.codes import Code
+from .deadlines import Deadlines
 from .members import Member, Members
-from .messages import Join, Joined, Limits, Reply, Synced, Token
+from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token
 
 GENERATION_MAX = 2**31 - 1
 
@@ -55,9 +56,8 @@ class Group:
 
     ``registered`` becomes false when members or owned partitions change; the caller sets it.
 
-    It has more than 300 lines, because every request of a member changes the same few fields, by one set of rules.
-
-    All transitions are in this one class, because each of them touches the state, the deadlines and the waiting tokens.
+    It has more than 20 methods: all transitions are in this one class, because each of them touches the state, the
+    deadlines and the waiting tokens.
     """
 
     name: str
@@ -71,9 +71,7 @@ class Group:
     leader: str = ""
     roster: Members = field(default_factory=Members)
     registered: bool = True
-    _delay_ends_ms: int | None = None
-    _rebalance_ends_ms: int = 0
-    _sync_ends_ms: int = 0
+    _deadlines: Deadlines = field(default_factory=Deadlines)
     _unsynced: set[str] = field(default_factory=set)
 
     @property
@@ -92,11 +90,11 @@ class Group:
     def next_deadline_ms(self) -> int | None:
         deadlines = self.roster.deadlines_ms()
         if self.state is State.PREPARING:
-            deadlines.append(self._rebalance_ends_ms)
-            if self._delay_ends_ms is not None:
-                deadlines.append(self._delay_ends_ms)
+            deadlines.append(self._deadlines.rebalance_ms)
+            if self._deadlines.delay_ms is not None:
+                deadlines.append(self._deadlines.delay_ms)
         elif self.state is State.COMPLETING:
-            deadlines.append(self._sync_ends_ms)
+            deadlines.append(self._deadlines.sync_ms)
         return min(deadlines, default=None)
 
     # -- requests -------------------------------------------------------------------------------------
@@ -117,37 +115,28 @@ class Group:
             self._rejoin(token, join, now_ms)
         self._complete_if_ready(now_ms)
 
-    def sync(
-        self,
-        token: Token,
-        member_id: str,
-        instance: str | None,
-        generation: int,
-        protocol_type: str | None,
-        protocol: str | None,
-        assignments: Sequence[tuple[str, bytes]],
-        now_ms: int,
-    ) -> None:
-        """Handle a SyncGroup request.  ``protocol_type`` and ``protocol``: from version 5 on, else None."""
-        error = self.roster.check(member_id, instance) or self._check_generation(generation)
-        if not error and (protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol)):
+    def sync(self, token: Token, sync: Sync, now_ms: int) -> None:
+        error = self.roster.check(sync.member_id, sync.instance) or self._check_generation(sync.generation)
+        told = ((sync.protocol_type, self.protocol_type), (sync.protocol, self.protocol))
+        if not error and any(theirs not in (None, ours) for theirs, ours in told):
             error = Code.INCONSISTENT_GROUP_PROTOCOL
         if not error and self.state is State.PREPARING:
             error = Code.REBALANCE_IN_PROGRESS
         if error:
             self.answer(token, Synced(error))
             return
-        member = self.members[member_id]
+        member = self.members[sync.member_id]
         if self.state is State.STABLE:
             member.renew(now_ms)
-            self.answer(token, self._synced(member))
+            self.answer(token, _synced(self, member))
             return
         assert self.state is State.COMPLETING, self.state
-        self._supersede_sync(member)
+        if member.syncing is not None:  # the client gave that request up and sent another one
+            self.answer(member.syncing, Synced(Code.REBALANCE_IN_PROGRESS))
         member.syncing = token
-        self._unsynced.discard(member_id)
-        if member_id == self.leader:
-            self._assign(dict(assignments), now_ms)
+        self._unsynced.discard(member.id)
+        if member.id == self.leader:
+            self._assign(dict(sync.assignments), now_ms)
 
     def heartbeat(self, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:
         error = self.roster.check(member_id, instance) or self._check_generation(generation)
@@ -193,21 +182,19 @@ class Group:
         self.roster.expected = {id: now_ms + self.limits.id_wait_ms for id in self.roster.expected}
         for member in self.members.values():
             member.renew(now_ms)
-        self._rebalance_ends_ms = max(self._rebalance_ends_ms, now_ms + self.roster.rebalance_ms)
-        self._sync_ends_ms = max(self._sync_ends_ms, now_ms + self.roster.rebalance_ms)
+        self._deadlines.prolong(now_ms, self.roster.rebalance_ms)
 
     def tick(self, now_ms: int) -> None:
         """Enforce every deadline that is over."""
         late = self.roster.late(now_ms)
-        if self.state is State.COMPLETING and self._sync_ends_ms <= now_ms:
+        if self.state is State.COMPLETING and self._deadlines.sync_ms <= now_ms:
             late |= self._unsynced
         for member_id in late:
             self._remove(self.members[member_id], Code.UNKNOWN_MEMBER_ID)
         if late:
             self._rebalance(now_ms)
-        if self._delay_ends_ms is not None and self._delay_ends_ms <= now_ms:
-            self._delay_ends_ms = None
-        if self.state is State.PREPARING and self._rebalance_ends_ms <= now_ms:
+        self._deadlines.end_delay(now_ms)
+        if self.state is State.PREPARING and self._deadlines.rebalance_ms <= now_ms:
             self._begin_generation(now_ms)
         else:
             self._complete_if_ready(now_ms)
@@ -238,8 +225,7 @@ class Group:
         member = Member.of(member_id, join, now_ms)
         member.joining = token
         self.roster.add(member)
-        if self._delay_ends_ms is not None:
-            self._delay_ends_ms = min(now_ms + self.limits.initial_delay_ms, self._rebalance_ends_ms)
+        self._deadlines.delay_again(now_ms, self.limits.initial_delay_ms)
         self._rebalance(now_ms)
 
     def _rejoin(self, token: Token, join: Join, now_ms: int) -> None:
@@ -251,7 +237,7 @@ class Group:
         unchanged = member.protocols == join.protocols
         member.renew(now_ms)
         if unchanged and (self.state is State.COMPLETING or (self.state is State.STABLE and member.id != self.leader)):
-            self.answer(token, self._joined(member))
+            self.answer(token, _joined(self, member))
             return
         self._update(member, token, join)
         self._rebalance(now_ms)
@@ -283,7 +269,7 @@ class Group:
         if led_by == old.id:
             self.leader = member_id
         if self.state is State.STABLE and self.roster.elect_protocol() == self.protocol:
-            self.answer(token, self._joined(member)._replace(leader=led_by, members=()))
+            self.answer(token, _joined(self, member)._replace(leader=led_by, members=()))
         else:
             member.joining = token
             self._rebalance(now_ms)
@@ -297,19 +283,17 @@ class Group:
                 member.assignment = b"" if self.state is State.COMPLETING else member.assignment
                 if member.syncing is not None:
                     self._answer_sync(member, Synced(Code.REBALANCE_IN_PROGRESS), now_ms)
-            first = self.state is State.EMPTY
+            delay_ms = self.limits.initial_delay_ms if self.state is State.EMPTY else 0
+            self._deadlines.begin_rebalance(now_ms, self.roster.rebalance_ms, delay_ms)
             self.state = State.PREPARING
             self._unsynced.clear()
-            self._rebalance_ends_ms = now_ms + self.roster.rebalance_ms
-            delay_ends_ms = min(now_ms + self.limits.initial_delay_ms, self._rebalance_ends_ms)
-            self._delay_ends_ms = delay_ends_ms if first and delay_ends_ms > now_ms else None
         self._complete_if_ready(now_ms)
 
     def _complete_if_ready(self, now_ms: int) -> None:
         if self.state is not State.PREPARING:
             return
         awaited = any(member.joining is None for member in self.members.values()) or self.roster.expected
-        if not self.members or (not awaited and self._delay_ends_ms is None):
+        if not self.members or (not awaited and self._deadlines.delay_ms is None):
             self._begin_generation(now_ms)
 
     def _begin_generation(self, now_ms: int) -> None:
@@ -318,9 +302,9 @@ class Group:
                 self._remove(member, Code.UNKNOWN_MEMBER_ID)
         present = [member for member in self.members.values() if member.joining is not None]
         if self.members and not present:  # only absent static members are left, until their sessions end
-            self._rebalance_ends_ms = now_ms + max(self.roster.rebalance_ms, 1)
+            self._deadlines.begin_rebalance(now_ms, max(self.roster.rebalance_ms, 1), 0)
             return
-        self._delay_ends_ms = None
+        self._deadlines.delay_ms = None
         self.generation = self.generation % GENERATION_MAX + 1
         if not present:
             self.state, self.protocol, self.leader, self.registered = State.EMPTY, "", "", False
@@ -330,20 +314,20 @@ class Group:
             self.leader = present[0].id
         self.state = State.COMPLETING
         self._unsynced = set(self.members)
-        self._sync_ends_ms = now_ms + max(self.roster.rebalance_ms, 1)
+        self._deadlines.begin_sync(now_ms, self.roster.rebalance_ms)
         for member in self.members.values():
             member.assignment = b""
         for member in present:
             token, member.joining = member.joining, None
             member.renew(now_ms)
-            self.answer(token, self._joined(member))
+            self.answer(token, _joined(self, member))
 
     def _assign(self, assignments: dict[str, bytes], now_ms: int) -> None:
         self.state, self.registered = State.STABLE, False
         for member in self.members.values():
             member.assignment = assignments.get(member.id, b"")
             if member.syncing is not None:
-                self._answer_sync(member, self._synced(member), now_ms)
+                self._answer_sync(member, _synced(self, member), now_ms)
 
     def _remove(self, member: Member, error: Code) -> None:
         if member.joining is not None:
@@ -360,26 +344,24 @@ class Group:
     def _check_generation(self, generation: int) -> Code:
         return Code.NONE if generation == self.generation else Code.ILLEGAL_GENERATION
 
-    def _joined(self, member: Member) -> Joined:
-        everybody = self.members.values() if member.id == self.leader else ()
-        return Joined(
-            Code.NONE,
-            member.id,
-            self.generation,
-            self.protocol_type,
-            self.protocol,
-            self.leader,
-            tuple((other.id, other.instance, other.metadata(self.protocol)) for other in everybody),
-        )
-
-    def _synced(self, member: Member) -> Synced:
-        return Synced(Code.NONE, self.protocol_type, self.protocol, member.assignment)
-
     def _answer_sync(self, member: Member, reply: Synced, now_ms: int) -> None:
         token, member.syncing = member.syncing, None
         member.renew(now_ms)
         self.answer(token, reply)
 
-    def _supersede_sync(self, member: Member) -> None:
-        if member.syncing is not None:  # the client gave that request up and sent another one
-            self.answer(member.syncing, Synced(Code.REBALANCE_IN_PROGRESS))
+
+def _joined(group: Group, member: Member) -> Joined:
+    everybody = group.members.values() if member.id == group.leader else ()
+    return Joined(
+        Code.NONE,
+        member.id,
+        group.generation,
+        group.protocol_type,
+        group.protocol,
+        group.leader,
+        tuple((other.id, other.instance, other.metadata(group.protocol)) for other in everybody),
+    )
+
+
+def _synced(group: Group, member: Member) -> Synced:
+    return Synced(Code.NONE, group.protocol_type, group.protocol, member.assignment)

@@ -8,7 +8,7 @@ from ..errors import ApplianceError
 from ..wire.kafka.call import Answer, Call, Handler, retriable
 from ..wire.kafka.codes import Code
 from .group_coordinator import GroupCoordinator
-from .messages import Join, Joined, Metadata, Synced
+from .messages import Join, Joined, Metadata, Sync, Synced
 from .store import GroupStore
 
 ID_WANTED_FROM = 4
@@ -62,20 +62,17 @@ class MemberApi:
         error = self._coordinator.refuse(request.group_id, call.listener)
         if error:
             return _synced(Synced(error))
-        assignments = [(each.member_id, bytes(each.assignment)) for each in request.assignments]
+        sync = Sync(
+            member_id=request.member_id,
+            instance=request.group_instance_id,
+            generation=request.generation_id,
+            protocol_type=request.protocol_type,
+            protocol=request.protocol_name,
+            assignments=tuple((each.member_id, bytes(each.assignment)) for each in request.assignments),
+        )
+        refusal = Synced(Code.COORDINATOR_LOAD_IN_PROGRESS)
         reply = await self._coordinator.wait_for(
-            Synced(Code.COORDINATOR_LOAD_IN_PROGRESS),
-            lambda token, now_ms: self._membership.sync(
-                token,
-                request.group_id,
-                request.member_id,
-                request.group_instance_id,
-                request.generation_id,
-                request.protocol_type,
-                request.protocol_name,
-                assignments,
-                now_ms,
-            ),
+            refusal, lambda token, now_ms: self._membership.sync(token, request.group_id, sync, now_ms)
         )
         assert isinstance(reply, Synced)
         return _synced(reply)

@@ -14,11 +14,11 @@ is out of date is dropped when its time comes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from ..wire.kafka.codes import Code
 from .group_state import Group
-from .messages import Join, Joined, Limits, Reply, Synced, Token, metadata_bytes
+from .messages import Join, Joined, Limits, Reply, Sync, Synced, Token, metadata_bytes
 
 
 class Membership:
@@ -83,28 +83,17 @@ class Membership:
         group.join(token, join._replace(rebalance_ms=min(rebalance_ms, limits.rebalance_ms_max)), now_ms)
         self._on_changed(group)
 
-    def sync(
-        self,
-        token: Token,
-        name: str,
-        member_id: str,
-        instance: str | None,
-        generation: int,
-        protocol_type: str | None,
-        protocol: str | None,
-        assignments: Sequence[tuple[str, bytes]],
-        now_ms: int,
-    ) -> None:
+    def sync(self, token: Token, name: str, sync: Sync, now_ms: int) -> None:
         group = self._groups.get(name)
         error = Code.NONE
         if group is None:
             error = Code.UNKNOWN_MEMBER_ID
-        elif self._size + sum(len(data) for _, data in assignments) > self._limits.bytes_max:
+        elif self._size + sum(len(data) for _, data in sync.assignments) > self._limits.bytes_max:
             error = Code.GROUP_MAX_SIZE_REACHED
         if group is None or error:
             self._replies.append((token, Synced(error)))
             return
-        group.sync(token, member_id, instance, generation, protocol_type, protocol, assignments, now_ms)
+        group.sync(token, sync, now_ms)
         self._on_changed(group)
 
     def heartbeat(self, name: str, member_id: str, instance: str | None, generation: int, now_ms: int) -> Code:

@@ -65,6 +65,20 @@ class Join(NamedTuple):
         return MEMBER_BYTES + names + metadata_bytes(self.protocols)
 
 
+class Sync(NamedTuple):
+    """A SyncGroup request.  ``protocol_type`` and ``protocol``: from version 5 on, else None.
+
+    ``assignments`` (member id, assignment): from the leader only.
+    """
+
+    member_id: str
+    instance: str | None
+    generation: int
+    protocol_type: str | None
+    protocol: str | None
+    assignments: tuple[tuple[str, bytes], ...]
+
+
 class Joined(NamedTuple):
     """The reply to JoinGroup.  ``members`` (id, instance, metadata of the chosen protocol): for the leader only."""
 
