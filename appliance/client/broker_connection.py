@@ -27,6 +27,8 @@ Errors:
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import socket
 import ssl
@@ -84,9 +86,10 @@ def address_of(listener: Listener) -> Address:
 
 
 class Connection:
-    """The constructor starts to connect; requests posted meanwhile follow the hello.
+    """See the module's docstring.  The constructor starts to connect; requests posted meanwhile follow the hello.
 
-    ``connecting`` ends with the handshake of TLS, if there is one.  A few more lines than others: see the module.
+    ``connecting`` ends with the handshake of TLS, if there is one.  It has more than 20 methods, because posting,
+    receiving and logging in share its queue of awaited replies.
     """
 
     def __init__(
@@ -158,11 +161,10 @@ class Connection:
 
     def _begin_tls(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._reached = not self.connecting
-        try:
+        with contextlib.ExitStack() as closed_on_failure:
+            closed_on_failure.callback(sock.close)
             self._socket = self._tls = TlsSocket(sock, context, self.address[0])
-        except BaseException:  # a host's name that TLS cannot have, or an interrupt
-            sock.close()
-            raise
+            closed_on_failure.pop_all()
         self.connecting = True
 
     # Posting
@@ -363,24 +365,14 @@ class Connection:
 
     def _finish_connect(self) -> bool:
         """Go on with connecting, and with the handshake; whether both are complete."""
-        self._reached = self._reached or self._finish_reaching()
-        if not self._reached:
-            return False
         try:
+            self._reached = self._reached or _is_connected(self._socket)
+            if not self._reached:
+                return False
             self.connecting = self._tls is not None and not self._tls.handshake()
         except OSError as error:  # ssl.SSLError, too
             raise self._away(error) from None
         return not self.connecting
-
-    def _finish_reaching(self) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        if not poll.poll(0):
-            return False
-        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise self._away(OSError(error, "connect failed"))
-        return True
 
     def _away(self, reason: OSError | str) -> BrokerAway:
         return BrokerAway(f"no connection to the appliance at {self}: {reason}")
@@ -401,15 +393,28 @@ def _is_path(address: Address) -> bool:
     return address[0].startswith("/")
 
 
+def _is_connected(sock: socket.socket | TlsSocket) -> bool:
+    """Whether a socket has connected.  Raises OSError when that failed."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(0):
+        return False
+    error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, f"connect failed: {os.strerror(error)}")
+    return True
+
+
 def _connect_unix(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        with short_path(path) as short:
-            sock.connect(short)
-    except OSError as error:
-        sock.close()
-        raise BrokerAway(f"no connection to the appliance at {path}: {error}") from None
+    with contextlib.ExitStack() as closed_on_failure:
+        sock = closed_on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.setblocking(False)
+        try:
+            with short_path(path) as short:
+                sock.connect(short)
+        except OSError as error:
+            raise BrokerAway(f"no connection to the appliance at {path}: {error}") from None
+        closed_on_failure.pop_all()
     return sock
 
 
@@ -423,18 +428,16 @@ def _start_connect(address: Address) -> tuple[socket.socket, bool]:
     except OSError as error:
         raise BrokerAway(f"the name {address[0]!r} of an appliance cannot be resolved: {error}") from None
     connecting = False
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setblocking(False)
+    with contextlib.ExitStack() as closed_on_failure:
+        sock = closed_on_failure.enter_context(socket.socket(family, kind, protocol))
         try:
-            sock.connect(target)
-        except BlockingIOError:
-            connecting = True
-        set_options(sock, str(target[0]))
-    except OSError as error:
-        sock.close()
-        raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
-    except BaseException:  # an interrupt: nobody else has the socket
-        sock.close()
-        raise
+            sock.setblocking(False)
+            try:
+                sock.connect(target)
+            except BlockingIOError:
+                connecting = True
+            set_options(sock, str(target[0]))
+        except OSError as error:
+            raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
+        closed_on_failure.pop_all()
     return sock, connecting

@@ -50,7 +50,10 @@ DUPLICATE_SEQUENCE: Final = 46
 
 
 class Dispatcher:
-    """See the module's docstring.  ``jitter`` returns a factor for a back-off, around 1."""
+    """See the module's docstring.  ``jitter`` returns a factor for a back-off, around 1.
+
+    It has more than 20 methods: one for each event of a connection, which all change the same queues.
+    """
 
     def __init__(
         self,

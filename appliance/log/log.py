@@ -60,7 +60,9 @@ SEGMENTS_MAX: Final = 2000
 
 
 class Log:
-    """One partition's log, open for writing.  Made by :meth:`open`; ``settings`` may be replaced at any time."""
+    """One partition's log, open for writing: all methods that change its files.  Made by :meth:`open`.
+
+    ``settings`` may be replaced at any time."""
 
     def __init__(
         self,

@@ -96,7 +96,10 @@ async def _beat(heart: Heart) -> None:
 
 
 class Coordinator:
-    """Composes the parts of this process, and connects them with its sockets."""
+    """Composes the parts of this process, and connects them with its sockets.
+
+    Most of its attributes are these parts, and most of its methods are called by one of them.
+    """
 
     def __init__(self, config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
         self._config = config

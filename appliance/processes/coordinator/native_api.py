@@ -62,6 +62,8 @@ class NativeApi:
     """Answers requests of all connections, side by side.
 
     ``kafka_groups``: the groups with members that this coordinator keeps for the Kafka listener.
+
+    It has more than 20 methods: one for each verb.
     """
 
     def __init__(

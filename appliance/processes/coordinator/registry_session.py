@@ -35,7 +35,10 @@ log = logging.getLogger(__name__)
 
 
 class RegistrySession:
-    """The session as coroutines.  ``brokers``: the live brokers as last seen, also while ZooKeeper is away."""
+    """The session as coroutines.  ``brokers``: the live brokers as last seen, also while ZooKeeper is away.
+
+    It has more than 20 attributes: most of them are the parts of the registry, made here and used by the coordinator.
+    """
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ requests: its later bytes are dropped.
 from __future__ import annotations
 
 import select
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -25,12 +24,11 @@ from ...security.audit_log import Audit, Reason
 from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
 from .connection_state import Connection, Pending
 from .inbox import Buffers
+from .starved import STARVED_MS_MAX, Starved
 from .turn import Turn
 
 REQUESTS_PER_TURN: Final = 100
 """Requests of one connection in a turn; joined produce requests count once."""
-STARVED_MS_MAX: Final = 500
-"""How long connections wait for memory before the connection with the oldest unfinished request is closed."""
 
 Handler = Callable[[Connection, Any, int, memoryview], bool]
 """Starts a request: (connection, request, position of its first frame in the arena, that frame).
@@ -46,7 +44,7 @@ Raises:
 class Connections:
     """All connections of one worker.  ``throttle`` meters a reply to a client with a limit: see ``metering``.
 
-    It has more than 20 methods, and a few more lines than others, because receiving and sending share its fields.
+    It has more than 20 methods, because receiving and sending share its fields.
     """
 
     throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]]
@@ -58,10 +56,7 @@ class Connections:
         """Connections that may have something to send, or to start, at the end of this turn."""
         self.resumed: dict[Connection, None] = {}
         """Connections with requests that can start in the next turn."""
-        self.starved: OrderedDict[Connection, None] = OrderedDict()
-        """Connections without room for received bytes, those that wait longest first."""
-        self.starved_ms = 0
-        """When the first of them began to wait, or one was last fed."""
+        self.starved = Starved(turn, buffers, self._feed)
         self.unread: dict[Connection, None] = {}
         """Connections whose transport has received bytes that epoll does not report; they are read in the next turn."""
 
@@ -201,37 +196,18 @@ class Connections:
     def _starve(self, connection: Connection) -> None:
         """Let the connection wait until there is room for its bytes."""
         if not self.starved:
-            self.starved_ms = self._turn.now_ms
             self._ask_for_room()
-        self.starved.setdefault(connection)
+        self.starved.add(connection)
 
     def feed_starved(self) -> None:
-        """Let starved connections try again, those that wait longest first.
-
-        The oldest unfinished frame comes before all: while memory is used up only that frame may grow.
-        """
-        oldest = self._buffers.oldest
-        for connection in self.starved:
-            if connection.inbox is oldest:
-                self._feed(connection)
-                break
-        while self.starved and self._feed(next(iter(self.starved))):
-            pass
-        if self.starved and self._turn.now_ms - self.starved_ms >= STARVED_MS_MAX:
-            self.starved_ms = self._turn.now_ms
+        """Let starved connections try again; close one when they have waited too long."""
+        if self.starved.feed():
             self._close_slowest()
 
-    def _feed(self, connection: Connection) -> bool:
-        """Let a connection read; return whether it waits no more."""
-        if not connection.closed:
-            self.read(connection, first=True)
-            if connection.inbox.starved:
-                return False
-            if not connection.closed:
-                self.watch(connection)
-        self.starved.pop(connection, None)
-        self.starved_ms = self._turn.now_ms
-        return True
+    def _feed(self, connection: Connection) -> None:
+        self.read(connection, first=True)
+        if not connection.inbox.starved and not connection.closed:
+            self.watch(connection)
 
     def _close_slowest(self) -> None:
         """Close the connection that has kept an unfinished request in memory longest, since others wait for memory."""
@@ -330,7 +306,7 @@ class Connections:
         fd = connection.sock.fileno()
         del self.by_fd[fd]
         self._epoll.unregister(fd)
-        self.starved.pop(connection, None)
+        self.starved.discard(connection)
         self._on_close(connection)
         connection.close()
 

@@ -55,7 +55,7 @@ from .accepting import Accepted, Accepting, LimitReached
 from .admission import Admission
 from .client_session import ClientSession
 from .connection_state import Connection
-from .connections import STARVED_MS_MAX, Connections
+from .connections import Connections
 from .fetching import Fetching
 from .forwarding import Forwarding
 from .handing_over import HandingOver
@@ -107,7 +107,7 @@ def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> in
 
 
 class NetworkWorker:
-    """The loop, and the parts that it connects."""
+    """The loop, and the parts that it connects: most of its attributes."""
 
     def __init__(self, arguments: WorkerArguments, control: Channel) -> None:
         self._config, self._doorbell, self._heart = arguments.config, arguments.doorbell, arguments.heart
@@ -270,7 +270,7 @@ class NetworkWorker:
         if self._accepting.resume_ms:
             next_ms = min(next_ms, self._accepting.resume_ms)
         if connections.starved:
-            next_ms = min(next_ms, connections.starved_ms + STARVED_MS_MAX)
+            next_ms = min(next_ms, connections.starved.due_ms)
         return max(0, next_ms - now_ms()) / 1000
 
     # ---- messages of the supervisor

@@ -43,6 +43,11 @@ class Found(NamedTuple):
 
 
 class DeltaStore:
+    """Keeps the tables of a pipeline in Delta Lake: ``tables.Store``.
+
+    It has more than 20 methods, because it has those of that interface.
+    """
+
     def __init__(self, settings: Output, identity: str, schema: pa.Schema | None) -> None:
         self._files = OutputFiles(settings)
         self._settings = settings
