@@ -60,9 +60,7 @@ SEGMENTS_MAX: Final = 2000
 
 
 class Log:
-    """One partition's log, open for writing: all methods that change its files.  Made by :meth:`open`.
-
-    ``settings`` may be replaced at any time."""
+    """One partition's log, open for writing, with all methods that change it.  ``settings`` may be replaced."""
 
     def __init__(
         self,

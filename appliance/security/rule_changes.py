@@ -38,10 +38,13 @@ class Deletion:
         self.deleted: list[Acl] = []
 
     def __call__(self, state: SecurityState) -> SecurityState:
-        selected = [acl for acl in state.acls if any(one.selects(acl) for one in self._chosen)]
+        selected: list[Acl] = []
+        kept: list[Acl] = []
+        for acl in state.acls:
+            (selected if any(one.selects(acl) for one in self._chosen) else kept).append(acl)
         if selected:
             self.deleted = selected
-        return msgspec.structs.replace(state, acls=tuple(acl for acl in state.acls if acl not in set(selected)))
+        return msgspec.structs.replace(state, acls=tuple(kept))
 
 
 def from_words(given: Any) -> Acl:
