@@ -128,7 +128,8 @@ class Server:
         return [row["pid"] for row in self.processes(role)]
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
-        assert pid in {row["pid"] for row in self.state["processes"]}, "not one of ours"
+        if pid not in {row["pid"] for row in self.state["processes"]}:
+            raise ProcessLookupError(f"process {pid} is not, or no longer, one of this appliance")
         os.kill(pid, number)
 
     def kill_supervisor(self) -> None:
