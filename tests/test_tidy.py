@@ -29,7 +29,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"wire"},
     {"shared", "log"},
     {"broker", "zookeeper", "groups", "status"},
-    {"kafka_apis"},
+    {"kafka_apis", "data_directory"},
     {"processes", "client"},
     {"metrics", "spark"},
     {"cli"},

@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import ApplianceError
 from . import (
     acl_commands,
+    backup_command,
     config_commands,
     data_commands,
     groups_commands,
@@ -106,6 +107,7 @@ app.add_typer(pipeline_commands.app, name="pipeline", rich_help_panel="Topics an
 app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
 app.add_typer(acl_commands.app, name="acl", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")
+backup_command.register(app)
 demo_command.register(app)
 
 

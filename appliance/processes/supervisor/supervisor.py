@@ -46,6 +46,7 @@ import msgspec
 from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
+from ...data_directory import take_format
 from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
 from ...log.files import DIRECTORY_MODE, FILE_MODE
 from ...machine_limits import ADVICE, limit_of
@@ -92,7 +93,8 @@ def run(
 
     Raises:
         AlreadyRunning: another supervisor has this data directory.
-        ConfigFault: an address, the ensemble or the machine cannot be used; the message has what to change.
+        ConfigFault: an address, the ensemble or the machine cannot be used, or a newer release has changed the data
+            directory; the message has what to change.
         OutOfResources: the machine lacks a resource for the start; the message has how to get more.
         StorageFault: the catalog cannot be read.
     """
@@ -101,6 +103,7 @@ def run(
     with _starting():
         _take_directory(data_dir)
         lock_fd = _lock(data_dir)
+        take_format(data_dir)
         supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
     try:
         with _starting():

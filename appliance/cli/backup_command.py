@@ -1,0 +1,58 @@
+"""``appliance backup``: a backup of a data directory, made while the appliance serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import output
+from .target import Data, Json, data_dir
+
+
+def backup(
+    target: Annotated[
+        Path, typer.Argument(metavar="DIR", readable=False, help="A new directory, best on the same file system.")
+    ],
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Make a backup of a data directory, while the appliance serves it or when it is stopped.
+
+    Segments that do not change any more are hard links, so a backup on the same file system takes little room and
+    seconds. Everything else is copied: ends of logs, topics, users, committed offsets. To protect against the loss of
+    the disk, copy the backup to another one (`rsync -aH`). To restore, stop the appliance and copy the backup into
+    the place of the data directory.
+
+    [b]Examples[/b]
+
+        appliance backup /var/lib/appliance-backups/monday --data /var/lib/appliance
+
+        appliance backup /backup/box --data /tmp/box --json
+    """
+    from ..data_directory import back_up
+
+    source = data_dir(data)
+    if source is None:
+        raise typer.BadParameter("name the data directory with --data, or in APPLIANCE_DATA")
+    made = back_up(source, target)
+    if as_json:
+        output.print_json(
+            {
+                "backup": str(made.path),
+                "partitions": made.partitions,
+                "linked_bytes": made.linked_bytes,
+                "copied_bytes": made.copied_bytes,
+                "left_out": made.left_out,
+            }
+        )
+        return
+    sizes = f"{output.size(made.linked_bytes)} linked, {output.size(made.copied_bytes)} copied"
+    output.say(f"{made.path}: {made.partitions} partitions, {sizes}")
+    if made.left_out:
+        output.remark(f"{made.left_out} partitions were deleted meanwhile, and are not in it")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Looking after it")(backup)

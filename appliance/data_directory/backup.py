@@ -1,0 +1,226 @@
+"""Makes a backup of a data directory while an appliance serves it: sealed segments as hard links, all else as copies.
+
+What a backup has is what a crash of the processes would leave, and a start recovers it in the same way.  So it has
+everything that was flushed before the backup began.  It needs no lock and no word with the appliance, because each part
+is copied in an order that recovery can use:
+
+1. ZooKeeper's files before the logs: no committed offset lies behind the end of a log.  In each node snapshots before
+   transaction logs, and these before the epochs: ZooKeeper refuses logs that are newer than its epoch.
+2. The catalog before the partitions.  A partition that is deleted meanwhile is left out.
+3. In each partition the recovery point before the segments: everything that it trusts is in them.  The end of the
+   active segment may be a torn batch, which recovery truncates.
+   Retention stores the new start in the recovery point and then removes segments.  So when a segment is missing, the
+   partition is begun anew.
+
+A sealed segment never changes, so the link and the log can share it.  Indexes of active segments are left out: recovery
+rebuilds them.  The backup has another name (``.partial``) until all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..catalog import FILE_NAME as CATALOG_NAME
+from ..catalog import Catalog
+from ..errors import BadValue, NoDirectory, disk_fault
+from ..log.files import DIRECTORY_MODE, FILE_MODE, index_path, log_path, sizes, sync_directory
+from ..log.partition_directory import METADATA_NAME, directory_of
+from ..log.recovery import POINT_NAME
+from ..status import LOCK_FILE, STATE_FILE
+from .data_format import check_format
+
+PARTIAL_SUFFIX: Final = ".partial"
+ATTEMPTS_MAX: Final = 5
+"""How often a partition is begun anew because retention removed a segment in the middle of the copy."""
+NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
+ENSEMBLE: Final = "zookeeper"
+LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CATALOG_NAME})
+
+
+@dataclass(slots=True)
+class Backup:
+    """What a backup has, in partitions and bytes.  ``left_out``: directories of partitions deleted meanwhile."""
+
+    path: Path
+    partitions: int = 0
+    linked_bytes: int = 0
+    copied_bytes: int = 0
+    left_out: int = 0
+
+
+def back_up(data_dir: Path, target: Path) -> Backup:
+    """Make a backup of ``data_dir``, served or not, in the new directory ``target``.
+
+    Raises:
+        BadValue: ``target`` exists, or is inside of the data directory.
+        ConfigFault: the data directory has a newer format.
+        DiskFull, StorageFault: the disk of the target has no room, or fails; nothing is left of the backup.
+        NoDirectory: no appliance has used the data directory.
+    """
+    if not (data_dir / LOCK_FILE).exists():
+        raise NoDirectory(f"{data_dir}: no appliance has been started here")
+    check_format(data_dir)
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    for path in (target, partial):
+        if path.exists():
+            raise BadValue(f"{path} exists: name a new directory, or delete it first")
+    if target.resolve().is_relative_to(data_dir.resolve()):
+        raise BadValue(f"{target} is inside of the data directory: name a directory beside it")
+    try:
+        partial.mkdir(DIRECTORY_MODE, parents=True)
+    except OSError as error:
+        raise disk_fault(error, partial) from error
+    try:
+        made = _Copy(data_dir, partial, Backup(target)).make()
+        partial.rename(target)
+        sync_directory(target.parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise disk_fault(error, partial) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return made
+
+
+class _Copy:
+    """One backup in the making."""
+
+    def __init__(self, source: Path, target: Path, made: Backup) -> None:
+        self._source, self._target, self._made = source, target, made
+
+    def make(self) -> Backup:
+        _own_as(self._source, self._target)
+        self._copy_ensemble()
+        self._copy(CATALOG_NAME, missing_ok=True)
+        self._copy_each(path.name for path in sorted(self._source.iterdir()) if _is_state(path))
+        for topic in Catalog.load(self._target).topics.values():
+            for partition in topic.partitions:
+                directory = directory_of(self._source, topic.name, partition)
+                if directory.is_dir():
+                    self._copy_partition(directory.name)
+        sync_directory(self._target)
+        return self._made
+
+    # ---- a partition
+
+    def _copy_partition(self, name: str) -> None:
+        for _ in range(ATTEMPTS_MAX):
+            before = self._made.linked_bytes, self._made.copied_bytes
+            if self._try_partition(name):
+                self._made.partitions += 1
+                return
+            shutil.rmtree(self._target / name)
+            self._made.linked_bytes, self._made.copied_bytes = before
+        self._made.left_out += 1
+
+    def _try_partition(self, name: str) -> bool:
+        """Copy a partition; return whether its segments are complete."""
+        self._mkdir(name)
+        self._copy_each([f"{name}/{POINT_NAME}", f"{name}/{METADATA_NAME}"])
+        try:
+            *sealed, active = sizes(self._source / name)[0] or [None]
+        except FileNotFoundError:
+            return False
+        for base in sealed:
+            self._link(index_path(Path(name), base or 0))
+            if not self._link(log_path(Path(name), base or 0)):
+                return False
+        if active is not None and not self._copy(log_path(Path(name), active), missing_ok=True):
+            return False
+        sync_directory(self._target / name)
+        return (self._source / name).is_dir()
+
+    # ---- ZooKeeper
+
+    def _copy_ensemble(self) -> None:
+        """Copy passwords, ports and data of the local nodes, if there are any; the rest is written at each start."""
+        ensemble = self._source / ENSEMBLE
+        if not ensemble.is_dir():
+            return
+        self._mkdir(ENSEMBLE)
+        self._copy_each(f"{ENSEMBLE}/{path.name}" for path in sorted(ensemble.iterdir()) if path.is_file())
+        for node in sorted(ensemble.glob("node-*")):
+            data = f"{ENSEMBLE}/{node.name}/data"
+            for name in (f"{ENSEMBLE}/{node.name}", data, f"{data}/version-2"):
+                self._mkdir(name)
+            self._copy_each([f"{data}/myid", *_in_order(node / "data" / "version-2", f"{data}/version-2")])
+            sync_directory(self._target / data / "version-2")
+
+    # ---- files
+
+    def _mkdir(self, name: str) -> None:
+        (self._target / name).mkdir(DIRECTORY_MODE)
+        _own_as(self._source, self._target / name)
+
+    def _copy_each(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._copy(name, missing_ok=True)
+
+    def _link(self, name: Path) -> bool:
+        """Link a file, or copy it where that is not possible; return whether it is still there."""
+        try:
+            os.link(self._source / name, self._target / name)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+            return self._copy(name, missing_ok=True)
+        self._made.linked_bytes += (self._target / name).stat().st_size
+        return True
+
+    def _copy(self, name: str | Path, *, missing_ok: bool) -> bool:
+        """Copy the bytes that a file has now, durably, with its owner and times; return whether it is there."""
+        try:
+            source = os.open(self._source / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if missing_ok:
+                return False
+            raise
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        position = 0
+        try:
+            found = os.fstat(source)
+            target = os.open(self._target / name, flags, FILE_MODE)
+            try:
+                while position < found.st_size:
+                    count = os.sendfile(target, source, position, found.st_size - position)
+                    if not count:
+                        break  # truncated meanwhile: recovery takes what there is
+                    position += count
+                os.fsync(target)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+        os.utime(self._target / name, ns=(found.st_atime_ns, found.st_mtime_ns))
+        _own_as(self._source / name, self._target / name)
+        self._made.copied_bytes += position
+        return True
+
+
+def _is_state(path: Path) -> bool:
+    """Whether a file of the data directory belongs to its state, and not to a running process."""
+    return path.is_file() and not path.name.startswith(tuple(LEFT_OUT)) and path.suffix != ".tmp"
+
+
+def _in_order(directory: Path, prefix: str) -> Iterator[str]:
+    """ZooKeeper's files in the order in which they have to be copied."""
+    order = ("snapshot.", "log.", "currentEpoch", "acceptedEpoch")
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    for kind in order:
+        yield from (f"{prefix}/{name}" for name in names if name.startswith(kind) and not name.endswith(".tmp"))
+
+
+def _own_as(source: Path, target: Path) -> None:
+    """Give ``target`` the owner of ``source``: root makes backups of a directory of another user."""
+    found = source.stat()
+    if os.geteuid() == 0:
+        os.chown(target, found.st_uid, found.st_gid)
