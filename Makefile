@@ -1,8 +1,9 @@
-# make demo | test | lint | bench-smoke | chaos     each sets up .venv first, if need be; nothing else is installed anywhere
+# make demo | test | lint | bench-smoke | chaos | deb     each sets up .venv first, if need be; nothing else is installed anywhere
 #
 #   make demo FILES="/var/log/syslog app.log"    ships these files instead of the logs it finds
 #   make test ARGS="-k log -x"                   passes arguments on to pytest
 #   make chaos ARGS="--minutes 5 --only killed"   lets faults strike for minutes, and writes systemd/FAULTS.md
+#   make deb                                      leaves dist/appliance_VERSION_ARCH.deb, for this distribution
 #   make setup PYTHON=/opt/python3.12/bin/python3
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -11,7 +12,7 @@ FILES ?=
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test lint bench-smoke chaos setup clean
+.PHONY: demo test lint bench-smoke chaos deb setup clean
 
 setup:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
@@ -36,5 +37,8 @@ bench-smoke: setup
 chaos: setup
 	@$(BIN)/python -m tests.crash.matrix $(ARGS)
 
+deb: setup
+	@$(BIN)/python -m systemd.debian $(ARGS)
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

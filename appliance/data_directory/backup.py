@@ -81,11 +81,9 @@ def back_up(data_dir: Path, target: Path) -> Backup:
         partial.rename(target)
         sync_directory(target.parent)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise disk_fault(error, partial) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # there only if something failed
     return made
 
 

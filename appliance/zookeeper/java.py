@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,9 @@ from ..errors import ConfigFault
 DEBIAN_JAR: Final = Path("/usr/share/java/zookeeper.jar")
 DEBIAN_LOGGING: Final = ("slf4j-log4j12.jar", "log4j-1.2.jar")  # Debian's class path has no logging backend
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+PACKAGED_JARS: Final = Path("share/appliance/zookeeper")
+"""Where Debian's package of the appliance has the jars, in its virtual environment."""
 
 PYSPARK_JARS: Final = ("zookeeper", "zookeeper-jute", "slf4j-api", "metrics-core", "snappy-java")
 """The jars of pyspark that ZooKeeper needs.  All must be there; the version does not matter."""
@@ -63,8 +67,8 @@ def find_java(configured: str, environ: Mapping[str, str]) -> Path:
     )
 
 
-def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR) -> str:
-    """The class path to use: configured, Debian's package, the jars inside an installed pyspark.
+def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR, prefix: Path = Path(sys.prefix)) -> str:
+    """The class path to use: configured, the appliance's own package, Debian's, the jars inside an installed pyspark.
 
     Raises:
         ConfigFault: there are none, or a configured entry does not exist.
@@ -74,19 +78,26 @@ def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR) -> str:
             if not Path(entry.removesuffix("*")).exists():
                 raise ConfigFault(f"zookeeper.classpath = {configured!r}: there is no {entry}")
         return configured
+    if packaged := sorted((prefix / PACKAGED_JARS).glob("*.jar")):
+        return ":".join(map(str, packaged))
     if debian_jar.is_file():
         logging_jars = [debian_jar.parent / name for name in DEBIAN_LOGGING]
         return ":".join(str(jar) for jar in [debian_jar, *logging_jars] if jar.is_file())
-    pyspark = _package_directory("pyspark")
-    if pyspark is not None:
-        jars = _by_artifact(pyspark / "jars")
-        if all(name in jars for name in PYSPARK_JARS):
-            wanted = [*PYSPARK_JARS, *(name for name in PYSPARK_JARS_OPTIONAL if name in jars)]
-            return ":".join(str(jars[name]) for name in wanted)
+    if from_pyspark := pyspark_jars():
+        return ":".join(map(str, from_pyspark))
     raise ConfigFault(
         f"no ZooKeeper was found (zookeeper.classpath, {debian_jar}, the jars of the pyspark package): "
         "pip install pyspark, or set zookeeper.connect to an ensemble that runs, or zookeeper.nodes=0"
     )
+
+
+def pyspark_jars() -> list[Path]:
+    """The jars that ZooKeeper needs, inside an installed pyspark; none if one is missing."""
+    pyspark = _package_directory("pyspark")
+    jars = _by_artifact(pyspark / "jars") if pyspark is not None else {}
+    if not all(name in jars for name in PYSPARK_JARS):
+        return []
+    return [jars[name] for name in (*PYSPARK_JARS, *PYSPARK_JARS_OPTIONAL) if name in jars]
 
 
 def _package_directory(name: str) -> Path | None:

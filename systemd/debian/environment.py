@@ -1,0 +1,163 @@
+"""Makes the virtual environment of the package: the appliance, its dependencies, and ZooKeeper's jars.
+
+It is made in the staging directory and gets the paths that it will have.  It uses the Python of the distribution, which
+the package depends on.  There is no pip in it: dpkg is what changes it.  Everything is compiled, because the service
+may not write there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.zookeeper.java import PACKAGED_JARS, pyspark_jars
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PREFIX = Path("/opt/appliance/.venv")
+COMMAND = PREFIX / "bin/appliance"
+LEFT_OUT = {
+    "dev": "for tests",
+    "java": "Debian has a Java, which the package depends on",
+    "spark": "a gigabyte; pipelines run from an environment of their own",
+    "executor": "for the machines of a Spark cluster",
+}
+"""Extras that are not in the package, with the reason."""
+LICENCE_FILE = re.compile(r"META-INF/(.*/)?[^/]*(licen[cs]e|notice)[^/]*(\.txt)?", re.IGNORECASE)
+
+
+class Refused(Exception):
+    """The package cannot be built here; the message has what to do."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The staged environment: where it is, its Python (``python3.11``), what it links with, the jars."""
+
+    path: Path
+    python: str
+    architecture: str
+    libraries: list[str]
+    jars: list[Path]
+
+    @property
+    def site_packages(self) -> Path:
+        return self.path / "lib" / self.python / "site-packages"
+
+
+def make(staging: Path, python: str) -> Environment:
+    """Make the environment below ``staging``.
+
+    Raises:
+        Refused: there is no dpkg, the Python is not the distribution's, or the jars are missing.
+    """
+    if shutil.which("dpkg-deb") is None:
+        raise Refused("there is no dpkg-deb: build the package on Debian or a relative")
+    name = _python_package(python)
+    path = staging / PREFIX.relative_to("/")
+    path.parent.mkdir(parents=True)
+    subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("optional-dependencies", {})
+    wanted = f"{ROOT}[{','.join(sorted(extras.keys() - LEFT_OUT.keys()))}]".removesuffix("[]")
+    pip = [sys.executable, "-m", "pip", "--python", str(path / "bin/python"), "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", "--root-user-action=ignore", wanted], check=True)
+    jars = _copy_jars(path)
+    made = Environment(path, name, _said("dpkg", "--print-architecture"), list(_libraries(path)), jars)
+    _settle(made)
+    return made
+
+
+def _python_package(python: str) -> str:
+    """The name of the package of a Python, such as ``python3.11``.
+
+    Raises:
+        Refused: it is too old, or does not come from a package.
+    """
+    path = Path(os.path.realpath(shutil.which(python) or python))
+    if not path.exists():
+        raise Refused(f"there is no {python}: apt-get install python3, or name one with ARGS='--python PATH'")
+    version = _said(str(path), "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    if tuple(map(int, version.split("."))) < (3, 11):
+        raise Refused(f"{path} is Python {version}; the appliance needs 3.11 or newer")
+    owner = subprocess.run(["dpkg-query", "-S", str(path)], capture_output=True, text=True)
+    if owner.returncode:
+        raise Refused(f"{path} is not of a package, which the appliance's could depend on: name the system's Python")
+    return f"python{version}"
+
+
+def _copy_jars(path: Path) -> list[Path]:
+    """Copy ZooKeeper's jars from pyspark, and the licences that are in them."""
+    source = pyspark_jars()
+    if not source:
+        raise Refused("pyspark, where ZooKeeper's jars come from, is not in .venv: run make setup")
+    target = path / PACKAGED_JARS
+    target.mkdir(parents=True)
+    copied = []
+    for jar in source:
+        copied.append(target / jar.name)
+        shutil.copyfile(jar, copied[-1])
+        with zipfile.ZipFile(jar) as archive:
+            for inner in archive.namelist():
+                if LICENCE_FILE.fullmatch(inner):
+                    text = target / "licences" / jar.stem / Path(inner).name
+                    text.parent.mkdir(parents=True, exist_ok=True)
+                    text.write_bytes(archive.read(inner))
+    for dist in source[0].parent.parent.parent.glob("pyspark-*.dist-info/licenses/*"):
+        shutil.copyfile(dist, target / "licences" / f"{dist.name}.spark")  # lists the jars that carry none themselves
+    return copied
+
+
+def _libraries(path: Path) -> Iterator[str]:
+    """The packages of the shared libraries that compiled modules link with."""
+    found: set[str] = set()
+    for module in path.rglob("*.so"):
+        found |= set(re.findall(r"=> (/\S+)", _said("ldd", str(module))))
+    inside = {library for library in found if Path(library).is_relative_to(path)}  # a wheel's own
+    packages = set()
+    for library in found - inside:
+        for name in (library, str(Path(library).resolve()), str(Path(library).resolve()).removeprefix("/usr")):
+            owner = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
+            if owner.returncode == 0:
+                packages.add(owner.stdout.split(":")[0])
+                break
+        else:
+            raise Refused(f"{library}, which a module links with, is of no package")
+    yield from sorted(packages)
+
+
+def _settle(made: Environment) -> None:
+    """Give the environment its final paths, drop what is not needed, and compile it."""
+    home = f"/usr/bin/{made.python}"
+    (made.path / "pyvenv.cfg").write_text(
+        f"home = /usr/bin\ninclude-system-site-packages = false\nexecutable = {home}\n"
+    )
+    commands = made.path / "bin"
+    text = (commands / "appliance").read_text().split("\n", 1)[1]
+    for path in commands.iterdir():
+        path.unlink()
+    for name, target in (("python", home), ("python3", "python"), (made.python, "python")):
+        (commands / name).symlink_to(target)
+    (commands / "appliance").write_text(f"#!{PREFIX}/bin/python\n{text}")
+    (commands / "appliance").chmod(0o755)
+    shutil.rmtree(made.path / "include", ignore_errors=True)
+    for path in made.site_packages.glob("*.dist-info/direct_url.json"):
+        path.unlink()  # has a path of this machine
+    when = int(os.environ["SOURCE_DATE_EPOCH"])
+    for path in made.path.rglob("*.py"):
+        os.utime(path, (when, when))
+    # By time stamps, as pip does: dpkg keeps them.  With SOURCE_DATE_EPOCH the default would be slower checks.
+    compiling = [home, "-m", "compileall", "-q", "--invalidation-mode", "timestamp"]
+    staged = made.site_packages
+    final = PREFIX / staged.relative_to(made.path)
+    subprocess.run([*compiling, "-s", str(staged), "-p", str(final), str(staged)], check=True)
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
