@@ -59,6 +59,10 @@ def test_passed_listeners_serve_and_no_worker_hangs_in_accept(tmp_path: Path, mo
         peer.create("t")
     assert server.stop() == 0
     assert "did not stop in time" not in server.log()
+    assert (
+        f"kafka.listen = 127.0.0.1:0 is not used: systemd passes 127.0.0.1:{sockets[1].getsockname()[1]}"
+        in server.log()
+    )
     for sock in sockets:
         assert not os.get_blocking(sock.fileno()), "the description is shared: it was made non-blocking"
         sock.close()

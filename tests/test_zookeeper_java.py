@@ -44,6 +44,11 @@ def test_jars_are_looked_for_in_the_documented_order(tmp_path: Path, monkeypatch
     assert find_classpath(f"{tmp_path}/*", debian) == f"{tmp_path}/*"
     with pytest.raises(ConfigFault, match="there is no /opt/none"):
         find_classpath(f"{tmp_path}/*:/opt/none.jar", debian)
+    packaged = [tmp_path / "share/appliance/zookeeper" / name for name in ("a.jar", "b.jar")]
+    for jar in packaged:
+        jar.parent.mkdir(parents=True, exist_ok=True)
+        jar.touch()
+    assert find_classpath("", debian, tmp_path) == f"{packaged[0]}:{packaged[1]}"
     monkeypatch.setattr(java, "_package_directory", lambda name: None)
     with pytest.raises(ConfigFault, match="pip install pyspark"):
         find_classpath("", tmp_path / "none.jar")

@@ -55,9 +55,11 @@ def listen(config: Config, data_dir: Path) -> Bound:
     bound: Bound = []
     for protocol, text in (("native", config.native.listen), ("kafka", config.kafka.listen)):
         here = [(PASSED[name], sock) for name, sockets in passed.items() for sock in sockets]
-        found = [(one, sock) for one, sock in here if one.protocol == protocol]
-        bound += found or [(one, bind(one)) for one in parse_listeners(protocol, text)]
-    bound = [(_with_port(one, sock), sock) for one, sock in bound]
+        found = [(_with_port(one, sock), sock) for one, sock in here if one.protocol == protocol]
+        if found and (used := listeners_text(one for one, _ in found)) != text:
+            logger.warning("%s.listen = %s is not used: systemd passes %s", protocol, text, used)
+        new = [] if found else [(one, bind(one)) for one in parse_listeners(protocol, text)]
+        bound += found + [(_with_port(one, sock), sock) for one, sock in new]
     for fault in faults_of([one for one, _ in bound], [], config.tls, config.security):
         raise BadValue(fault)
     for warned in insecure(bound, config):
