@@ -64,7 +64,7 @@ def completion(shell: str) -> str:
     script = _appliance(environment={"_APPLIANCE_COMPLETE": f"source_{shell}"})
     if shell == "zsh":  # an autoloaded file is the function itself: without the call the first Tab would do nothing
         script += '\n_appliance_completion "$@"'
-    return script.rstrip() + "\n"
+    return script.strip() + "\n"
 
 
 def _appliance(*words: str, environment: dict[str, str] | None = None) -> str:
