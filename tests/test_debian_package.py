@@ -145,13 +145,19 @@ def test_manual_and_completion_are_there(machine: Machine) -> None:
 def test_the_configuration_has_every_key_as_a_comment(machine: Machine) -> None:
     said = machine.said("appliance", "config", "check", "--config", CONFIGURATION)
     assert ": right, 0 of" in said
-    machine.run("sed", "-i", "s/^#free_bytes_min = .*/free_bytes_min = 0/; s/^#nodes = 3/nodes = 1/", CONFIGURATION)
+    changes = (
+        "s/^#free_bytes_min = .*/free_bytes_min = 0/",
+        's|^#listen = "127.0.0.1:9091".*|listen = "127.0.0.1:9091,unix:/run/appliance/native.sock?mode=0666"|',
+    )
+    machine.run("sed", "-i", "; ".join(changes), CONFIGURATION)
     said = machine.said("appliance", "config", "check", "--config", CONFIGURATION)
     assert ": right, 2 of" in said
+    machine.run("systemctl", "restart", "appliance")
+    other_user = ("runuser", "-u", "nobody", "--", "appliance", "topics", "list", "--json")
+    assert json.loads(machine.said(*other_user, "--connect", "unix:/run/appliance/native.sock"))[0]["name"] == "web"
 
 
 def test_a_restart_through_the_sockets_refuses_no_connection(machine: Machine) -> None:
-    machine.run("sed", "-i", "s/^nodes = 1/#nodes = 3/", CONFIGURATION)
     machine.run("systemctl", "stop", "appliance")
     machine.run("systemctl", "enable", "--now", "appliance-kafka.socket", "appliance-native.socket")
     machine.run("systemctl", "start", "appliance")
@@ -215,7 +221,6 @@ def test_a_reload_takes_a_right_file_and_leaves_a_wrong_one(machine: Machine) ->
 
 
 def test_a_full_disk_stops_producers_until_there_is_room(machine: Machine) -> None:
-    machine.run("systemctl", "restart", "appliance")  # takes free_bytes_min
     filled = machine.run("bash", "-c", f"head -c 1G /dev/zero > {DATA}/filler", check=False)
     assert filled.returncode, "the disk is not full"
     line = "x" * 100_000 + "\n"
