@@ -9,8 +9,6 @@ with a Python source, so ``ours_within_batches`` shows the rate of its micro-bat
 topics through the Kafka listener, in turn in the same run; compare by the ratio. CPU is that of Spark (JVM and Python
 workers) and the appliance together, in seconds per million rows. On a busy machine it is more reliable than the rate.
 
-``pipeline`` measures the whole pipeline: access lines parsed, aggregated and written exactly once.
-
 Maven fetches the connector's jars, which are not part of pyspark, and they are kept in ~/.cache/appliance-perf. Without
 Maven, or in a smoke run without jars, the connector is left out.
 """
@@ -32,8 +30,6 @@ from typing import Any
 from _bench import PAYLOAD_BYTES, Appliance, cpu_s, headline, row, tree
 
 from appliance.client import Admin, Producer
-from appliance.spark.pipeline.run import run
-from appliance.spark.pipeline.settings import parse
 from appliance.spark.spark_session import build_session
 
 JARS = (
@@ -64,6 +60,11 @@ def connector(cache: Path, may_fetch: bool) -> list[Path]:
             shutil.copy(stored, jar)
         found.append(jar)
     return found
+
+
+def cpu_of_all_s() -> float:
+    """CPU of this process and its descendants: Spark and the appliance."""
+    return sum(cpu_s(pid) for pid in tree(os.getpid()))
 
 
 class Contest:
@@ -126,10 +127,6 @@ class Contest:
         self.pause_s = time.perf_counter() - self.pause_s
         return count
 
-    def cpu_s(self) -> float:
-        """CPU of this process and its descendants: Spark and the appliance."""
-        return sum(cpu_s(pid) for pid in tree(os.getpid()))
-
     def compare(self, name: str, topic: str, once: Callable[[str, str], int]) -> None:
         if self.only not in name:
             return
@@ -139,13 +136,13 @@ class Contest:
         for _ in range(self.rounds):
             for side in self.sides:
                 self.pause_s = self.batches_s = 0.0
-                cpu = self.cpu_s()
+                cpu = cpu_of_all_s()
                 start = time.perf_counter()
                 count = once(side, topic)
                 seconds = time.perf_counter() - start - self.pause_s
                 assert count == self.messages, f"{side}: {count} of {self.messages} messages arrived"
                 rates[side].append(count / seconds)
-                cpus[side].append((self.cpu_s() - cpu) / count * 1e6)
+                cpus[side].append((cpu_of_all_s() - cpu) / count * 1e6)
                 if side == "ours" and self.batches_s:
                     within.append(count / self.batches_s)
         figures: dict[str, Any] = {f"{side}_rows_per_s": statistics.median(rates[side]) for side in self.sides}
@@ -178,39 +175,6 @@ def warm_up(contest: Contest, messages: int) -> None:
             once(side, "warm")
 
 
-def pipeline(contest: Contest) -> None:
-    """Access lines, from topic to exactly-once Parquet with an aggregate."""
-    if contest.only not in "pipeline":
-        return
-    count = max(contest.messages // 5, 1000)
-    with Admin(contest.broker.native) as admin:
-        admin.create_topic("access", partitions=4)
-    with Producer(contest.broker.native, acks=1) as producer:
-        for first in range(0, count, 1000):
-            producer.send_many("access", [line(first + number) for number in range(1000)])
-        producer.flush()
-    base = Path(contest.fresh())
-    given = {
-        "pipeline": {"name": "bench", "bootstrap": contest.broker.native},
-        "source": [{"topics": ["access"], "parsers": ["access"]}],
-        "output": {"path": "tables"},
-        "aggregate": [{"name": "talkers", "kind": "top", "by": ["client"]}],
-    }
-    start = time.perf_counter()
-    result = run(parse(given, base), once=True, session=contest.spark)
-    seconds = time.perf_counter() - start
-    assert sum(result.summary.parsed.values()) == count
-    row("pipeline, 4 partitions", rows=count, rows_per_s=count / seconds, mb_per_s=result.bytes / seconds / 1e6)
-
-
-def line(number: int) -> bytes:
-    host, second = number % 251, number // 1000 % 60
-    return (
-        f'10.1.2.{host} - - [20/Nov/2026:10:00:{second:02d} +0000] "GET /page/{number % 5000} HTTP/1.1" 200 '
-        f'{number % 90_000} "https://www.example.com/" "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101"'
-    ).encode()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, once")
@@ -240,7 +204,6 @@ def main() -> None:
                 contest.compare(f"count, stream, {label}", topic, contest.stream_count)
                 contest.compare(f"parquet, batch, {label}", topic, contest.batch_parquet)
                 contest.compare(f"parquet, stream, {label}", topic, contest.stream_parquet)
-            pipeline(contest)
         finally:
             spark.stop()
 

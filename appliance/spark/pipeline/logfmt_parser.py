@@ -156,20 +156,25 @@ def _odd(whole: Lines, quotes: np.ndarray) -> np.ndarray:
 def _split_at_once(whole: Lines, quotes: np.ndarray) -> Pairs:
     """For lines whose quotes all surround values."""
     data, base = whole.bytes, int(whole.starts[0])
+    if not len(data):
+        return _split_each([])
     inside = np.zeros(len(data) + 1, np.int8)
     inside[quotes] = 1
-    inside = np.cumsum(inside, dtype=np.int32) & 1  # 1 from an opening quote on, up to before the closing one
+    # 1 from an opening quote on, up to before the closing one; the sum may overflow, its lowest bit does not.
+    inside = np.cumsum(inside, dtype=np.int8) & 1
     blank = ((data == BLANK) | (data == TAB) | (data == NEWLINE)) & (inside[:-1] == 0)
-    gaps = np.flatnonzero(blank[base:]) + base
-    starts = np.unique(np.concatenate((whole.starts, gaps + 1)))
+    after_gaps = (np.flatnonzero(blank[base:]) + base + 1).astype(np.int32)
+    starts = np.sort(np.concatenate((whole.starts, after_gaps)), kind="stable")
+    starts = starts[np.append(True, starts[1:] != starts[:-1])]
     owner = np.searchsorted(whole.starts, starts, side="right") - 1
-    next_gap = np.append(gaps, len(data))[np.searchsorted(gaps, starts)]
-    stops = np.minimum(next_gap, whole.stops[owner])
+    following = np.append(starts[1:], np.int32(len(data)))  # behind a gap, or behind the line's end
+    stops = np.where(blank[following - 1], following - 1, following)
+    stops = np.maximum(stops, starts)
     signs = np.flatnonzero(data == EQUALS)
     at = np.append(signs, len(data))[np.searchsorted(signs, starts)]
     real = (at > starts) & (at < stops)
     starts, stops, at, owner = (each[real] for each in (starts, stops, at, owner))
-    quoted = (at + 1 < stops) & (data[np.minimum(at + 1, len(data) - 1)] == QUOTE) if len(data) else real[:0]
+    quoted = (at + 1 < stops) & (data[np.minimum(at + 1, len(data) - 1)] == QUOTE)
     keys = whole.cut(starts.astype(np.int32), at.astype(np.int32))
     values = whole.cut((at + 1 + quoted).astype(np.int32), (stops - quoted).astype(np.int32))
     return Pairs(owner.astype(np.int64), keys, values)

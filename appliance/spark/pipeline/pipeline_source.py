@@ -111,7 +111,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: the sink has committed the plan."""
 
     def stop(self) -> None:
-        self._planner.access.close()
+        self._planner.end()
 
     # ---- in a task
 

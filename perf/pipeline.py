@@ -1,0 +1,354 @@
+"""How many lines per second does the pipeline parse and store, beside Spark SQL, and how fresh are its tables?
+
+    python perf/pipeline.py [--smoke] [--rounds N] [--lines N] [--seconds N] [--only WORD]
+
+Four topics with access lines, JSON, syslog and logfmt, with two partitions each, read by one session in local[2].
+
+``mixed``: all lines from the topics to one table of events in Parquet, exactly once, with five aggregates (counts,
+heaviest clients, sessions, distinct clients, percentiles), from the start of the query to its end.  ``plain`` is the
+same without aggregates.  ``within_batches`` is the rate of the micro-batches alone, since Spark starts five kinds of
+Python processes before the first one.  ``connector`` is Spark's own Kafka connector with the same parsing in Spark SQL,
+into Spark's Parquet sink, without aggregates: a query of Spark has one output.  All sides take turns.  CPU is that of
+Spark (JVM and Python workers) and the appliance together, in seconds per million lines.
+
+``freshness``: while 20,000 lines a second arrive, how long it takes from when a line is sent until it is in committed
+tables, with a trigger of half a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _bench import Appliance, headline, row
+from spark import connector, cpu_of_all_s
+
+from appliance.client import Admin, Producer
+from appliance.spark.pipeline.run import run
+from appliance.spark.pipeline.settings import Settings, parse
+from appliance.spark.pipeline.tables import open_store
+from appliance.spark.spark_session import build_session
+
+BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
+PARTITIONS = 2
+RATE = 20_000
+AGGREGATES: list[dict[str, Any]] = [
+    {"name": "rate", "kind": "count", "by": ["topic", "level"], "window_ms": "1m"},
+    {"name": "talkers", "kind": "top", "by": ["client"], "window_ms": "5m"},
+    {"name": "visits", "kind": "sessions", "by": ["client"], "gap_ms": "10m"},
+    {"name": "visitors", "kind": "distinct", "of": "client", "window_ms": "5m"},
+    {"name": "sizes", "kind": "percentiles", "of": "bytes", "window_ms": "5m"},
+]
+
+
+def when(number: int) -> datetime:
+    return BEGIN + timedelta(milliseconds=number // 10)
+
+
+def access(number: int) -> str:
+    return (
+        f"10.1.{number // 251 % 8}.{number % 251} - - [{when(number):%d/%b/%Y:%H:%M:%S} +0000] "
+        f'"GET /page/{number % 5000} HTTP/1.1" {200 if number % 50 else 500} {number * 7919 % 90_000} '
+        '"https://www.example.com/" "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101"'
+    )
+
+
+def app(number: int) -> str:
+    return json.dumps(
+        {
+            "time": when(number).isoformat(timespec="milliseconds"),
+            "level": "info" if number % 20 else "error",
+            "host": f"web{number % 9}",
+            "service": "shop",
+            "message": f"order {number} accepted",
+            "user": f"u{number % 3000}",
+            "took_ms": number * 31 % 997 / 10,
+        }
+    )
+
+
+def system(number: int) -> str:
+    return (
+        f"<{30 + number % 4}>{when(number):%b %d %H:%M:%S} host{number % 7} {('sshd', 'cron', 'kernel')[number % 3]}"
+        f"[{number % 9999}]: Accepted publickey for user{number % 100} from 10.0.0.{number % 250} port 22 ssh2"
+    )
+
+
+def api(number: int) -> str:
+    return (
+        f"time={when(number):%Y-%m-%dT%H:%M:%S}Z level={('info', 'warn')[number % 2]} service=api host=api{number % 5} "
+        f'msg="request done" route=/v1/items/{number % 700} took_ms={number % 500}.5'
+    )
+
+
+TOPICS: dict[str, Callable[[int], str]] = {"web": access, "app": app, "system": system, "api": api}
+
+
+def columns_of_spark(lines: Any) -> Any:
+    """The lines' columns, as the pipeline's parsers name them, in Spark SQL.  Each line is matched once."""
+    from pyspark.sql import functions as f
+
+    topic, text = f.col("topic"), f.col("value").cast("string")
+
+    def groups(pattern: str, count: int) -> Any:
+        return f.split(
+            f.regexp_replace(text, pattern, "\x01".join(f"${number}" for number in range(1, count + 1))), "\x01"
+        )
+
+    web = (
+        r'^(\S+) \S+ \S+ \[([^\]]+)\] "((?:[^"\\]|\\.)*)" (\d{3}) (\d+|-) '
+        r'"((?:[^"\\]|\\.)*)" "((?:[^"\\]|\\.)*)".*$'
+    )
+    syslog = r"^<(\d{1,3})>([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (\S+) ([^\s\[:]+)(?:\[(\d+)\])?: ?(.*)$"
+    members = "time timestamp, level string, host string, service string, message string, user string, took_ms double"
+    pair = f.lit(r'([\w.]+)=("[^"]*"|\S*)')
+    cut = lines.select(
+        *("topic", "partition", "offset", f.col("timestamp").alias("received")),
+        f.when(topic == "web", groups(web, 7)).alias("w"),
+        f.when(topic == "app", f.from_json(text, members)).alias("j"),
+        f.when(topic == "system", groups(syslog, 6)).alias("s"),
+        f.when(
+            topic == "api",
+            f.map_from_arrays(f.regexp_extract_all(text, pair, f.lit(1)), f.regexp_extract_all(text, pair, f.lit(2))),
+        ).alias("a"),
+    )
+    w, j, s, a = (f.col(name) for name in "wjsa")
+    severities = f.array(*map(f.lit, ("emerg", "alert", "crit", "error", "warning", "notice", "info", "debug")))
+    status, priority = w[3].cast("int"), s[0].cast("int")
+
+    def quoted(column: Any) -> Any:
+        return f.regexp_replace(column, '^"|"$', "")
+
+    columns = {
+        "time": f.coalesce(
+            f.to_timestamp(w[1], "dd/MMM/yyyy:HH:mm:ss Z"),
+            j["time"],
+            f.to_timestamp(f.concat(f.lit("2026 "), s[1]), "yyyy MMM dd HH:mm:ss"),
+            a["time"].cast("timestamp"),
+        ),
+        "host": f.coalesce(j["host"], s[2], a["host"]),
+        "service": f.coalesce(j["service"], s[3], a["service"]),
+        "level": f.coalesce(
+            f.when(status >= 500, "error").when(status >= 400, "warning").when(status >= 0, "info"),
+            f.lower(j["level"]),
+            f.element_at(severities, priority % 8 + 1),
+            f.lower(a["level"]),
+        ),
+        "message": f.coalesce(w[2], j["message"], s[5], quoted(a["msg"])),
+        "client": w[0],
+        "method": f.split(w[2], " ")[0],
+        "path": f.split(w[2], " ")[1],
+        "protocol": f.split(w[2], " ")[2],
+        "status": status.cast("bigint"),
+        "bytes": w[4].cast("bigint"),
+        "referer": w[5],
+        "agent": w[6],
+        "pid": s[4].cast("bigint"),
+        "facility": (priority / 8).cast("int"),
+        "user": j["user"],
+        "route": a["route"],
+        "took_ms": f.coalesce(j["took_ms"], a["took_ms"].cast("double")),
+    }
+    parsed = cut.select(
+        "topic", "partition", "offset", "received", *(each.alias(name) for name, each in columns.items())
+    )
+    return parsed.withColumn("date", f.date_format("time", "yyyy-MM-dd")).withColumn("hour", f.hour("time"))
+
+
+def made(base: Path, bootstrap: str, aggregates: list[dict[str, Any]], trigger: str = "10s") -> Settings:
+    return parse(
+        {
+            "pipeline": {"name": "mixed", "bootstrap": bootstrap},
+            "input": {"trigger_ms": trigger},
+            "source": [
+                {"topics": ["web"], "parsers": ["access"]},
+                {"topics": ["app"], "parsers": ["app"]},
+                {"topics": ["system"], "parsers": ["syslog"]},
+                {"topics": ["api"], "parsers": ["api"]},
+            ],
+            "parser": {
+                "app": {"kind": "json", "columns": {"user": "string", "took_ms": "float"}},
+                "api": {"kind": "logfmt", "message": "msg", "columns": {"route": "string", "took_ms": "float"}},
+            },
+            "output": {"path": "tables"},
+            "aggregate": aggregates,
+        },
+        base,
+    )
+
+
+class Seconds(NamedTuple):
+    all: float
+    within_batches: float
+
+
+class Contest:
+    """Runs each side in turn over the same lines."""
+
+    def __init__(self, spark: Any, broker: Appliance, directory: Path, lines: int) -> None:
+        self.spark, self.broker, self.directory, self.lines = spark, broker, directory, lines
+        self._number = 0
+
+    def fresh(self) -> Path:
+        self._number += 1
+        path = self.directory / f"out-{self._number}"
+        path.mkdir()
+        return path
+
+    def ours(self, aggregates: list[dict[str, Any]]) -> Seconds:
+        base = self.fresh()
+        batches: list[float] = []
+        start = time.perf_counter()
+        settings = made(base, self.broker.native, aggregates)
+        result = run(settings, once=True, session=self.spark, on_progress=lambda each: batches.append(each.seconds))
+        seconds = time.perf_counter() - start
+        assert sum(result.summary.parsed.values()) == self.lines, result.summary
+        shutil.rmtree(base)
+        return Seconds(seconds, sum(batches))
+
+    def connector(self) -> Seconds:
+        base = self.fresh()
+        given = {"kafka.bootstrap.servers": self.broker.kafka, "subscribe": ",".join(TOPICS)}
+        start = time.perf_counter()
+        lines = self.spark.readStream.format("kafka").options(**given, startingOffsets="earliest").load()
+        writer = columns_of_spark(lines).writeStream.format("parquet").partitionBy("topic", "date")
+        writer = writer.option("path", str(base / "out")).option("checkpointLocation", str(base / "state"))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        seconds = time.perf_counter() - start
+        assert sum(each["numInputRows"] for each in query.recentProgress) == self.lines
+        shutil.rmtree(base)
+        return Seconds(seconds, sum(each["durationMs"]["triggerExecution"] for each in query.recentProgress) / 1000)
+
+    def compare(self, sides: dict[str, Callable[[], Seconds]], rounds: int) -> None:
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
+        for _ in range(rounds):
+            for name, once in sides.items():
+                cpu = cpu_of_all_s()
+                took = once()
+                used = (cpu_of_all_s() - cpu) / self.lines * 1e6
+                found[name].append((self.lines / took.all, self.lines / took.within_batches, used))
+        for name, rounds_of_it in found.items():
+            rates, within, cpus = zip(*rounds_of_it, strict=True)
+            figures = {"lines_per_s": statistics.median(rates), "within_batches": statistics.median(within)}
+            row(name, **figures, best=max(rates), cpu=statistics.median(cpus))
+
+
+def fill(producer: Producer, first: int, count: int) -> dict[tuple[str, int], int]:
+    """Send lines to all topics in equal parts; returns the last offset of each partition."""
+    ends: dict[tuple[str, int], int] = {}
+    sent = [
+        (topic, producer.send_many(topic, [line(number).encode() for number in range(start, min(start + 1000, stop))]))
+        for topic, line in TOPICS.items()
+        for stop in [first + count // len(TOPICS)]
+        for start in range(first, stop, 1000)
+    ]
+    producer.flush()
+    for topic, deliveries in sent:
+        for each in deliveries:
+            place = each.result()
+            ends[topic, place.partition] = max(ends.get((topic, place.partition), 0), place.offset)
+    return ends
+
+
+def freshness(contest: Contest, seconds: int) -> None:
+    """Lines arrive every 50 ms; a thread watches which offsets the tables have."""
+    base = contest.fresh()
+    settings = made(base, contest.broker.native, AGGREGATES, "500ms")
+    waiting: list[tuple[float, dict[tuple[str, int], int]]] = []
+    late: list[float] = []
+    over = threading.Event()
+
+    def produce() -> None:
+        number = contest.lines
+        with Producer(contest.broker.native, acks=1) as producer:
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < seconds:
+                sent = time.perf_counter()
+                waiting.append((sent, fill(producer, number, RATE // 20)))
+                number += RATE // 20
+                time.sleep(max(0.0, sent + 0.05 - time.perf_counter()))
+
+    def watch() -> None:
+        while not over.is_set():
+            record = open_store(settings).recorded()
+            now = time.perf_counter()
+            ends = record.ends if record is not None else {}
+            while waiting and all(ends.get(place, 0) > end for place, end in waiting[0][1].items()):  # type: ignore[call-overload]
+                late.append(now - waiting.pop(0)[0])
+            time.sleep(0.02)
+
+    threads = [threading.Thread(target=watch), threading.Thread(target=produce)]
+    threads[0].start()
+    stopping = threading.Timer(seconds + 8, lambda: contest.spark.streams.active[0].stop())
+    stopping.start()
+    threading.Timer(4, threads[1].start).start()  # when the lines of before are in the tables
+    run(settings, session=contest.spark)
+    over.set()
+    for thread in threads:
+        thread.join()
+    settled = sorted(late[len(late) // 4 :])
+    row(
+        "freshness, 20,000 lines/s",
+        p50_s=statistics.median(settled),
+        p99_s=settled[len(settled) * 99 // 100],
+        longest_s=settled[-1],
+        ticks=len(settled),
+        never=len(waiting),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, once")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lines", type=int, default=2_000_000)
+    parser.add_argument("--seconds", type=int, default=30, help="of the measurement of freshness")
+    parser.add_argument("--only", default="", help="mixed, plain, connector or freshness")
+    given = parser.parse_args()
+    if given.smoke:
+        given.rounds, given.lines, given.seconds = 1, 8_000, 2
+    jars = connector(Path.home() / ".cache/appliance-perf/spark-kafka", may_fetch=not given.smoke)
+    headline("the pipeline", lines=given.lines, rounds=given.rounds)
+    if not jars:
+        print("without Spark's Kafka connector: its jars are not here", file=sys.stderr)
+    settings = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
+    with tempfile.TemporaryDirectory(prefix="perf-") as base, Appliance(Path(base) / "data") as broker:
+        with Admin(broker.native) as admin:
+            for topic in TOPICS:
+                admin.create_topic(topic, partitions=PARTITIONS)
+        with Producer(broker.native, acks=1) as producer:
+            fill(producer, 0, given.lines)
+        spark = build_session("perf", settings, scratch=Path(base) / "spark")
+        contest = Contest(spark, broker, Path(base), given.lines)
+        sides: dict[str, Callable[[], Seconds]] = {
+            "mixed": lambda: contest.ours(AGGREGATES),
+            "plain": lambda: contest.ours([]),
+        }
+        if jars:
+            sides["connector"] = contest.connector
+        sides = {name: once for name, once in sides.items() if given.only in name}
+        try:
+            for once in sides.values():
+                once()  # warm-up
+            contest.compare(sides, given.rounds)
+            if given.only in "freshness":
+                freshness(contest, given.seconds)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()
