@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,16 +149,6 @@ class Planner:
             yield from even(batch for part, home in task.ranges for batch in self._read(part, home))
         finally:
             self.access.close()
-
-    def end(self) -> None:
-        """Close all connections at the end of a stream.
-
-        The process that plans it learns of the end by an EOF.  pyspark would report that as an error to Spark, which
-        has closed the connection: a traceback after each stream.  So the process ends here.
-        """
-        self.access.close()
-        if sys.exc_info()[0] is EOFError:
-            os._exit(0)
 
     def _read(self, part: Range, home: Home | None) -> Iterator[pa.RecordBatch]:
         options = self.options
@@ -364,7 +353,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: the checkpoint keeps the offsets.  Spark calls it late, and not for the last batch."""
 
     def stop(self) -> None:
-        self._planner.end()
+        self._planner.access.close()
 
     # ---- in a task
 

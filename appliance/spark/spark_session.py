@@ -37,6 +37,8 @@ DEFAULTS: Final = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Through Unix sockets Python processes end with a traceback when Spark has hung up before their last word.
+    "spark.python.unix.domain.socket.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     # Spark's own choice forks chmod and readlink for every file where Hadoop has no native library.
     "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
@@ -46,8 +48,6 @@ LOCAL_DEFAULTS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
-SOCKET_DIR_LENGTH_MAX: Final = 61
-"""Spark's own limit, which leaves room for its names within the 107 bytes that Linux gives to a socket's path."""
 LOGGING: Final = """\
 rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
@@ -75,9 +75,7 @@ def build_session(
 
     Args:
         settings: settings of Spark; they win.
-        scratch: a directory for temporary files.  It is emptied first, because a killed JVM leaves files behind.  With
-            a local master, and a path of at most SOCKET_DIR_LENGTH_MAX characters, rows go to and from Python through
-            sockets in it, which nobody else can open and which cost less than TCP.
+        scratch: a directory for temporary files.  It is emptied first, because a killed JVM leaves files behind.
         log_level: of the JVM's log on standard error.
 
     Raises:
@@ -103,9 +101,6 @@ def build_session(
         scratch.mkdir(mode=0o700, parents=True)
         wanted["spark.local.dir"] = str(scratch)
         options += f" -Djava.io.tmpdir={scratch}"
-        if local and len(str(scratch)) <= SOCKET_DIR_LENGTH_MAX:
-            wanted["spark.python.unix.domain.socket.enabled"] = "true"
-            wanted["spark.python.unix.domain.socket.dir"] = str(scratch)
     wanted["spark.driver.extraJavaOptions"] = options
     builder = SparkSession.builder
     for key, value in {**wanted, **own}.items():

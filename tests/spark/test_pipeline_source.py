@@ -14,7 +14,8 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes
 from appliance.errors import BadValue, OffsetOutOfRange
 from appliance.spark.pipeline.batch_record import load_plan
 from appliance.spark.pipeline.output_files import OutputFiles
-from appliance.spark.pipeline.pipeline_sink import COLUMNS, Committer, Job
+from appliance.spark.pipeline.packed_batches import unpacked
+from appliance.spark.pipeline.pipeline_sink import Committer, Job
 from appliance.spark.pipeline.pipeline_source import PipelineReader
 from appliance.spark.pipeline.pipeline_status import status
 from appliance.spark.pipeline.settings import Settings
@@ -37,7 +38,7 @@ def run(made: Settings, limit_bytes: int = 1 << 30, once: bool = True) -> Iterat
             end = json.loads(json.dumps(end))
             works = []
             for task, part in enumerate(reader.partitions(start, end)):
-                batches = (batch.select(COLUMNS) for batch in pickle.loads(pickle.dumps(reader)).read(part))
+                batches = unpacked(pickle.loads(pickle.dumps(reader)).read(part))
                 works.append(Job(made, beginning, end["batch"], task, 0).run(batches))
             Committer(made, beginning).commit(works, end["batch"])
             yield end["batch"]

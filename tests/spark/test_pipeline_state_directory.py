@@ -40,7 +40,8 @@ def test_progress() -> None:
     report = {
         "batchId": 3,
         "timestamp": "2026-11-20T00:00:00.000Z",
-        "numInputRows": 7,
+        "numInputRows": 1,
+        "observedMetrics": {"read": {"lines": 7}},
         "durationMs": {"triggerExecution": 250},
         "sources": [{"endOffset": {"batch": 42, "run": "r", "read": read}, "latestOffset": {"t": {"0": 40, "1": 6}}}],
     }

@@ -38,6 +38,7 @@ from .batch_record import BatchRecord, load_plan
 from .events import Outcome, Transform, by_topic
 from .multiline import LINES, Joiner
 from .output_files import OutputFiles
+from .packed_batches import PACKED, unpacked
 from .schema_changes import conform
 from .settings import Settings, decode
 from .startup import Beginning, decode_beginning
@@ -49,7 +50,6 @@ from .totals import Sums, Total, micros_of
 from .watermarks import Watermarks
 
 FORMAT: Final = "appliance-pipeline"
-COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
 PARTIALS_MAX: Final = 64
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -328,7 +328,7 @@ class TablesWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert batch is not None, "Spark sets the micro-batch of every task of a stream"
         task, attempt = context.partitionId(), context.attemptNumber()
-        return Job(self._settings, self._beginning, self._number(int(batch)), task, attempt).run(iterator)
+        return Job(self._settings, self._beginning, self._number(int(batch)), task, attempt).run(unpacked(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         works = [each for each in messages if isinstance(each, Work)]
@@ -347,7 +347,7 @@ class PipelineSink(DataSource):
         return FORMAT
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        if tuple(schema.fieldNames()) != COLUMNS or overwrite:
-            raise BadValue(f"the pipeline takes the columns {', '.join(COLUMNS)}, to append")
+        if schema.fieldNames() != PACKED.fieldNames() or overwrite:
+            raise BadValue("the pipeline takes what its own source reads, to append")
         options: Any = self.options
         return TablesWriter(decode(options["settings"]), decode_beginning(options["beginning"]))

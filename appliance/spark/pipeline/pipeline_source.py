@@ -1,8 +1,9 @@
 """Reads the lines of a pipeline: the source of its query.
 
-It reads as the data source "appliance" does, but it continues from the tables and not from Spark's checkpoint.  Its
-offset, as Spark has it, is the whole plan of a micro-batch (``batch_record``): the end of one is the start of the next.
-Before the first task of a micro-batch starts, its plan is stored beside the tables.  The sink commits it with them.
+It reads as the data source "appliance" does, but it continues from the tables and not from Spark's checkpoint, and its
+rows are whole batches of lines (``packed_batches``).  Its offset, as Spark has it, is the whole plan of a micro-batch
+(``batch_record``): the end of one is the start of the next.  Before the first task of a micro-batch starts, its plan is
+stored beside the tables.  The sink commits it with them.
 
 At each planning the topics are compared as at the start of a run (``resume``): a topic that is deleted and created
 again, or a log that has become shorter, is noticed while the query runs.
@@ -23,10 +24,11 @@ from pyspark.sql.types import StructType
 from ...errors import OffsetOutOfRange
 from ...names import TopicPartition
 from ..options import source_options
-from ..source import COLUMNS, HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
+from ..source import HEADS_AGE_S_MAX, LogPartition, Planner, bytes_of
 from ..stream_offsets import Positions, ranges, to_json
 from .batch_record import BatchRecord, store_plan
 from .output_files import OutputFiles
+from .packed_batches import PACKED, packed
 from .resume import TopicLog, decide, next_plan
 from .settings import Settings, decode
 from .startup import ACCEPT, Beginning, decode_beginning, read_logs
@@ -111,13 +113,12 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: the sink has committed the plan."""
 
     def stop(self) -> None:
-        self._planner.end()
+        self._planner.access.close()
 
     # ---- in a task
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogPartition)
-        return self._planner.read(partition)
+        return packed(self._planner.read(partition))
 
 
 def _heads(logs: Mapping[str, TopicLog]) -> Positions:
@@ -140,7 +141,7 @@ class PipelineSource(DataSource):
         return SOURCE
 
     def schema(self) -> StructType:
-        return COLUMNS
+        return PACKED
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options: Any = self.options

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ... import errors
@@ -27,12 +28,13 @@ from .. import parallelism
 from ..spark_session import build_session
 from ..stream_offsets import Positions
 from .compaction import Compactor
-from .pipeline_sink import COLUMNS, FORMAT, PipelineSink
+from .packed_batches import ROWS_SETTING
+from .pipeline_sink import FORMAT, PipelineSink
 from .pipeline_source import SOURCE, PipelineSource
 from .pipeline_status import Summary, publish, summary
 from .settings import Settings
 from .startup import Beginning, begin, output_lock
-from .state_directory import Progress, State, progress_of
+from .state_directory import LINES, READ, Progress, State, progress_of
 
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares
 CAUSE_CHARACTERS_MAX: Final = 300
@@ -90,17 +92,24 @@ def start(spark: SparkSession, settings: Settings, state: State, beginning: Begi
     given = {"settings": settings.encode(), "beginning": beginning.encode()}
     for each in (PipelineSource, PipelineSink):
         spark.dataSource.register(each)
-    cores = str(parallelism(spark))
-    lines = spark.readStream.format(SOURCE).options(**given, cores=cores).load().select(*COLUMNS)
+    batches = spark.readStream.format(SOURCE).options(**given, cores=str(parallelism(spark))).load()
     writer = (
-        lines.writeStream.format(FORMAT)
+        batches.observe(READ, sum_of("count").alias(LINES))
+        .writeStream.format(FORMAT)
         .queryName(settings.pipeline.name)
         .options(**given)
         .option("checkpointLocation", str(state.checkpoint))
     )
     if once:
-        return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{settings.input.trigger_ms} milliseconds").start()
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{settings.input.trigger_ms} milliseconds")
+    own = spark.conf.get(ROWS_SETTING)
+    spark.conf.set(ROWS_SETTING, "1")
+    try:
+        return writer.start()  # the query keeps a copy of the settings
+    finally:
+        spark.conf.set(ROWS_SETTING, str(own))
 
 
 class _Run:

@@ -27,6 +27,8 @@ from ..stream_offsets import Positions, from_json
 from .batch_record import BatchRecord
 
 HISTORY_ENTRIES_MAX: Final = 1000
+READ, LINES = "read", "lines"
+"""The metric that the query observes, since a row of Spark is a batch of lines: how many it has read."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -132,7 +134,7 @@ def progress_of(report: dict[str, Any]) -> tuple[Progress, Positions]:
     progress = Progress(
         batch=plan.batch,
         ended=(begun + timedelta(seconds=seconds)).isoformat(timespec="milliseconds"),
-        rows=report["numInputRows"],
+        rows=(report.get("observedMetrics", {}).get(READ) or {}).get(LINES) or 0,
         bytes=plan.bytes,
         seconds=seconds,
         lag_bytes=sum(max(0, offset - ends.get(key, 0)) for key, offset in latest.items()),
