@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from appliance.client import GroupConsumer
+
 from .command_line import run, succeeding
 from .server import Server, wait_for
 
@@ -36,8 +38,8 @@ def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> 
     assert lag == [(0, 0, 0), (1, 0, 0)]
     assert topic in succeeding("groups", "describe", topic, *at).out
 
-    moved = succeeding("groups", "reset-offsets", topic, "--topic", topic, "--to", "earliest", *at)
-    assert moved.out.splitlines()[1:] == [f"{topic}\t0\t0", f"{topic}\t1\t0"]
+    moved = succeeding("groups", "reset", topic, "--topic", topic, "--to", "earliest", "--yes", *at)
+    assert [line.split("\t")[:3] for line in moved.out.splitlines()[1:]] == [[topic, "0", "0"], [topic, "1", "0"]]
     described = succeeding("groups", "describe", topic, "--json", *at).json
     assert [row["lag_messages"] for row in described["partitions"]] == [3, 1]
     assert sorted(succeeding(*reading, "--timeout", "1").out.split()) == ["a", "b", "c", "d"]
@@ -46,11 +48,11 @@ def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> 
 def test_what_is_refused(grouped: Server, topic: str) -> None:
     at = ("--data", str(grouped.data_dir))
     succeeding("topics", "create", topic, "--partitions", "2", *at)
-    reset = ("groups", "reset-offsets", "g", "--topic")
+    reset = ("groups", "reset", "g", "--topic")
     for words, status, says in [
         (("groups", "describe", "nobody"), 66, "groups list"),
         (("consume", "no-such-topic", "--group", "g", "--timeout", "0.1"), 66, "topics list"),
-        (("consume", topic, "--group", "g", "--from", "5"), 2, "reset-offsets"),
+        (("consume", topic, "--group", "g", "--from", "5"), 2, "groups reset"),
         ((*reset, topic, "--to", "5"), 2, "--partition"),
         ((*reset, topic, "--to", "whenever"), 2, "earliest, latest"),
         ((*reset, "no-such-topic", "--to", "latest"), 66, "topics list"),
@@ -64,17 +66,37 @@ def test_resetting_says_what_it_did_and_makes_no_group_by_a_typo(grouped: Server
     at = ("--data", str(grouped.data_dir))
     succeeding("topics", "create", topic, *at)
     succeeding("produce", topic, *at, stdin=b"a\nb\nc\n")
-    reset = ("groups", "reset-offsets", topic, "--topic", topic, "--partition", "0", "--to")
+    reset = ("groups", "reset", topic, "--topic", topic, "--partition", "0", "--to")
     said = run(*reset, "earliest", *at)
     assert said.status == 66 and "--new" in said.err
     assert topic not in {row["group"] for row in succeeding("groups", "list", "--json", *at).json}
     assert succeeding(*reset, "earliest", "--new", *at).err == ""
     end = succeeding("topics", "describe", topic, "--json", *at).json["partitions"][0]["end"]
-    said = succeeding(*reset, "999999", "--json", *at)
-    assert said.json == [{"topic": topic, "partition": 0, "offset": end}]
+    assert run(*reset, "999999", *at).status == 2, "nobody can be asked"
+    said = succeeding(*reset, "999999", "--yes", "--json", *at)
+    assert said.json == [{"topic": topic, "partition": 0, "offset": end, "before": 0}]
     assert f"offset 999999 is outside of 0 to {end}" in said.err
     described = succeeding("groups", "describe", topic, *at).out
     assert described.startswith(f"{topic}: empty, no members\n")
+
+
+def test_a_group_is_deleted_when_somebody_agrees(grouped: Server, topic: str) -> None:
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, *at)
+    succeeding("produce", topic, *at, stdin=b"a\n")
+    succeeding("consume", topic, "--group", topic, "--max", "1", *at)
+    delete = ("groups", "delete", topic)
+    assert run(*delete, *at).status == 2
+    assert succeeding(*delete, "--dry-run", "--json", *at).json == [{"group": topic, "topics": [topic], "offsets": 1}]
+    assert run(*delete, "nobody", "--yes", *at).status == 66
+    assert topic in succeeding("groups", "list", *at).out
+    succeeding(*delete, "--yes", *at)
+    assert topic not in succeeding("groups", "list", *at).out
+    with GroupConsumer(grouped.native, topic) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        next(stream.messages(20))
+        said = run(*delete, "--yes", *at)
+        assert said.status == 65 and "stop them first" in said.err
 
 
 def test_without_zookeeper_groups_are_not_possible_for_now(appliance: Server, topic: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from ..security.acls import CLUSTER_NAME, OPERATIONS, Operation, ResourceType, parse, word
 from . import output
+from .asking import DryRun, Yes, confirm, how_many
 from .target import Connect, Data, Json, cluster
 
 app = typer.Typer(
@@ -115,8 +115,8 @@ def delete(
     of_cluster: ClusterToo = False,
     prefixed: Prefixed = False,
     host: Host = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
@@ -140,24 +140,10 @@ def delete(
     with cluster(data, connect) as asked:
         rows = [row for one in filters for row in asked.admin("delete_acls", one | {"dry_run": True})]
         if rows and not dry_run:
-            if not yes:
-                _ask(rows)
+            shown = [" ".join(str(row[column]) for column in COLUMNS) for row in rows]
+            confirm(shown, f"Delete {how_many(len(rows), 'rule')}?", yes=yes)
             rows = [row for one in filters for row in asked.admin("delete_acls", one)]
     _print(rows, as_json)
-
-
-def _ask(rows: list[dict[str, Any]]) -> None:
-    """Show the rules that are going to be deleted, and ask.
-
-    Raises:
-        BadParameter: nobody can be asked.
-        Abort: the answer is no.
-    """
-    if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{len(rows)} rules would be deleted: give --yes, or look with --dry-run")
-    for row in rows:
-        output.remark(" ".join(str(row[column]) for column in COLUMNS))
-    typer.confirm(f"Delete {'this rule' if len(rows) == 1 else f'these {len(rows)} rules'}?", abort=True, err=True)
 
 
 def _resources(

@@ -257,7 +257,7 @@ def consume(
     if group is None:
         _read(listener, topic, partitions, spec, Limits(count_max, timeout), printing)
     elif spec.offset is not None:
-        raise typer.BadParameter("--from: a group begins at a time, not at an offset; see groups reset-offsets")
+        raise typer.BadParameter("--from: a group begins at a time, not at an offset; see groups reset")
     elif partitions:
         raise typer.BadParameter("--partition: a group divides the partitions itself; leave out --group or --partition")
     else:

@@ -10,13 +10,14 @@ import typer
 from ..errors import InvalidRequest, UnknownGroup
 from ..wire.requests import EARLIEST, LATEST
 from . import output
+from .asking import DryRun, Yes, confirm, how_many
 from .offset_spec import parse_offset_spec, resolve
 from .target import Connect, Data, Json, cluster
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
 
-app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers and move their offsets.")
+app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers, move their offsets, delete them.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
 
@@ -68,8 +69,8 @@ def _standing(found: dict[str, Any]) -> str:
     return f"{found['state']}, {found['protocol']} protocol, {count} member{'s' if count != 1 else ''}"
 
 
-@app.command(name="reset-offsets")
-def reset_offsets(
+@app.command()
+def reset(
     group: Group,
     topic: Annotated[str, typer.Option("--topic", help="Topic to move the group in.")],
     to: Annotated[str, typer.Option("--to", metavar="earliest|latest|TIME|OFFSET", help="Where to.")],
@@ -78,6 +79,8 @@ def reset_offsets(
         typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given."),
     ] = None,
     new: Annotated[bool, typer.Option("--new", help="Also for a group that there is not yet.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
@@ -86,24 +89,85 @@ def reset_offsets(
 
     [b]Examples[/b]
 
-        appliance groups reset-offsets reports --topic web --to earliest
+        appliance groups reset reports --topic web --to earliest --dry-run
 
-        appliance groups reset-offsets reports --topic web --to 2026-11-20T06:00 --partition 0
+        appliance groups reset reports --topic web --to 2026-11-20T06:00 --partition 0 --yes
     """
     spec = parse_offset_spec(to, datetime.now().astimezone())
     with cluster(data, connect) as asked:
-        known = [row for row in asked.admin("groups", {}) if row["group"] == group]
-        if known and known[0]["members"]:
-            raise InvalidRequest(f"group {group!r} has {known[0]['members']} members running: stop them first")
+        known = _resting(asked, group)
         asked.refresh([topic])
         chosen = partitions or list(range(len(asked.topic(topic).leaders)))
         offsets = resolve(asked, spec, [(topic, number) for number in chosen])
         if not known and not new:
             raise UnknownGroup(f"there is no group {group!r}: `appliance groups list` shows them; --new creates it")
         offsets = _inside(asked, offsets)
-        asked.admin("commit", {"group": group, "offsets": [[*part, offset] for part, offset in offsets.items()]})
-    rows = [{"topic": name, "partition": number, "offset": offset} for (name, number), offset in offsets.items()]
-    output.print_rows(rows, ["topic", "partition", "offset"], as_json=as_json)
+        before = _committed(asked, group) if known else {}
+        rows = [
+            {"topic": part[0], "partition": part[1], "offset": offset, "before": before.get(part)}
+            for part, offset in offsets.items()
+        ]
+        moved = [
+            f"{row['topic']}-{row['partition']}: {output.field(row['before'])} becomes {row['offset']}"
+            for row in rows
+            if row["before"] != row["offset"]
+        ]
+        if moved and not dry_run:
+            if before:
+                confirm(moved, f"Move group {group} in {topic}?", yes=yes)
+            asked.admin("commit", {"group": group, "offsets": [[*part, offset] for part, offset in offsets.items()]})
+    output.print_rows(rows, ["topic", "partition", "offset", "before"], as_json=as_json)
+
+
+@app.command()
+def delete(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Groups without members.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Delete groups and their committed offsets.  Messages stay.
+
+    [b]Examples[/b]
+
+        appliance groups delete reports --dry-run
+
+        appliance groups delete reports old-reports --yes
+    """
+    with cluster(data, connect) as asked:
+        rows = []
+        for group in dict.fromkeys(groups):
+            if not _resting(asked, group):
+                raise UnknownGroup(f"there is no group {group!r}")
+            offsets = _committed(asked, group)
+            topics = sorted({topic for topic, _ in offsets})
+            rows.append({"group": group, "topics": topics, "offsets": len(offsets)})
+        if not dry_run:
+            lost = [
+                f"{row['group']}: {row['offsets']} committed offsets in {output.field(row['topics'])}" for row in rows
+            ]
+            confirm(lost, f"Delete {how_many(len(rows), 'group')}?", yes=yes)
+            for row in rows:
+                asked.admin("delete_offsets", {"group": row["group"]})
+    output.print_rows(rows, ["group", "topics", "offsets"], as_json=as_json)
+
+
+def _resting(asked: Cluster, group: str) -> bool:
+    """Whether there is such a group.
+
+    Raises:
+        InvalidRequest: it has members, which would commit their own offsets again.
+    """
+    known = [row for row in asked.admin("groups", {}) if row["group"] == group]
+    if known and known[0]["members"]:
+        raise InvalidRequest(f"group {group!r} has {known[0]['members']} members running: stop them first")
+    return bool(known)
+
+
+def _committed(asked: Cluster, group: str) -> dict[tuple[str, int], int]:
+    return {(topic, partition): offset for topic, partition, offset in asked.admin("offsets", {"group": group})}
 
 
 def _inside(asked: Cluster, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:

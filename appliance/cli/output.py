@@ -153,6 +153,11 @@ def remark(text: str) -> None:
     print(safe(text, kept="\n"), file=sys.stderr, flush=True)
 
 
+def prompt(question: str) -> None:
+    """Print a question, so that the answer is typed behind it."""
+    print(safe(question), end="", file=sys.stderr, flush=True)
+
+
 class Remarks(logging.Handler):
     """Prints log messages of the client as remarks."""
 

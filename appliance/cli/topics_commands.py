@@ -1,16 +1,25 @@
-"""``appliance topics``: create, list, describe, alter and delete topics."""
+"""``appliance topics``: create, list, describe, alter, trim and delete topics."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UnknownPartition
+from ..wire.requests import EARLIEST, LATEST
 from . import output
+from .asking import DryRun, Yes, confirm, how_many
+from .offset_spec import FORMS, OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, Settings, cluster, parse_settings
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+if TYPE_CHECKING:
+    from ..client.cluster_client import Cluster
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, trim and delete topics.")
+
+COLUMNS = ["name", "partitions", "messages", "bytes", "settings"]
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
 
@@ -57,7 +66,7 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
     """
     with cluster(data, connect) as asked:
         rows = [_summary(topic) for topic in asked.admin("topics", {})]
-    output.print_rows(rows, ["name", "partitions", "messages", "bytes", "settings"], as_json=as_json)
+    output.print_rows(rows, COLUMNS, as_json=as_json)
 
 
 @app.command()
@@ -124,25 +133,90 @@ def alter(
 
 
 @app.command()
+def trim(
+    name: Name,
+    before: Annotated[
+        str, typer.Option("--before", metavar="TIME|OFFSET|latest", help=f"Messages before this go: {FORMS}.")
+    ],
+    partitions: Annotated[
+        list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable; all if not given.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Delete the oldest messages of a topic, at once.
+
+    Nothing reads them any more; files go by whole segments, so the disk may have room a little later.
+
+    [b]Examples[/b]
+
+        appliance topics trim web --before -2d --dry-run
+
+        appliance topics trim web --before latest --yes
+
+        appliance topics trim web --before 4711 --partition 0
+    """
+    spec = parse_offset_spec(before, datetime.now().astimezone())
+    with cluster(data, connect) as asked:
+        rows = _trimmed(asked, name, spec, partitions)
+        if not dry_run:
+            if any(row["bytes"] for row in rows):
+                lost = [f"{name}-{row['partition']}: {output.size(row['bytes'])}" for row in rows if row["bytes"]]
+                confirm(lost, f"Delete the messages of {name} before {before}?", yes=yes)
+            for row in rows:
+                at = {"name": name, "partition": row["partition"], "offset": row["before"]}
+                asked.admin("delete_records", at, broker_id=asked.leader(name, row["partition"]))
+    output.print_rows(rows, ["partition", "start", "before", "end", "bytes"], as_json=as_json)
+
+
+def _trimmed(asked: Cluster, name: str, spec: OffsetSpec, chosen: list[int] | None) -> list[dict[str, Any]]:
+    """What a trim deletes: of each partition its extent, the new start and the bytes between the starts."""
+    asked.refresh([name])
+    parts = [(name, partition) for partition in chosen or range(len(asked.topic(name).leaders))]
+    starts = asked.offsets(dict.fromkeys(parts, EARLIEST))
+    ends = asked.offsets(dict.fromkeys(parts, LATEST))
+    rows = []
+    for part, offset in resolve(asked, spec, parts).items():
+        before = min(max(offset, starts[part]), ends[part])
+        extent = {"start": starts[part], "before": before, "end": ends[part], "bytes": before - starts[part]}
+        rows.append({"partition": part[1], **extent})
+    return rows
+
+
+@app.command()
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,
 ) -> None:
     """Delete topics and all that is in them, at once.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
-        appliance topics delete web --data /tmp/box
+        appliance topics delete web --dry-run
+
+        appliance topics delete web app --yes --data /tmp/box
     """
     with cluster(data, connect) as asked:
-        for name in names:
-            asked.admin("delete_topic", {"name": name})
+        found = {topic["name"]: _summary(topic) for topic in asked.admin("topics", {"names": names})}
+        rows = [found[name] for name in dict.fromkeys(names)]
+        if dry_run:
+            output.print_rows(rows, COLUMNS, as_json=as_json)
+            return
+        lost = [f"{row['name']}: {row['messages']:,} messages, {output.size(row['bytes'])}" for row in rows]
+        confirm(lost, f"Delete {how_many(len(rows), 'topic')}?", yes=yes)
+        for row in rows:
+            asked.admin("delete_topic", {"name": row["name"]})
             if not as_json:
-                output.say(f"deleted {name}")
+                output.say(f"deleted {row['name']}")
     if as_json:
-        output.print_json([{"name": name} for name in names])
+        output.print_json(rows)
 
 
 def _summary(topic: dict[str, Any]) -> dict[str, Any]:

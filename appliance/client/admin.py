@@ -75,6 +75,12 @@ class Admin:
     def delete_topic(self, name: str) -> None:
         self._ask("delete_topic", name=name)
 
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        """Delete the messages of a partition before this offset.  When it returns, nobody reads them any more."""
+        self._cluster.refresh([topic])
+        arguments = {"name": topic, "partition": partition, "offset": before}
+        self._cluster.admin("delete_records", arguments, broker_id=self._cluster.leader(topic, partition))
+
     def topics(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
         """These topics, or all, with their settings and partitions."""
         found: list[dict[str, Any]] = self._ask("topics", names=None if names is None else list(names))

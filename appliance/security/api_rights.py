@@ -137,6 +137,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "ensure_topic": (Right(_O.DESCRIBE, _TOPIC, How.EACH), *_CREATE),
     "alter_topic": (Right(_O.ALTER_CONFIGS, _TOPIC, How.EACH), Right(_O.ALTER, _TOPIC, How.EACH)),
     "delete_topic": _each(_O.DELETE, _TOPIC),
+    "delete_records": _each(_O.DELETE, _TOPIC),
     "topics": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "init_producer": _PRODUCER_ID,
     "status": _cluster(_O.DESCRIBE),

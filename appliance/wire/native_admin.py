@@ -6,6 +6,7 @@
     ensure_topic    {name}                                {name, partitions}; created if auto_create is on
     alter_topic     {name, settings?, partitions?}        {name, partitions}; nil resets a setting
     delete_topic    {name}                                nil
+    delete_records  {name, partition, offset}             nil; deletes what is before; only the leader does it
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     init_producer   {}                                    {producer_id, epoch}
     status          {}                                    see :mod:`appliance.status`
@@ -85,6 +86,12 @@ class OneTopic(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
 
 
+class DeleteRecords(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    partition: Partition
+    offset: Offset
+
+
 class ManyTopics(msgspec.Struct, forbid_unknown_fields=True):
     names: Names | None = None
 
@@ -157,6 +164,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "ensure_topic": OneTopic,
     "alter_topic": AlterTopic,
     "delete_topic": OneTopic,
+    "delete_records": DeleteRecords,
     "topics": ManyTopics,
     "init_producer": Nothing,
     "status": Nothing,

@@ -33,6 +33,7 @@ from ...wire.native_admin import (
     CreateTopic,
     DeleteAcls,
     DeleteOffsets,
+    DeleteRecords,
     ManyTopics,
     Nothing,
     OneGroup,
@@ -89,6 +90,7 @@ class NativeApi:
             "ensure_topic": self._ensure_topic,
             "alter_topic": self._alter_topic,
             "delete_topic": self._delete_topic,
+            "delete_records": self._delete_records,
             "topics": self._list_topics,
             "init_producer": self._init_producer,
             "status": self._status,
@@ -142,6 +144,9 @@ class NativeApi:
 
     async def _delete_topic(self, wanted: OneTopic, access: Access) -> None:
         await self._topics.delete(wanted.name)
+
+    async def _delete_records(self, wanted: DeleteRecords, access: Access) -> None:
+        await self._broker.delete_records(wanted.name, wanted.partition, wanted.offset)
 
     async def _list_topics(self, wanted: ManyTopics, access: Access) -> list[dict[str, Any]]:
         names = wanted.names
