@@ -34,6 +34,7 @@ from . import (
 from .demo import command as demo_command
 from .ending import Ended
 from .faults import EXIT_STATUSES, report
+from .messages import tail_command
 
 
 @contextlib.contextmanager
@@ -100,6 +101,7 @@ def _root(
 
 service_commands.register(app)
 data_commands.register(app)
+tail_command.register(app)
 app.add_typer(topics_commands.app, name="topics", rich_help_panel="Topics and groups")
 app.add_typer(groups_commands.app, name="groups", rich_help_panel="Topics and groups")
 app.add_typer(users_commands.app, name="users", rich_help_panel="Who may do what")

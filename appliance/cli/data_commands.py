@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import sys
 import time
-from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
 
 import typer
 
 from ..errors import ApplianceError, MessageTooLarge, Unavailable
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
+from .messages.message_text import MessageWriter
 from .offset_spec import OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, address, cluster
 from .waiting import Watch
 
 if TYPE_CHECKING:
-    from ..client import Message, Producer
+    from ..client import Producer
 
 READ_BYTES = 1 << 20
 LINE_BYTES_MAX = 64 << 20
@@ -252,16 +252,16 @@ def consume(
         appliance consume web --from 4711 --partition 0 --max 1
     """
     spec = parse_offset_spec(since or ("earliest" if group else "latest"), datetime.now().astimezone())
-    printing = _Printing(as_json, key_separator, raw=raw or not sys.stdout.isatty())
+    writer = MessageWriter(as_json=as_json, key_separator=key_separator, raw=raw)
     listener = address(data, connect)
     if group is None:
-        _read(listener, topic, partitions, spec, Limits(count_max, timeout), printing)
+        _read(listener, topic, partitions, spec, Limits(count_max, timeout), writer)
     elif spec.offset is not None:
         raise typer.BadParameter("--from: a group begins at a time, not at an offset; see groups reset")
     elif partitions:
         raise typer.BadParameter("--partition: a group divides the partitions itself; leave out --group or --partition")
     else:
-        _read_as_group(listener, topic, group, spec, Limits(count_max, timeout), printing)
+        _read_as_group(listener, topic, group, spec, Limits(count_max, timeout), writer)
 
 
 class Limits(NamedTuple):
@@ -271,47 +271,8 @@ class Limits(NamedTuple):
     timeout: float | None
 
 
-class _Printing:
-    def __init__(self, as_json: bool, separator: str | None, *, raw: bool) -> None:
-        self._as_json = as_json
-        self._raw = raw
-        self._separator = separator.encode() if separator is not None else None
-
-    def print(self, messages: Iterable[Message]) -> None:
-        """Write messages and flush, so that printed messages have left this process."""
-        form = self._json if self._as_json else self._text
-        sys.stdout.buffer.write(b"".join(form(message) + b"\n" for message in messages))
-        sys.stdout.buffer.flush()
-
-    def _text(self, message: Message) -> bytes:
-        value = message.value or b""
-        if self._separator is not None and message.key is not None:
-            value = message.key + self._separator + value
-        return value if self._raw else output.safe(value, kept="\t").encode()
-
-    def _json(self, message: Message) -> bytes:
-        row: dict[str, Any] = {
-            "topic": message.topic,
-            "partition": message.partition,
-            "offset": message.offset,
-            "timestamp": message.timestamp,
-            **_readable("key", message.key),
-            **_readable("value", message.value),
-        }
-        if message.headers:
-            row["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers]
-        return output.json_text(row).encode()
-
-
-def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if value is None else value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": b64encode(value or b"").decode()}
-
-
 def _read(
-    listener: str, topic: str, chosen: list[int] | None, spec: OffsetSpec, limits: Limits, printing: _Printing
+    listener: str, topic: str, chosen: list[int] | None, spec: OffsetSpec, limits: Limits, writer: MessageWriter
 ) -> None:
     from ..client import Consumer
 
@@ -331,12 +292,12 @@ def _read(
                 if not messages:
                     _end(watch)
                     return
-                printing.print(messages)
+                writer.write(messages)
                 left = None if left is None else left - len(messages)
 
 
 def _read_as_group(
-    listener: str, topic: str, group: str, spec: OffsetSpec, limits: Limits, printing: _Printing
+    listener: str, topic: str, group: str, spec: OffsetSpec, limits: Limits, writer: MessageWriter
 ) -> None:
     """Prints and flushes each message before it requests the next one, so only printed messages are committed."""
     from ..client import GroupConsumer
@@ -355,7 +316,7 @@ def _read_as_group(
         joining_until = time.monotonic() + JOIN_S_MAX
         while True:
             for message in stream.messages(limits.timeout):
-                printing.print([message])
+                writer.write([message])
                 left = None if left is None else left - 1
                 if left == 0:
                     return

@@ -11,6 +11,8 @@ from ..records.decode import Record, decode_batch, decode_values
 from .fetcher import Chunk
 
 T = TypeVar("T")
+Select = Callable[[Sequence[bytes | None]], Sequence[int]]
+"""Which values of a batch are wanted, as indexes in ascending order."""
 
 
 class Message(NamedTuple):
@@ -35,13 +37,17 @@ class Values(NamedTuple):
 
 
 class Decoder:
-    """Decodes chunks.  A damaged batch raises or, with ``on_corrupt="skip"``, is counted in ``corrupt_batches``."""
+    """Decodes chunks.  A damaged batch raises or, with ``on_corrupt="skip"``, is counted in ``corrupt_batches``.
 
-    def __init__(self, *, check_crc: bool, on_corrupt: str) -> None:
+    With ``select``, :meth:`messages` returns the selected ones.  Only batches that have some are decoded to messages.
+    """
+
+    def __init__(self, *, check_crc: bool, on_corrupt: str, select: Select | None = None) -> None:
         if on_corrupt not in ("raise", "skip"):
             raise BadValue(f"on_corrupt={on_corrupt!r}: give 'raise' or 'skip'")
         self._check_crc = check_crc
         self._skip = on_corrupt == "skip"
+        self._select = select
         self.corrupt_batches = 0
 
     def values(self, chunk: Chunk) -> Values | None:
@@ -54,13 +60,13 @@ class Decoder:
         return Values(*chunk.fetched.topic_partition, values[unwanted:] if unwanted > 0 else values, next_offset)
 
     def messages(self, chunk: Chunk) -> list[Message] | None:
-        """The next batch of the chunk; None when there is none left."""
-        records = self._next(chunk, self._records)
+        """The next batch of the chunk, [] if nothing in it is selected; None when there is none left."""
+        records = self._next(chunk, self._records if self._select is None else self._selected)
         if records is None:
             return None
         topic, partition = chunk.fetched.topic_partition
         wanted = chunk.wanted
-        if records[0].offset < wanted:
+        if records and records[0].offset < wanted:
             records = [record for record in records if record.offset >= wanted]
         return [Message(topic, partition, *record) for record in records]
 
@@ -69,6 +75,15 @@ class Decoder:
 
     def _records(self, chunk: Chunk) -> list[Record]:
         return decode_batch(chunk.data, chunk.at, check_crc=self._check_crc)
+
+    def _selected(self, chunk: Chunk) -> list[Record]:
+        assert self._select is not None
+        values, _ = self._values(chunk)
+        chosen = self._select(values)
+        if not chosen:
+            return []
+        records = decode_batch(chunk.data, chunk.at, check_crc=False)
+        return [records[index] for index in chosen]
 
     def _next(self, chunk: Chunk, decode: Callable[[Chunk], T]) -> T | None:
         data, stop = chunk.data, len(chunk.data)

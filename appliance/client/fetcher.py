@@ -201,6 +201,10 @@ class Fetcher:
         self.troubles.forget(part)
         self._led = None
 
+    def next_offset(self, part: tuple[str, int]) -> int:
+        """The offset behind all that has arrived, or where ``reset`` continues."""
+        return self._partitions[part].offset
+
     def ends(self) -> dict[tuple[str, int], int]:
         """The high watermark of each partition in its last reply; partitions without a reply are left out."""
         return {part: fetched.end for part, fetched in self._partitions.items() if fetched.end >= 0}

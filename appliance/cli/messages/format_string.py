@@ -1,0 +1,71 @@
+"""Formats messages by a format string, as kcat's ``-f``.
+
+A format string has text, escapes (``\\n \\r \\t \\\\ \\xXX``) and these fields::
+
+    %s  value            %S  its length in bytes, -1 for none      %R  its length as 4 bytes, big-endian
+    %k  key              %K  its length in bytes, -1 for none
+    %t  topic            %p  partition                             %o  offset
+    %T  timestamp, ms    %h  headers, NAME=VALUE with commas       %%  a percent sign
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from typer import BadParameter
+
+if TYPE_CHECKING:
+    from ...client import Message
+
+Field = Callable[["Message"], bytes]
+
+
+def _length(data: bytes | None) -> int:
+    return -1 if data is None else len(data)
+
+
+def headers_text(message: Message) -> bytes:
+    """Headers as ``NAME=VALUE,NAME=VALUE``; a header without a value is its name and ``=NULL``, as in kcat."""
+    pairs = (name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in message.headers)
+    return b",".join(pairs)
+
+
+FIELDS: Final[dict[str, Field]] = {
+    "s": lambda message: message.value or b"",
+    "S": lambda message: b"%d" % _length(message.value),
+    "R": lambda message: _length(message.value).to_bytes(4, "big", signed=True),
+    "k": lambda message: message.key or b"",
+    "K": lambda message: b"%d" % _length(message.key),
+    "t": lambda message: message.topic.encode(),
+    "p": lambda message: b"%d" % message.partition,
+    "o": lambda message: b"%d" % message.offset,
+    "T": lambda message: b"%d" % message.timestamp,
+    "h": headers_text,
+    "%": lambda message: b"%",
+}
+_ESCAPES: Final = {"n": b"\n", "r": b"\r", "t": b"\t", "\\": b"\\"}
+_PIECE: Final = re.compile(r"%(.?)|\\x([0-9a-fA-F]{2})|\\(.?)|([^%\\]+)", re.DOTALL)
+
+
+def parse_format(text: str) -> Field:
+    """A function that formats a message.
+
+    Raises:
+        BadParameter: an unknown field or escape.
+    """
+    pieces: list[bytes | Field] = []
+    for field, number, escape, plain in _PIECE.findall(text):
+        if plain:
+            pieces.append(plain.encode())
+        elif number:
+            pieces.append(bytes([int(number, 16)]))
+        elif field in FIELDS:
+            pieces.append(FIELDS[field])
+        elif escape in _ESCAPES:
+            pieces.append(_ESCAPES[escape])
+        else:
+            wrong = f"\\{escape}" if escape else f"%{field}"
+            raise BadParameter(f"--format {text!r}: {wrong!r}: give %{' %'.join(FIELDS)} or \\n \\r \\t \\xXX")
+    return lambda message: b"".join(piece if isinstance(piece, bytes) else piece(message) for piece in pieces)

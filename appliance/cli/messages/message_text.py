@@ -1,0 +1,111 @@
+"""Writes messages to standard output: as they are, escaped for a terminal, as JSON, or by a format string.
+
+A pipe or a file gets the bytes of the messages unchanged.  On a terminal they are escaped (:func:`.output.safe`),
+unless somebody asks for them raw.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from base64 import b64encode
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from .. import output
+from .format_string import Field, headers_text
+from .log_levels import DIM, PLAIN, colour
+
+if TYPE_CHECKING:
+    from ...client import Message
+
+
+class MessageWriter:
+    """Writes messages in one form."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        form: Field | None = None,
+        key_separator: str | None = None,
+        headers: bool = False,
+        prefix: str = "",
+        raw: bool = False,
+    ) -> None:
+        """A line for each message, except with ``form``, which has its own line breaks.
+
+        Args:
+            form: from a format string.
+            key_separator: write the key and this before the value.
+            headers: write the headers before the value.
+            prefix: on a terminal, write before a message its "time" or its time and partition ("partition").
+            raw: never escape.
+        """
+        terminal = sys.stdout.isatty()
+        self._raw = raw or not terminal
+        self._form = form
+        self._headers = headers
+        self._separator = None if key_separator is None else key_separator.encode()
+        self._prefix = prefix if terminal and not raw else ""
+        self._coloured = bool(self._prefix) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._write = self._json if as_json else self._formatted if form else self._line
+
+    def write(self, messages: Iterable[Message]) -> None:
+        """Write messages and flush, so that written messages have left this process."""
+        sys.stdout.buffer.write(b"".join(map(self._write, messages)))
+        sys.stdout.buffer.flush()
+
+    def _json(self, message: Message) -> bytes:
+        return output.json_text(json_row(message)).encode() + b"\n"
+
+    def _formatted(self, message: Message) -> bytes:
+        assert self._form is not None
+        formatted = self._form(message)
+        return formatted if self._raw else output.safe(formatted, kept="\t\n").encode()
+
+    def _line(self, message: Message) -> bytes:
+        value = message.value or b""
+        if self._separator is not None and message.key is not None:
+            value = message.key + self._separator + value
+        if self._headers and message.headers:
+            value = headers_text(message) + b" " + value
+        if self._raw:
+            return value + b"\n"
+        text = output.safe(value, kept="\t")
+        return f"{self._before(message)}{self._in_colour(value, text)}\n".encode()
+
+    def _before(self, message: Message) -> str:
+        if not self._prefix:
+            return ""
+        before = f"{datetime.fromtimestamp(max(0, message.timestamp) / 1000):%H:%M:%S} "
+        if self._prefix == "partition":
+            before += f"{message.topic}-{message.partition} "
+        return f"{DIM}{before}{PLAIN}" if self._coloured else before
+
+    def _in_colour(self, value: bytes, text: str) -> str:
+        begin = colour(value) if self._coloured else ""
+        return f"{begin}{text}{PLAIN}" if begin else text
+
+
+def json_row(message: Message) -> dict[str, Any]:
+    """A message as JSON-like data; keys and values that are no UTF-8 are in base64, under another name."""
+    row: dict[str, Any] = {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "timestamp": message.timestamp,
+        **_readable("key", message.key),
+        **_readable("value", message.value),
+    }
+    if message.headers:
+        row["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers]
+    return row
+
+
+def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(value or b"").decode()}

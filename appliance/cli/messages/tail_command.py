@@ -1,0 +1,205 @@
+"""``appliance tail``: the newest messages of topics, merged by time, and what follows."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ...errors import ApplianceError, UnknownPartition
+from ...wire.requests import EARLIEST, LATEST
+from .. import ending, output
+from ..offset_spec import OffsetSpec, parse_offset_spec
+from ..target import Connect, Data, Json, address
+from ..waiting import Watch
+from .format_string import parse_format
+from .message_text import MessageWriter
+from .value_filter import make_select
+
+if TYPE_CHECKING:
+    from ...client.merged_reader import MergedReader, Span
+
+TopicPartitions = list[tuple[str, int]]
+COUNT: Final = 10
+COUNT_MAX: Final = 100_000
+NEW_TOPICS_S: Final = 5.0
+"""How often ``-f`` looks for new topics that a pattern fits, and for new partitions."""
+
+
+def tail(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics, or patterns such as 'web-*'.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what arrives.")] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--lines", min=0, max=COUNT_MAX, help="The last N of all.  [dim]\\[10; all with --since][/dim]"
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="From then: 10m, 2h, 7d, 06:00, …")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.  Not with -f.")] = None,
+    pattern: Annotated[str | None, typer.Option("--grep", metavar="RE", help="Whose value has this.")] = None,
+    ignore_case: Annotated[bool, typer.Option("-i", "--ignore-case", help="For --grep.")] = False,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", metavar="NAME=TEXT", help="Whose JSON or key=value text has this field; repeatable."),
+    ] = None,
+    partitions: Annotated[
+        list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", metavar="TEXT", help="As kcat's -f: %t %p %o %T %k %s %h %S %K %R \\n")
+    ] = None,
+    headers: Annotated[bool, typer.Option("--headers", help="Print headers before the value.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Values as they are, also to a terminal.")] = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Print the newest messages of topics in the order of their times, and with -f what follows.
+
+    A terminal also shows times, partitions, and colours by level.  A pipe gets values, one on a line.  -n with --grep
+    or --field counts the messages that fit.
+
+    [b]Examples[/b]
+
+        appliance tail web -f
+
+        appliance tail 'web-*' app --since 10m --grep 'timeout|refused'
+
+        appliance tail app -n 100 --field level=error --json
+
+        appliance tail web --since 06:00 --until 06:15 --format '%T %k %s\\n'
+    """
+    now = datetime.now().astimezone()
+    begin, end = _moment("--since", since, now), _moment("--until", until, now)
+    if follow and end is not None:
+        raise typer.BadParameter("--until: -f has no end; leave out one of them")
+    select = make_select(pattern, fields or [], ignore_case=ignore_case)
+    formatted = None if form is None else parse_format(form)
+    from ...client.merged_reader import MergedReader
+
+    listener = address(data, connect)
+    with (
+        ending.in_order(),
+        MergedReader(listener, client_name="appliance-tail", select=select) as reader,
+        Watch(listener, reader.troubles) as watch,
+    ):
+        parts = _chosen(reader, topics, partitions)
+        prefix = "partition" if len(parts) > 1 or follow else "time"
+        writer = MessageWriter(as_json=as_json, form=formatted, headers=headers, prefix=prefix, raw=raw)
+        spans = _spans(reader, parts, begin, end)
+        _print_past(reader, writer, spans, _count(count, begin, end), begin, end)
+        error = _report(reader, watch)
+        if follow:
+            starts = {part: span.stop for part, span in spans.items()}
+            _follow(reader, writer, starts, topics if partitions is None else [])
+    if error is not None:
+        raise error
+
+
+def _count(given: int | None, begin: int | None, end: int | None) -> int | None:
+    """How many messages; None for all."""
+    return COUNT if given is None and begin is None and end is None else given
+
+
+def _moment(option: str, text: str | None, now: datetime) -> int | None:
+    """A time in ms since 1970.  An age needs no minus here."""
+    if text is None:
+        return None
+    spec: OffsetSpec | None = None
+    for form in (f"-{text}", text):
+        try:
+            spec = parse_offset_spec(form, now)
+            break
+        except typer.BadParameter:
+            continue
+    if spec is None or spec.offset is not None or spec.timestamp == LATEST:
+        raise typer.BadParameter(
+            f"{option} {text}: give a time (2026-11-20T06:00, 06:00 today) or an age (10m, 2h, 7d)"
+        )
+    return max(0, spec.timestamp)
+
+
+def _chosen(reader: MergedReader, topics: list[str], partitions: list[int] | None) -> TopicPartitions:
+    """The partitions of the named topics and of those that a pattern fits, in this order.
+
+    Raises:
+        UnknownPartition: there is no such topic or partition, or no topic that a pattern fits.
+    """
+    reader.cluster.refresh(None)
+    known = sorted(reader.cluster.snapshot.topics)
+    parts: TopicPartitions = []
+    for name in topics:
+        found = fnmatch.filter(known, name) if _is_pattern(name) else [name]
+        if not found:
+            raise UnknownPartition(f"no topic fits {name!r}")
+        for topic in found:
+            count = len(reader.cluster.topic(topic).leaders)
+            for partition in partitions or range(count):
+                reader.cluster.partition(topic, partition)
+                parts.append((topic, partition))
+    return list(dict.fromkeys(parts))
+
+
+def _is_pattern(name: str) -> bool:
+    return any(character in name for character in "*?[")
+
+
+def _spans(
+    reader: MergedReader, parts: TopicPartitions, begin: int | None, end: int | None
+) -> dict[tuple[str, int], Span]:
+    """The offsets of the times.  A partition that cannot be read is left out and reported."""
+    from ...client.merged_reader import Span
+
+    starts, failed = reader.cluster.try_offsets(dict.fromkeys(parts, EARLIEST if begin is None else begin))
+    ends, more = reader.cluster.try_offsets(dict.fromkeys(starts, LATEST if end is None else end))
+    reader.left_out |= failed | more
+    return {part: Span(starts[part], ends[part]) for part in ends}
+
+
+def _print_past(
+    reader: MergedReader,
+    writer: MessageWriter,
+    spans: dict[tuple[str, int], Span],
+    count: int | None,
+    begin: int | None,
+    end: int | None,
+) -> None:
+    lists = reader.between(spans) if count is None else iter([reader.last(count, spans)])
+    first, last = begin or 0, 2**63 if end is None else end
+    for messages in lists:  # times in a log need not grow: some of these may be older or newer
+        writer.write([message for message in messages if first <= message.timestamp < last])
+
+
+def _follow(reader: MergedReader, writer: MessageWriter, starts: dict[tuple[str, int], int], topics: list[str]) -> None:
+    """Prints what arrives, also in topics and partitions that are made meanwhile."""
+    known = dict(starts)
+    look_s = time.monotonic() + NEW_TOPICS_S
+    for messages in reader.follow(starts):
+        if messages:
+            writer.write(messages)
+        if topics and time.monotonic() > look_s:
+            look_s = time.monotonic() + NEW_TOPICS_S
+            for part in _chosen(reader, topics, None):
+                if part not in known:
+                    known[part] = 0
+                    reader.also_follow(part, 0)
+
+
+def _report(reader: MergedReader, watch: Watch) -> ApplianceError | None:
+    """Says what was left out.  Returns the error of the first partition that could not be read."""
+    if reader.corrupt_batches:
+        output.remark(f"{reader.corrupt_batches} damaged batches were left out: `appliance log verify` shows them")
+    causes = [watch.cause(part, error) for part, error in reader.left_out.items()]
+    for cause in causes:
+        output.remark(f"left out: {cause}")
+    return causes[0] if causes else None
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Messages")(tail)

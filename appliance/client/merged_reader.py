@@ -1,0 +1,221 @@
+"""Reads several partitions as one stream, in the order of the messages' times.
+
+Example::
+
+    with MergedReader("127.0.0.1:9091", select=lambda values: [0]) as reader:
+        spans = {("web", 0): Span(0, 4711), ("app", 0): Span(0, 99)}
+        newest = reader.last(10, spans)
+        for messages in reader.between(spans):
+            ...
+        for messages in reader.follow({("web", 0): 4711}):
+            ...
+
+A span is from an offset up to another one, which readers may read already.  Within a partition messages keep the order
+of the log, whatever their times; between partitions the one with the older next message comes first.  Messages that are
+followed come as they arrive: those that arrive together are sorted.
+
+Bounded memory: one batch of each partition is decoded, and the fetcher bounds what is not.  ``select`` decides by the
+values alone, so that a batch without a match is never decoded to messages.
+
+A partition that cannot be read for :data:`PATIENCE_S` is left out of a span, so that the others are read; ``left_out``
+has its error.  A damaged batch is skipped and counted.
+
+Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ..errors import ApplianceError
+from .cluster_client import Cluster
+from .decoder import Decoder, Message, Select
+from .fetcher import Chunk, Fetcher, FetchOptions
+from .troubles import Trouble
+
+TopicAndPartition = tuple[str, int]
+PATIENCE_S: Final = 3.0
+POLL_S: Final = 0.5
+MEBIBYTE: Final = 1024 * 1024
+OPTIONS: Final = FetchOptions(
+    bytes_max=8 * MEBIBYTE,
+    partition_bytes_max=2 * MEBIBYTE,
+    buffer_bytes_max=4 * MEBIBYTE,
+    total_bytes_max=64 * MEBIBYTE,
+    wait_ms_max=500,
+    bytes_min=1,
+    request_timeout_ms=30_000,
+    reset="earliest",
+)
+LAST_BYTES: Final = 64 * 1024
+"""How far before the end of a span :meth:`MergedReader.last` looks first; then four times as far, and so on."""
+
+
+class Span(NamedTuple):
+    """Offsets from ``start`` up to ``stop``, which is not included."""
+
+    start: int
+    stop: int
+
+
+class _Source:
+    """One partition that is read: chunks that arrived, and the messages of the batch that is decoded."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.chunks: deque[Chunk] = deque()
+        self.ready: Sequence[Message] = ()
+        self.at = 0
+        self.reached = span.start  # everything before is decoded
+
+    @property
+    def head(self) -> int:
+        """The time of the next message."""
+        return self.ready[self.at].timestamp
+
+    def take_until(self, timestamp: float) -> list[Message]:
+        """The messages of the decoded batch up to the first one that is newer."""
+        ready, start = self.ready, self.at
+        end = start + 1
+        while end < len(ready) and ready[end].timestamp <= timestamp:
+            end += 1
+        self.at = end
+        return list(ready[start:end])
+
+
+class MergedReader:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        client_name: str = "",
+        select: Select | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = Cluster(bootstrap, client_name=client_name)
+        self.left_out: dict[TopicAndPartition, ApplianceError] = {}
+        self._clock = clock
+        self._fetcher = Fetcher(self.cluster, OPTIONS, clock=clock)
+        self._decoder = Decoder(check_crc=True, on_corrupt="skip", select=select)
+        self._sources: dict[TopicAndPartition, _Source] = {}
+
+    def __enter__(self) -> MergedReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._fetcher.close()
+        self.cluster.close()
+
+    @property
+    def corrupt_batches(self) -> int:
+        """Damaged batches that were skipped."""
+        return self._decoder.corrupt_batches
+
+    def troubles(self) -> list[Trouble]:
+        """What this reader waits for at the moment."""
+        return self._fetcher.troubles.current()
+
+    def between(self, spans: Mapping[TopicAndPartition, Span]) -> Iterator[list[Message]]:
+        """Yield all selected messages of the spans, merged by time, in lists."""
+        self._begin(spans)
+        waiting = [source for part, source in self._sources.items() if self._fill(part, source)]
+        parts = {id(source): part for part, source in self._sources.items()}
+        while waiting:
+            first = min(waiting, key=lambda source: source.head)
+            others = [source.head for source in waiting if source is not first]
+            yield first.take_until(min(others, default=float("inf")))
+            if first.at == len(first.ready) and not self._fill(parts[id(first)], first):
+                waiting.remove(first)
+
+    def last(self, count: int, spans: Mapping[TopicAndPartition, Span]) -> list[Message]:
+        """The ``count`` newest selected messages of all spans together, the oldest first.
+
+        Looks from the ends backwards, farther each time, and reads nothing twice.
+        """
+        kept: dict[TopicAndPartition, deque[Message]] = {part: deque(maxlen=count) for part in spans}
+        left = {part: span for part, span in spans.items() if span.start < span.stop}
+        bytes_back = LAST_BYTES
+        while left and count:
+            looked = {part: Span(max(span.start, span.stop - bytes_back), span.stop) for part, span in left.items()}
+            newer, lists = dict(kept), self.between(looked)
+            kept |= {part: deque(maxlen=count) for part in looked}
+            for messages in lists:
+                kept[messages[0][:2]].extend(messages)
+            for part in looked:  # what is older goes before what was found in the rounds before
+                missing = count - len(newer[part])
+                older = list(kept[part])[-missing:] if missing else []
+                kept[part] = deque([*older, *newer[part]], maxlen=count)
+            left = {
+                part: Span(span.start, looked[part].start)
+                for part, span in left.items()
+                if looked[part].start > span.start and len(kept[part]) < count and part not in self.left_out
+            }
+            bytes_back *= 4
+        return sorted((message for found in kept.values() for message in found), key=_time)[-count:] if count else []
+
+    def follow(self, starts: Mapping[TopicAndPartition, int]) -> Iterator[list[Message]]:
+        """Yield what arrives from these offsets on, for ever; an empty list when nothing has come for POLL_S."""
+        self._begin({part: Span(start, 2**63) for part, start in starts.items()})
+        while True:
+            arrived: list[Message] = []
+            for chunk in self._fetcher.poll(POLL_S):
+                while (messages := self._decoder.messages(chunk)) is not None:
+                    arrived += messages
+                chunk.release()
+            yield sorted(arrived, key=_time)
+
+    def also_follow(self, part: TopicAndPartition, start: int) -> None:
+        """Follow one more partition."""
+        self._fetcher.seek(part, start)
+
+    def _begin(self, spans: Mapping[TopicAndPartition, Span]) -> None:
+        self.cluster.refresh({topic for topic, _ in spans})
+        wanted = spans.keys() - self.left_out.keys()
+        self._sources = {
+            part: _Source(span) for part, span in spans.items() if part in wanted and span.start < span.stop
+        }
+        self._fetcher.assign({})
+        self._fetcher.assign({part: source.span.start for part, source in self._sources.items()})
+
+    def _fill(self, part: TopicAndPartition, source: _Source) -> bool:
+        """Decode until the partition has messages; False at its end, or when it cannot be read."""
+        stop = source.span.stop
+        while source.reached < stop:
+            if not source.chunks:
+                for chunk in self._fetcher.poll(POLL_S):
+                    self._sources[chunk.fetched.topic_partition].chunks.append(chunk)
+                if not source.chunks and (self._fetcher.next_offset(part) >= stop or self._give_up(part)):
+                    break  # retention has deleted what was left, or it cannot be read
+                continue
+            chunk = source.chunks[0]
+            messages = self._decoder.messages(chunk)
+            source.reached = chunk.start_offset + chunk.at
+            if messages is None:
+                source.chunks.popleft().release()
+                continue
+            if messages and messages[-1].offset >= stop:
+                messages = [message for message in messages if message.offset < stop]
+            if messages:
+                source.ready, source.at = messages, 0
+                return True
+        self._fetcher.remove(part)
+        source.chunks.clear()
+        return False
+
+    def _give_up(self, part: TopicAndPartition) -> bool:
+        """Leave a partition out that has been in trouble for PATIENCE_S, by itself or with its appliance."""
+        since_s = self._clock() - PATIENCE_S
+        for trouble in self._fetcher.troubles.current():
+            if trouble.since_s <= since_s and (trouble.subject == part or isinstance(trouble.subject, str)):
+                self.left_out[part] = trouble.error
+                return True
+        return False
+
+
+def _time(message: Message) -> int:
+    return message.timestamp
