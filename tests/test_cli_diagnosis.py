@@ -1,0 +1,206 @@
+"""``appliance doctor``, ``top`` and ``check``: their rules, and the commands against a real appliance that is ill."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.cli.diagnosis import findings, machine_checks
+from appliance.cli.diagnosis.activity import activity
+from appliance.cli.diagnosis.findings import Finding, judge
+from appliance.cli.diagnosis.samples import Sample
+from appliance.config import load
+
+from .command_line import run, succeeding
+from .server import Server, stopped
+from .terminal import Terminal
+
+PAGE = (Path(__file__).parent.parent / "systemd" / "README.md").read_text()
+GIB = 1 << 30
+
+
+def partition(topic: str, end: int = 0, state: str = "online", **more: Any) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "partition": 0,
+        "start": 0,
+        "end": end,
+        "bytes": end,
+        "messages": end,
+        "state": state,
+    } | more
+
+
+def sample(at_s: float = 0.0, **changes: Any) -> Sample:
+    """A healthy appliance with one worker, except for the changes of its status, or of the sample itself."""
+    worker = {"role": "network", "pid": 10, "started": 0.0, "restarts": 0, "connections": 3}
+    status: dict[str, Any] = {
+        **{"state": "serving", "data": "/data", "pid": 9, "listeners": {}, "insecure": [], "processes": [worker]},
+        **{"zookeeper": {"connect": "a:1", "state": "connected"}, "refused": [], "limits": [], "refusals": {}},
+        "partitions": [partition("web")],
+    }
+    own = {name: changes.pop(name) for name in Sample._fields if name in changes}
+    made = Sample(at_s, status | changes, [], None, {10: 0.0}, {10: "S"}, Counter(), (100 * GIB, 50 * GIB))
+    return made._replace(**own)
+
+
+def only(before: Sample, now: Sample) -> Finding:
+    (found,) = judge(before, now)
+    return found
+
+
+def test_a_healthy_appliance_has_no_findings() -> None:
+    assert judge(sample(), sample(1.0)) == []
+
+
+GROUP = {
+    "group": "reports",
+    "members": [{"id": "m", "client": "spark", "host": "10.0.0.7"}],
+    "partitions": [{"topic": "web", "partition": 0, "lag_messages": 50_000, "lag_seconds": 90.0, "owner": "m"}],
+}
+LIMIT = {"limit": "descriptors", "process": "network 0", "value": 100, "in_use": 99, "advice": "raise LimitNOFILE="}
+NODE = {"role": "zookeeper", "pid": 11, "started": 0.0, "restarts": 0}
+
+
+@pytest.mark.parametrize(
+    "changes, level, says, status",
+    [
+        ({"state": "stopped", "pid": None}, "wrong", "does not run", 75),
+        ({"state": "starting"}, "wrong", "is starting", 75),
+        ({"partitions": [partition("web", state="offline", reason="at 4711")]}, "wrong", "web-0 is offline", 74),
+        ({"partitions": [partition("web", state="opening")]}, "warning", "is being opened", 75),
+        ({"partitions": [partition("web", state="disk full")]}, "wrong", "take nothing", 75),
+        ({"zookeeper": {"connect": "a:1", "state": "suspended"}}, "wrong", "no quorum", 75),
+        ({"states": {10: "T"}}, "wrong", "network hangs", 75),
+        ({"cpu_s": {10: 0.99}}, "warning", "network is busy", 75),
+        ({"limits": [LIMIT]}, "wrong", "descriptors of network 0 is at its limit", 75),
+        ({"refused": [{"action": "start writer", "reason": "no memory", "attempts": 3}]}, "wrong", "start writer", 75),
+        ({"refusals": {"certificate": 3}}, "warning", "clients are refused: certificate", 75),
+        ({"insecure": ["kafka 0.0.0.0:9092"]}, "warning", "no TLS", 75),
+        ({"groups": [GROUP]}, "warning", "group reports lags by 50,000 messages, 90 s", 75),
+        ({"peers": Counter({"10.0.0.9": 900, "10.0.0.1": 1})}, "warning", "10.0.0.9 floods", 75),
+        ({"disk": (100 * GIB, GIB)}, "warning", "the disk is full soon", 75),
+        ({"partitions": [partition("web", end=100 << 20)]}, "warning", "the disk is full in 9 min", 75),
+    ],
+)
+def test_each_rule(changes: dict[str, Any], level: str, says: str, status: int) -> None:
+    found = only(sample(), sample(1.0, **changes))
+    assert (found.level, found.status) == (level, status) and says in found.what, found
+
+
+def test_a_restart_is_a_warning_for_a_while() -> None:
+    row = {"role": "coordinator", "pid": 10, "started": time.time() - 30, "restarts": 2}
+    found = only(sample(), sample(1.0, processes=[row]))
+    assert found.what == "coordinator was started again" and "2 times" in found.why
+    assert judge(sample(), sample(1.0, processes=[row | {"started": time.time() - 3600}])) == []
+
+
+def test_nodes_that_stand_still_are_named() -> None:
+    changes = {"zookeeper": {"connect": "a:1", "state": "lost"}, "processes": [NODE, NODE | {"pid": 12}]}
+    found = judge(sample(), sample(1.0, states={11: "S", 12: "T"}, **changes))
+    assert "1 of 2 local nodes run, stopped are 12" in found[0].why
+
+
+def test_every_page_of_a_finding_is_there() -> None:
+    text = Path(findings.__file__).read_text()
+    pages = set(re.findall(r', "([a-z]+(?:-[a-z]+)*)"(?:, DAMAGED)?\)$', text, re.MULTILINE))
+    titles = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+    assert len(pages) > 5 and pages <= anchors, pages - anchors
+
+
+def test_activity_is_the_difference_of_two_samples() -> None:
+    group = GROUP | {"partitions": [GROUP["partitions"][0] | {"lag_messages": 50_200}]}  # type: ignore[index]
+    before = sample(groups=[GROUP], partitions=[partition("web", 1_000), partition("app", 0)])
+    now = sample(2.0, groups=[group], partitions=[partition("web", 5_000), partition("app", 0)], cpu_s={10: 0.5})
+    seen = activity(before, now)
+    assert (seen["bytes_per_s"], seen["messages_per_s"], seen["connections"]) == (2_000, 2_000, 3)
+    assert [row["topic"] for row in seen["topics"]] == ["web", "app"]
+    assert seen["groups"][0]["change_per_s"] == 100 and seen["processes"][0]["cpu"] == 0.25
+    assert seen["disk_full_s"] == round(50 * GIB / 2_000)
+
+
+# ---- the commands
+
+
+def doctor(server: Server, status: int) -> list[dict[str, Any]]:
+    said = run("doctor", "--data", str(server.data_dir), "--json")
+    assert said.status == status, said
+    found: list[dict[str, Any]] = said.json
+    return found
+
+
+def test_doctor_finds_what_is_broken(make_appliance: Callable[..., Server]) -> None:
+    """A worker that stands still, a damaged log, an appliance that does not run; each within 2 s."""
+    server = make_appliance()
+    at = ("--connect", server.native)
+    succeeding("topics", "create", "web", *at)
+    succeeding("produce", "web", *at, stdin=b"a\nb\n")
+    assert not any(row["level"] == "wrong" for row in doctor(server, 0))
+    with stopped(server.pids("network")[0]):
+        begun = time.monotonic()
+        found = doctor(server, 75)
+        assert time.monotonic() - begun < 2
+        assert "network hangs" in {row["what"] for row in found}
+    server.stop()
+    assert "the appliance does not run" in {row["what"] for row in doctor(server, 75)}
+    log = next((server.data_dir / "web-0").glob("*.log"))
+    content = bytearray(log.read_bytes())
+    content[70] ^= 0xFF
+    log.write_bytes(content)
+    for marker in (server.data_dir / "web-0").glob("*clean*"):
+        marker.unlink()
+    server.start()
+    assert run("doctor", "--data", "/nowhere").status == 66
+    assert run("doctor", "--connect", "127.0.0.1:1").status == 75
+    succeeding("doctor", "--connect", server.native)
+
+
+def test_top_in_a_pipe_and_on_a_terminal(appliance: Server, topic: str) -> None:
+    at = ("--data", str(appliance.data_dir))
+    succeeding("topics", "create", topic, *at)
+    said = succeeding("top", "--interval", "0.1", "--count", "2", "--json", *at)
+    first, second = map(json.loads, said.out.splitlines())
+    assert first["state"] == second["state"] == "serving" and first["disk_free"] > 0
+    assert topic in {row["topic"] for row in second["topics"]}
+    assert "messages_per_s" in succeeding("top", "--interval", "0.1", *at).out
+    with Terminal("top", "--interval", "0.2", *at) as terminal:
+        terminal.until("Processes")
+        terminal.type("q")
+        assert terminal.wait() == 0
+    with Terminal("top", "--interval", "0.2", *at) as terminal:
+        terminal.until("Processes")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+
+
+def test_check_says_what_a_start_would_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = ("--set", "zookeeper.nodes=0", "--data", str(tmp_path / "not" / "yet"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listen = ("--set", f"kafka.listen=127.0.0.1:{port}", "--set", "native.listen=127.0.0.1:0")
+        said = run("check", *alone, *listen, "--json")
+        rows = {row["check"]: row for row in said.json}
+        assert said.status == 78 and rows["kafka.listen"]["state"] == "wrong"
+        assert f"port {port} is taken" in rows["kafka.listen"]["found"]
+        assert {"kernel", "/dev/shm", "descriptors", "fdatasync", "java", "clock"} <= rows.keys()
+        assert re.match(r"\d+\.\d\d ms for 4 KiB", rows["fdatasync"]["found"])
+    free = ("--set", "kafka.listen=127.0.0.1:0", "--set", "native.listen=127.0.0.1:0")
+    succeeding("check", *alone, *free)
+    lacking = run("check", *free, "--set", "zookeeper.java=/nowhere", "--data", str(tmp_path), "--json")
+    assert lacking.status == 78 and not (tmp_path / "not").exists()
+    assert run("check", "--set", "network.worker=1").status == 78
+
+
+def test_a_kernel_that_is_too_old_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("platform.release", lambda: "5.2.0-generic")
+    rows = {row.check: row for row in machine_checks.run_checks(load(None, ["zookeeper.nodes=0"]), tmp_path)}
+    assert rows["kernel"].state == "wrong" and "5.3" in rows["kernel"].advice
