@@ -100,3 +100,42 @@ def test_what_is_refused(appliance: Server, topic: str) -> None:
         said = run(*words, *at, stdin=stdin)
         assert (said.status, said.out) == (status, ""), said
         assert says in said.err, said
+
+
+def test_keys_and_headers_go_there_and_back(appliance: Server, topic: str) -> None:
+    """Goal: what ``consume --json`` prints can be produced again, bytes that are no text and nulls, too."""
+    at = ("--connect", appliance.native)
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    succeeding("topics", "create", f"{topic}-copy", "--partitions", "2", *at)
+    general = ("--key", "k", "--header", "from=a=b", "--header", "empty=")
+    succeeding("produce", topic, *general, "--partition", "1", *at, stdin=b"one\ntwo\n")
+    objects = [
+        {"value_base64": "/w==", "key_base64": "/g==", "headers": {"h": "1", "null": None}, "timestamp": 1234},
+        {"value": None, "key": "gone"},
+    ]
+    lines = "".join(json.dumps(each) + "\n" for each in objects).encode()
+    succeeding("produce", topic, "--input", "json", "--header", "first=1", *at, stdin=lines)
+    reading = ("--from", "earliest", "--timeout", "0.3", "--json", *at)
+    printed = succeeding("consume", topic, *reading).out
+    rows = {row.get("key", "bytes"): row for row in map(json.loads, printed.splitlines())}
+    assert rows["k"]["headers"] == [{"name": "from", "value": "a=b"}, {"name": "empty", "value": ""}]
+    assert rows["k"]["partition"] == 1 and rows["gone"]["value"] is None
+    assert rows["bytes"]["value_base64"] == "/w==" and rows["bytes"]["timestamp"] == 1234
+    assert [header["name"] for header in rows["bytes"]["headers"]] == ["first", "h", "null"]
+    succeeding("produce", f"{topic}-copy", "--input", "json", *at, stdin=printed.encode())
+    copied = [json.loads(line) for line in succeeding("consume", f"{topic}-copy", *reading).out.splitlines()]
+    bare = [{name: value for name, value in row.items() if name not in ("topic", "offset")} for row in copied]
+    for line in printed.splitlines():
+        row = {name: value for name, value in json.loads(line).items() if name not in ("topic", "offset")}
+        assert row in bare
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b'{"value": 1}', b'{"value_base64": "?"}', b'{"partition": -1}'])
+def test_a_line_that_is_no_message_ends_it(appliance: Server, topic: str, line: bytes) -> None:
+    at = ("--connect", appliance.native)
+    succeeding("topics", "create", topic, *at)
+    said = run("produce", topic, "--input", "json", *at, stdin=b'{"value": "first"}\n' + line + b"\n")
+    assert said.status == 65 and "consume --json" in said.err
+    assert succeeding("consume", topic, "--from", "earliest", "--max", "1", *at).out == "first\n"
+    assert run("produce", topic, "--header", "x", *at).status == 2
+    assert run("produce", topic, "--key-separator", ":", "--input", "json", *at).status == 2

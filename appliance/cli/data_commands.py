@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
@@ -22,6 +22,8 @@ import typer
 from ..errors import ApplianceError, MessageTooLarge, Unavailable
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
+from .live_names import complete_groups, complete_topics
+from .messages.line_input import Outgoing, make_parse, parse_headers
 from .messages.message_text import MessageWriter
 from .offset_spec import OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, address, cluster
@@ -37,10 +39,36 @@ JOIN_S_MAX = 10.0
 """How long --timeout waits until the group has assigned partitions to this member."""
 CLOSE_S = 5.0
 """How long ``produce`` continues to deliver after it was ended or has failed."""
+HeaderOptions = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="A header of all messages; repeatable."),
+]
+InputForm = Annotated[
+    Literal["lines", "json"],
+    typer.Option("--input", help="What a line is: a value, or an object as consume --json prints."),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="G",
+        autocompletion=complete_groups,
+        help="Share the topic with others of this group, and commit.",
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="earliest|latest|TIME|OFFSET",
+        help="Where to begin: also 2026-11-20T06:00, 06:00 or -15m.  A group goes on where it has committed. "
+        "[dim]\\[default: latest, with --group earliest][/dim]",
+    ),
+]
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics, help="Topic to send to.")],
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILE]...", readable=False, help="Files; standard input if none.")
     ] = None,
@@ -48,6 +76,9 @@ def produce(
         str | None,
         typer.Option("--key-separator", metavar="TEXT", help="What stands before it in a line is the key."),
     ] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="TEXT", help="The key of all messages.")] = None,
+    headers: HeaderOptions = None,
+    form: InputForm = "lines",
     partition: Annotated[int | None, typer.Option("--partition", min=0, help="To this partition only.")] = None,
     acks: Annotated[
         Literal["all", "1", "0"], typer.Option("--acks", help="A line counts as sent when flushed, written, gone.")
@@ -61,31 +92,43 @@ def produce(
 ) -> None:
     """Send lines of files or of standard input, each as one message, without its line break.
 
+    With --input json a line is an object with value, key, headers, timestamp and partition, all optional.
+
     [b]Examples[/b]
 
         appliance produce web /var/log/nginx/access.log --data /tmp/box
 
         tail -F app.log | appliance produce app --key-separator ' ' --acks 1
 
+        echo done | appliance produce jobs --key 4711 --header source=web-1 --header level=info
+
+        appliance consume web --from -1h --timeout 1 --json | appliance produce web-copy --input json
+
         echo '{"a": 1}' | appliance produce events --connect logs.example.net:9091 --json
     """
-    from ..client import Producer
-
     if key_separator == "":
         raise typer.BadParameter("--key-separator: must not be empty")
+    if key_separator is not None and form == "json":
+        raise typer.BadParameter("--key-separator: an object of --input json has its own key")
+    parse = make_parse(form, key, key_separator, parse_headers(headers or []))
     for path in files or []:
         path.open("rb").close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
     with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
         asked.topic(topic)
+    from ..client import Producer
+
     begun = time.monotonic()
     producer = Producer(listener, acks=acks, codec=codec, client_name="appliance-produce")
-    with ending.in_order(), _Sending(producer, listener, topic, partition, key_separator) as sending:
+    with ending.in_order(), _Sending(producer, listener, topic, partition, parse) as sending:
         for source in _sources(files or []):
             sending.send(source)
         sending.finish()
-    seconds = time.monotonic() - begun
+    _summarize(topic, sending, time.monotonic() - begun, as_json=as_json)
+
+
+def _summarize(topic: str, sending: _Sending, seconds: float, *, as_json: bool) -> None:
     summary = {"topic": topic, "messages": sending.count, "bytes": sending.size, "seconds": round(seconds, 3)}
     if as_json:
         output.print_json(summary)
@@ -102,12 +145,17 @@ class _Sending:
     """
 
     def __init__(
-        self, producer: Producer, listener: str, topic: str, partition: int | None, separator: str | None
+        self,
+        producer: Producer,
+        listener: str,
+        topic: str,
+        partition: int | None,
+        parse: Callable[[bytes], Outgoing] | None,
     ) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
-        self._separator = separator.encode() if separator else None
+        self._parse = parse
         self._watch = Watch(listener, producer.troubles, lambda: f"{self.left:,} lines on their way")
         self.count = 0
         self.size = 0
@@ -136,19 +184,27 @@ class _Sending:
             raise type(cause)(f"{text}: {cause}") from None
 
     def send(self, lines: list[bytes]) -> None:
-        self.count += len(lines)
-        self.size += sum(map(len, lines))
-        if self._separator is None and self._partition is None:
+        if self._parse is None and self._partition is None:
+            self.count += len(lines)
+            self.size += sum(map(len, lines))
             self._producer.send_many(self._topic, lines)
         else:
             for line in lines:
-                key, value = self._split(line)
-                self._producer.send(self._topic, value, key=key, partition=self._partition)
+                self._send_one(Outgoing(line) if self._parse is None else self._parse(line))
         self._check()
 
-    def _split(self, line: bytes) -> tuple[bytes | None, bytes]:
-        key, found, value = line.partition(self._separator) if self._separator else (b"", b"", line)
-        return (key, value) if found else (None, line)
+    def _send_one(self, message: Outgoing) -> None:
+        partition = message.partition if self._partition is None else self._partition
+        self.count += 1
+        self.size += len(message.value or b"")
+        self._producer.send(
+            self._topic,
+            message.value,
+            key=message.key,
+            headers=message.headers,
+            timestamp=message.timestamp,
+            partition=partition,
+        )
 
     def finish(self) -> None:
         self._producer.flush()
@@ -203,20 +259,9 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
-    group: Annotated[
-        str | None,
-        typer.Option("--group", metavar="G", help="Share the topic with others of this group, and commit."),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="earliest|latest|TIME|OFFSET",
-            help="Where to begin: also 2026-11-20T06:00, 06:00 or -15m.  A group goes on where it has committed. "
-            "[dim]\\[default: latest, with --group earliest][/dim]",
-        ),
-    ] = None,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics, help="Topic to read.")],
+    group: Group = None,
+    since: From = None,
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.  Not with --group.")
     ] = None,
