@@ -100,3 +100,21 @@ def test_json_text_is_the_same_value(value: object) -> None:
 def test_marks_do_not_pile_up() -> None:
     assert output.safe("e\u0301") == "e\u0301"
     assert output.safe("e" + "\u0301" * 6) == "e" + "\u0301" * 4 + "\\u0301" * 2
+
+
+def test_a_narrow_terminal_gets_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: everything can be read in 40 columns.  Method: no line is longer, every value is whole."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [{"topic": "access-log", "partition": 3, "end": 12_345_678_901, "state": "online", "reason": None}]
+    output.print_rows(rows, ["topic", "partition", "end", "state", "reason"], title="Partitions")
+    assert terminal.getvalue().splitlines() == [
+        "Partitions",
+        "* access-log",
+        "  partition 3",
+        "  end       12,345,678,901",
+        "  state     online",
+    ]
+    output.print_rows([{"topic": "a", "end": 1}], ["topic", "end"])
+    assert "┃" in terminal.getvalue(), "what fits is a table"

@@ -19,6 +19,7 @@ from appliance.errors import ApplianceError, ClientBroken
 
 from .command_line import run, succeeding
 from .server import Server
+from .terminal import Terminal
 from .test_cli import COMMANDS
 
 DESPITE_ROOT = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
@@ -46,6 +47,8 @@ class Place:
         self.locked.mkdir()
         (self.locked / "appliance.toml").write_text("")
         self.damaged = path / "t-0"
+        self.stopped = path / "stopped"
+        self.stopped.mkdir()
 
     def lock(self) -> None:
         self.locked.chmod(0)
@@ -99,6 +102,21 @@ def ended_by(place: Place, number: int) -> int:
     return status
 
 
+def answered(place: Place, answer: str) -> int:
+    """The status of a deletion that asks, and gets this answer."""
+    with Terminal("topics", "delete", "statuses", "--connect", place.native) as terminal:
+        terminal.until("[y/N]")
+        terminal.type(answer)
+        return terminal.wait()
+
+
+def into_closed_pipe(*words: str) -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        return subprocess.run([sys.executable, "-m", "appliance", *words], stdout=pipe, timeout=60).returncode
+
+
 def taken(place: Place) -> int:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
@@ -111,9 +129,23 @@ def taken(place: Place) -> int:
 Way = Callable[[Place], int]
 WAYS: dict[int, dict[str, Way]] = {
     0: {"a right configuration": lambda p: run("config", "check", "--config", str(p.config)).status},
-    1: {"anything else": lambda p: reported(ApplianceError("anything else"))},
-    2: {"an unknown option": lambda p: run("status", "--what").status},
-    65: {"a bad name": lambda p: run("topics", "create", "a b", "--connect", p.native).status},
+    1: {
+        "anything else": lambda p: reported(ApplianceError("anything else")),
+        "an answer that is no": lambda p: answered(p, "n\n"),
+    },
+    2: {
+        "an unknown option": lambda p: run("status", "--what").status,
+        "a question that nobody can answer": lambda p: (
+            run("topics", "delete", "statuses", "--connect", p.native).status
+        ),
+        "a shell without a terminal": lambda p: run("shell", "--connect", p.native).status,
+    },
+    65: {
+        "a bad name": lambda p: run("topics", "create", "a b", "--connect", p.native).status,
+        "a line that is no message": lambda p: (
+            run("produce", "statuses", "--input", "json", "--connect", p.native, stdin=b"{").status
+        ),
+    },
     66: {
         "no such topic": lambda p: run("topics", "describe", "nowhere", "--connect", p.native).status,
         "no such data directory": lambda p: run("status", "--data", str(p.path / "nowhere")).status,
@@ -122,12 +154,15 @@ WAYS: dict[int, dict[str, Way]] = {
         "a folder that is no data directory": lambda p: run("log", "verify", "--data", str(p.path)).status,
         "no partition to repair": lambda p: run("log", "repair", str(p.path)).status,
         "a file as data directory": lambda p: run("start", "--data", str(p.config)).status,
+        "no topic that fits": lambda p: run("tail", "nowhere-*", "--connect", p.native).status,
+        "no such data directory, for the doctor": lambda p: run("doctor", "--data", str(p.path / "no")).status,
         "no such file": lambda p: run("produce", "statuses", "/nowhere", "--connect", p.native).status,
         "no such pipeline": lambda p: run("log", "dump", "/nowhere").status,
     },
     70: {"a bug": lambda p: reported(ClientBroken("a bug"))},
     74: {"a damaged log": lambda p: run("log", "verify", str(p.damaged)).status},
     75: {
+        "not running, says the doctor": lambda p: run("doctor", "--data", str(p.stopped)).status,
         "not running": lambda p: run("topics", "list", "--connect", "127.0.0.1:1").status,
         "already running": lambda p: alone("start", "--data", p.data)[0],
         "an address that is taken": taken,
@@ -147,6 +182,7 @@ WAYS: dict[int, dict[str, Way]] = {
     },
     78: {
         "a wrong key": lambda p: run("start", "--data", str(p.path / "x"), "--set", "network.worker=1").status,
+        "a host without Java": lambda p: run("check", "--set", "zookeeper.java=/nowhere").status,
         "no such configuration": lambda p: run("config", "check", "--config", "/nowhere.toml").status,
         "a password file that cannot be read": lambda p: alone(
             "users", "add", "u", "--password-file", str(p.locked / "x"), "--connect", p.native, as_other=True
@@ -156,8 +192,11 @@ WAYS: dict[int, dict[str, Way]] = {
         )[0],
     },
     129: {"SIGHUP": lambda p: ended_by(p, signal.SIGHUP)},
-    130: {"SIGINT": lambda p: ended_by(p, signal.SIGINT)},
-    141: {"a closed pipe": lambda p: ended_by(p, signal.SIGPIPE)},
+    130: {"SIGINT": lambda p: ended_by(p, signal.SIGINT), "Ctrl-C as an answer": lambda p: answered(p, "\x03")},
+    141: {
+        "a closed pipe": lambda p: ended_by(p, signal.SIGPIPE),
+        "a pipe closed before the results": lambda p: into_closed_pipe("config", "show"),
+    },
     143: {"SIGTERM": lambda p: ended_by(p, signal.SIGTERM)},
 }
 

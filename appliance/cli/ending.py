@@ -32,15 +32,24 @@ def in_order() -> Iterator[None]:
     ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}  # nohup
     before = {number: signal.signal(number, _end) for number in SIGNALS if number not in ignored}
     try:
+        with on_closed_pipe():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def on_closed_pipe() -> Iterator[None]:
+    """Lets the end of the pipe behind standard output end the block by raising :class:`Ended`."""
+    try:
         yield
+        sys.stdout.flush()
     except BrokenPipeError:
         # The rest in the buffer of standard output would raise again at the interpreter's exit.
         with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         raise Ended(signal.SIGPIPE) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -1,10 +1,14 @@
-"""Reports an error: its message on one line, a remedy on the next, and an exit status.
+"""Reports an error: its message on one line, a remedy on the next, and an exit status; with ``--json`` as an object::
+
+    {"error": {"kind": "UnknownPartition", "message": "no topic 'web'", "advice": "...", "exit_status": 66}}
 
 The exit statuses are those of ``sysexits.h``.  Scripts rely on them, so ``appliance --help`` and
 ``systemd/README.md`` list them.  Each error class has its own (``errors.py``).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from ..errors import (
     AddressInUse,
@@ -73,21 +77,42 @@ def remedy(error: ApplianceError) -> str:
     return next((REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES), "")
 
 
-def report(error: ApplianceError | OSError) -> int:
-    """Print the error and its remedy.  Returns the exit status."""
+class Fault(NamedTuple):
+    """What is shown of an error.  ``kind``: the name of its class, which scripts may compare."""
+
+    kind: str
+    message: str
+    advice: str
+    exit_status: int
+
+
+def describe(error: ApplianceError | OSError) -> Fault:
+    """The message, remedy and exit status of an error."""
+    kind = type(error).__name__
     if isinstance(error, ApplianceError):
-        message, hint, status = str(error) or type(error).__name__, remedy(error), error.exit_status
-    elif isinstance(error, PermissionError):
-        message, hint, status = f"{error.filename}: not permitted", "run it as the owner of the data", NOT_PERMITTED
-    elif isinstance(error, FileExistsError | NotADirectoryError):
-        message, hint, status = f"{error.filename}: is no directory", "", NO_INPUT
-    elif isinstance(error, IsADirectoryError):
-        message, hint, status = f"{error.filename}: is a directory, not a file", "", NO_INPUT
-    elif isinstance(error, FileNotFoundError):
-        message, hint, status = f"{error.filename}: no such file or directory", "", NO_INPUT
-    else:
-        message, hint, status = str(error), "", STORAGE
-    output.remark(f"appliance: {message}")
-    if hint:
-        output.remark(f"  {hint}")
-    return status
+        return Fault(kind, str(error) or kind, remedy(error), error.exit_status)
+    if isinstance(error, PermissionError):
+        return Fault(kind, f"{error.filename}: not permitted", "run it as the owner of the data", NOT_PERMITTED)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return Fault(kind, f"{error.filename}: is no directory", "", NO_INPUT)
+    if isinstance(error, IsADirectoryError):
+        return Fault(kind, f"{error.filename}: is a directory, not a file", "", NO_INPUT)
+    if isinstance(error, FileNotFoundError):
+        return Fault(kind, f"{error.filename}: no such file or directory", "", NO_INPUT)
+    return Fault(kind, str(error), "", STORAGE)
+
+
+def show(fault: Fault, *, as_json: bool) -> int:
+    """Print a fault to standard error: two lines, or one object of JSON.  Returns the exit status."""
+    if as_json:
+        output.remark(output.json_text({"error": fault._asdict()}))
+        return fault.exit_status
+    output.remark(f"appliance: {fault.message}")
+    if fault.advice:
+        output.remark(f"  {fault.advice}")
+    return fault.exit_status
+
+
+def report(error: ApplianceError | OSError, *, as_json: bool = False) -> int:
+    """Print the error and its remedy.  Returns the exit status."""
+    return show(describe(error), as_json=as_json)

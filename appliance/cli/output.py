@@ -22,6 +22,9 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+WIDE_COLUMNS = 80
+"""A table that does not fit a terminal narrower than this is printed as blocks; a wider one folds its cells."""
+
 MARKS_MAX = 4
 """Most combining marks on one letter; more would reach into the lines above."""
 
@@ -112,13 +115,32 @@ def _draw(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    cells = [[human(column, row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, (name, *texts))) for name, *texts in zip(columns, *cells, strict=True)]
+    if len(columns) > 1 and sum(widths) + 3 * len(widths) + 1 > console.width and console.width < WIDE_COLUMNS:
+        _draw_as_blocks(rows, columns, title)
+        return
     table = Table(title=Text(safe(title)) if title else None, title_justify="left", header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(column.replace("_", " "), justify="right" if numeric and rows else "left")
     for row in rows:
         table.add_row(*(Text(human(column, row.get(column)), style=style(column, row)) for column in columns))
-    Console().print(table)
+    console.print(table)
+
+
+def _draw_as_blocks(rows: Sequence[Row], columns: Sequence[str], title: str) -> None:
+    """Print each row as lines of name and value, where a table would not fit; empty values are left out."""
+    width = max(map(len, columns))
+    if title:
+        say(title)
+    for row in rows:
+        first, *rest = [(column.replace("_", " "), human(column, row.get(column))) for column in columns]
+        say(f"* {first[1]}")
+        for name, value in rest:
+            if value not in ("", "-"):
+                say(f"  {name:{width}} {value}")
 
 
 def style(column: str, row: Row) -> str:
@@ -132,9 +154,11 @@ def human(column: str, value: object) -> str:
     """A field for people: grouped digits, sizes with a unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return field(value)
-    if column in ("bytes", "lag_bytes"):
+    if column in ("bytes", "lag_bytes", "bytes_per_s"):
         return size(int(value))
-    if column in ("offset", "end", "start", "messages", "repeats", "lag_messages"):
+    if column == "cpu":
+        return f"{value:.0%}"
+    if column in ("offset", "end", "start", "messages", "repeats", "lag_messages", "messages_per_s", "change_per_s"):
         return f"{value:,}"
     return str(value)
 
@@ -146,6 +170,19 @@ def size(count: int) -> str:
         amount /= 1024
         units.pop(0)
     return f"{count} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def duration(seconds: float) -> str:
+    """A time span with one unit: ``90 s``, ``5 min``, ``3 h``, ``2 d``."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def clear() -> None:
+    """Empty the terminal, for a display that is drawn again."""
+    print("\x1b[H\x1b[2J", end="")
 
 
 def remark(text: str) -> None:
