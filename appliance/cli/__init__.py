@@ -6,24 +6,20 @@ when they run, so that ``appliance start`` and shell completion load only what t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
-import typer.exceptions
 
 from .. import __version__
-from ..errors import ApplianceError
 from . import (
     acl_commands,
     backup_command,
     config_commands,
     data_commands,
     groups_commands,
+    interactive_shell,
     log_commands,
     output,
     pipeline_commands,
@@ -32,35 +28,14 @@ from . import (
     users_commands,
 )
 from .demo import command as demo_command
-from .ending import Ended
-from .faults import EXIT_STATUSES, report
+from .diagnosis import check_command, doctor_command, top_command
+from .faults import EXIT_STATUSES
+from .invocation import Commands, run
 from .messages import tail_command
-
-
-@contextlib.contextmanager
-def _shown_safely() -> Iterator[None]:
-    """Escapes the messages of usage errors: they quote arguments, which may hold control characters."""
-    try:
-        yield
-    except typer.exceptions.TyperException as error:
-        if hasattr(error, "message"):
-            error.message = output.safe(error.message)
-        raise
-
-
-class _Commands(typer.core.TyperGroup):
-    def make_context(self, *given: Any, **options: Any) -> Any:
-        with _shown_safely():
-            return super().make_context(*given, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _shown_safely():
-            return super().invoke(ctx)
-
 
 app = typer.Typer(
     name="appliance",
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -106,6 +81,8 @@ app.add_typer(topics_commands.app, name="topics", rich_help_panel="Topics and gr
 app.add_typer(groups_commands.app, name="groups", rich_help_panel="Topics and groups")
 app.add_typer(users_commands.app, name="users", rich_help_panel="Who may do what")
 app.add_typer(pipeline_commands.app, name="pipeline", rich_help_panel="Topics and groups")
+for command in (doctor_command, top_command, interactive_shell, check_command):
+    command.register(app)
 app.add_typer(log_commands.app, name="log", rich_help_panel="Looking after it")
 app.add_typer(acl_commands.app, name="acl", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")
@@ -116,9 +93,4 @@ demo_command.register(app)
 def main() -> None:
     """Entry point of ``.venv/bin/appliance``."""
     logging.basicConfig(level=logging.WARNING, handlers=[output.Remarks()])
-    try:
-        app(prog_name="appliance")
-    except (ApplianceError, OSError) as error:
-        sys.exit(report(error))
-    except Ended as ended:
-        sys.exit(ended.status)
+    sys.exit(run(app, sys.argv[1:]))

@@ -9,6 +9,7 @@ import typer
 from ..security.acls import CLUSTER_NAME, OPERATIONS, Operation, ResourceType, parse, word
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
+from .live_names import complete_groups, complete_topics
 from .target import Connect, Data, Json, cluster
 
 app = typer.Typer(
@@ -21,8 +22,13 @@ app = typer.Typer(
 COLUMNS = ["principal", "host", "permission", "operation", "resource", "name", "pattern"]
 
 Principal = Annotated[str | None, typer.Option("--principal", metavar="User:NAME", help="Whose; User:* is everybody.")]
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic; '*' is all; repeatable.")]
-Groups = Annotated[list[str] | None, typer.Option("--group", help="A group of consumers; '*' is all; repeatable.")]
+Topics = Annotated[
+    list[str] | None, typer.Option("--topic", autocompletion=complete_topics, help="A topic; '*' is all; repeatable.")
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", autocompletion=complete_groups, help="A group of consumers; '*' is all; repeatable."),
+]
 Transactions = Annotated[list[str] | None, typer.Option("--transactional-id", help="A transactional id; repeatable.")]
 ClusterToo = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
 Prefixed = Annotated[bool, typer.Option("--prefixed", help="All whose names begin so.")]

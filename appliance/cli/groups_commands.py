@@ -11,6 +11,7 @@ from ..errors import InvalidRequest, UnknownGroup
 from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
+from .live_names import complete_groups, complete_topics
 from .offset_spec import parse_offset_spec, resolve
 from .target import Connect, Data, Json, cluster
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Look at groups of consumers, move their offsets, delete them.")
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=complete_groups, help="Name of the group.")]
 
 
 @app.command(name="list")
@@ -72,7 +73,7 @@ def _standing(found: dict[str, Any]) -> str:
 @app.command()
 def reset(
     group: Group,
-    topic: Annotated[str, typer.Option("--topic", help="Topic to move the group in.")],
+    topic: Annotated[str, typer.Option("--topic", autocompletion=complete_topics, help="Topic to move the group in.")],
     to: Annotated[str, typer.Option("--to", metavar="earliest|latest|TIME|OFFSET", help="Where to.")],
     partitions: Annotated[
         list[int] | None,
@@ -121,7 +122,9 @@ def reset(
 
 @app.command()
 def delete(
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="Groups without members.")],
+    groups: Annotated[
+        list[str], typer.Argument(metavar="GROUP...", autocompletion=complete_groups, help="Groups without members.")
+    ],
     dry_run: DryRun = False,
     yes: Yes = False,
     data: Data = None,

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..addresses import PLAINTEXT, address_text, first_with, parse_addresses, parse_listeners, unix_path
-from ..config import KEYS
-from ..errors import BrokerAway, ProtocolFault
+from ..config import KEYS, TopicSettings
+from ..errors import ApplianceError, BrokerAway, ProtocolFault, UnknownGroup, UnknownPartition, UnknownUser
 
 if TYPE_CHECKING:
     from ..client.cluster_client import Cluster
+
+
+def _complete_settings(incomplete: str) -> list[str]:
+    return [f"{name}=" for name in TopicSettings().as_kafka() if name.startswith(incomplete)]
+
 
 Data = Annotated[
     Path | None,
@@ -43,7 +48,12 @@ Connect = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--setting", metavar="KEY=VALUE", help="A setting of the topic, such as retention.ms=7d; repeatable."),
+    typer.Option(
+        "--setting",
+        metavar="KEY=VALUE",
+        autocompletion=_complete_settings,
+        help="A setting of the topic, such as retention.ms=7d; repeatable.",
+    ),
 ]
 
 
@@ -53,6 +63,8 @@ def data_dir(data: Path | None) -> Path | None:
     return data or (Path(named) if named else None)
 
 
+_VERBS: dict[type[ApplianceError], str] = {UnknownPartition: "topics", UnknownGroup: "groups", UnknownUser: "users"}
+"""What lists the names that there are, by the error about a name that there is not."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -114,6 +126,13 @@ def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
                     f"{one} speaks Kafka's protocol: name the address of native.listen, or the data directory"
                 ) from None
         raise
+    except (UnknownPartition, UnknownGroup, UnknownUser) as error:
+        from .live_names import did_you_mean
+
+        near = did_you_mean(asked, _VERBS[type(error)], str(error))
+        if not near:
+            raise
+        raise type(error)(f"{error}: did you mean {near!r}?") from None
     finally:
         asked.close()
 

@@ -11,6 +11,7 @@ from ..errors import UnknownPartition
 from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
+from .live_names import complete_setting_names, complete_topics
 from .offset_spec import FORMS, OffsetSpec, parse_offset_spec, resolve
 from .target import Connect, Data, Json, Settings, cluster, parse_settings
 
@@ -21,12 +22,13 @@ app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter, tri
 
 COLUMNS = ["name", "partitions", "messages", "bytes", "settings"]
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_topics, help="Name of the topic.")]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic.")]
 
 
 @app.command()
 def create(
-    name: Name,
+    name: NewName,
     partitions: Annotated[
         int | None, typer.Option("--partitions", min=1, help="How many; topics.partitions if not given.")
     ] = None,
@@ -99,7 +101,12 @@ def alter(
     settings: Settings = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option("--unset", metavar="KEY", help="Give a setting back to the default; repeatable."),
+        typer.Option(
+            "--unset",
+            metavar="KEY",
+            autocompletion=complete_setting_names,
+            help="Give a setting back to the default; repeatable.",
+        ),
     ] = None,
     partitions: Annotated[
         int | None, typer.Option("--partitions", min=1, help="More partitions; they cannot become fewer.")
@@ -188,7 +195,7 @@ def _trimmed(asked: Cluster, name: str, spec: OffsetSpec, chosen: list[int] | No
 
 @app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Topics.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_topics, help="Topics.")],
     dry_run: DryRun = False,
     yes: Yes = False,
     data: Data = None,

@@ -14,11 +14,12 @@ import typer
 
 from ..errors import BadValue
 from . import output
+from .live_names import complete_users
 from .target import Connect, Data, Json, cluster
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and delete users; change their passwords.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=complete_users, help="Name of the user.")]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
@@ -82,7 +83,7 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 
 @app.command()
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Users.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", autocompletion=complete_users, help="Users.")],
     data: Data = None,
     connect: Connect = None,
     as_json: Json = False,

@@ -12,6 +12,7 @@ import typer
 from ...errors import ApplianceError, UnknownPartition
 from ...wire.requests import EARLIEST, LATEST
 from .. import ending, output
+from ..live_names import complete_topics
 from ..offset_spec import OffsetSpec, parse_offset_spec
 from ..target import Connect, Data, Json, address
 from ..waiting import Watch
@@ -27,33 +28,37 @@ COUNT: Final = 10
 COUNT_MAX: Final = 100_000
 NEW_TOPICS_S: Final = 5.0
 """How often ``-f`` looks for new topics that a pattern fits, and for new partitions."""
+Lines = Annotated[
+    int | None,
+    typer.Option("-n", "--lines", min=0, max=COUNT_MAX, help="The last N of all.  [dim]\\[10; all with --since][/dim]"),
+]
+Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="From then: 10m, 2h, 7d, 06:00, …")]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.  Not with -f.")]
+Grep = Annotated[str | None, typer.Option("--grep", metavar="RE", help="Whose value has this.")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option("--field", metavar="NAME=TEXT", help="Whose JSON or key=value text has this field; repeatable."),
+]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="TEXT", help="As kcat's -f: %t %p %o %T %k %s %h %S %K %R \\n")
+]
+Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.")]
 
 
 def tail(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics, or patterns such as 'web-*'.")],
+    topics: Annotated[
+        list[str],
+        typer.Argument(metavar="TOPIC...", autocompletion=complete_topics, help="Topics, or patterns such as 'web-*'."),
+    ],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what arrives.")] = False,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--lines", min=0, max=COUNT_MAX, help="The last N of all.  [dim]\\[10; all with --since][/dim]"
-        ),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="From then: 10m, 2h, 7d, 06:00, …")
-    ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.  Not with -f.")] = None,
-    pattern: Annotated[str | None, typer.Option("--grep", metavar="RE", help="Whose value has this.")] = None,
+    count: Lines = None,
+    since: Since = None,
+    until: Until = None,
+    pattern: Grep = None,
     ignore_case: Annotated[bool, typer.Option("-i", "--ignore-case", help="For --grep.")] = False,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option("--field", metavar="NAME=TEXT", help="Whose JSON or key=value text has this field; repeatable."),
-    ] = None,
-    partitions: Annotated[
-        list[int] | None, typer.Option("--partition", min=0, help="Only this one; repeatable.")
-    ] = None,
-    form: Annotated[
-        str | None, typer.Option("--format", metavar="TEXT", help="As kcat's -f: %t %p %o %T %k %s %h %S %K %R \\n")
-    ] = None,
+    fields: Fields = None,
+    partitions: Partitions = None,
+    form: Format = None,
     headers: Annotated[bool, typer.Option("--headers", help="Print headers before the value.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Values as they are, also to a terminal.")] = False,
     data: Data = None,

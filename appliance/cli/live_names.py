@@ -1,0 +1,81 @@
+"""Names that the appliance knows now (topics, groups, users), to complete a word and to correct one.
+
+Completion is silent: when nobody answers within :data:`ANSWER_MS`, there are no names.  A name that could act on a
+terminal or in a shell is not offered.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from ..config import TopicSettings
+from ..errors import ApplianceError
+from .target import address
+
+if TYPE_CHECKING:
+    from ..client.cluster_client import Cluster
+
+ANSWER_MS: Final = 1_000
+OFFERED: Final = re.compile(r"[\w.@%+:,/=-]{1,255}")
+NAMES_MAX: Final = 1_000
+_VERBS: Final = {"topics": "name", "groups": "group", "users": "name"}
+"""Admin verb -> the field of its rows that has the name."""
+
+
+def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
+    return _live(context, "topics", incomplete)
+
+
+def complete_groups(context: typer.Context, incomplete: str) -> list[str]:
+    return _live(context, "groups", incomplete)
+
+
+def complete_users(context: typer.Context, incomplete: str) -> list[str]:
+    return _live(context, "users", incomplete)
+
+
+def complete_setting_names(incomplete: str) -> list[str]:
+    return [name for name in TopicSettings().as_kafka() if name.startswith(incomplete)]
+
+
+def _live(context: typer.Context, verb: str, incomplete: str) -> list[str]:
+    from ..client.cluster_client import Cluster
+
+    given = context.params
+    try:
+        data = Path(given["data"]) if given.get("data") else None
+        listener = address(data, given.get("connect"))
+        cluster = Cluster(
+            listener, client_name="appliance-cli", connect_timeout_ms=ANSWER_MS, request_timeout_ms=ANSWER_MS
+        )
+        try:
+            found = _names(cluster, verb)
+        finally:
+            cluster.close()
+    except (ApplianceError, OSError, typer.BadParameter):
+        return []
+    return [name for name in found if name.startswith(incomplete) and OFFERED.fullmatch(name)][:NAMES_MAX]
+
+
+def _names(cluster: Cluster, verb: str) -> list[str]:
+    if verb == "topics":  # the metadata cost less than a description
+        return sorted(cluster.refresh(None).topics)
+    rows: list[dict[str, Any]] = cluster.admin(verb, {})
+    return sorted(row[_VERBS[verb]] for row in rows)
+
+
+def did_you_mean(cluster: Cluster, verb: str, message: str) -> str:
+    """The name that is nearest to the one quoted in the message of an error; "" if none is near."""
+    quoted = re.search(r"'([^']+)'", message)
+    if quoted is None:
+        return ""
+    try:
+        near = difflib.get_close_matches(quoted[1], _names(cluster, verb), 1)
+    except ApplianceError:
+        return ""
+    return near[0] if near and near[0] != quoted[1] else ""
