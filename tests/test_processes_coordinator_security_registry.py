@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from appliance.errors import StorageFault, ZooKeeperAway
-from appliance.processes.coordinator.security_registry import FILE_NAME, SecurityRegistry
+from appliance.processes.coordinator.security_registry import SecurityRegistry
 from appliance.security.scram import make_verifier
+from appliance.security.security_file import FILE_NAME
 from appliance.security.security_state import SecurityState
 from appliance.zookeeper.operations import Operation
 

@@ -24,24 +24,18 @@ from typing import Any, Final
 
 import msgspec
 
-from ...errors import ApplianceError, StorageFault, ZooKeeperAway, disk_fault
-from ...security.secret_files import write_secret_file
+from ...errors import ApplianceError, ZooKeeperAway
+from ...security import security_file
 from ...security.security_state import SecurityState
 from ...zookeeper import security_nodes
 from .registry_session import RegistrySession
 
-FILE_NAME: Final = "security.json"
 SECRET_BYTES: Final = 32
 
 Change = Callable[[SecurityState], SecurityState]
 """Makes a state with the change; called again when others change something meanwhile, so it accepts its own result."""
 
 log = logging.getLogger(__name__)
-
-
-class _File(msgspec.Struct):
-    state: SecurityState
-    version: int = 1
 
 
 class SecurityRegistry:
@@ -54,13 +48,13 @@ class SecurityRegistry:
         self.on_change: Callable[[], None] = lambda: None
         self.revision = 0
         """Grows with every change."""
-        self._path = data_dir / FILE_NAME
+        self._path = data_dir / security_file.FILE_NAME
         self._registry, self._spawn = registry, spawn
         self._lock = asyncio.Lock()
         self._stale = registry.enabled
         """Whether ZooKeeper has to be read again."""
         self._unstored = False
-        self.state = self._load()
+        self.state = security_file.load(self._path)
         if not self.state.secret:
             self.state = msgspec.structs.replace(self.state, secret=os.urandom(SECRET_BYTES))
             self._store()
@@ -127,19 +121,6 @@ class SecurityRegistry:
 
     # ---- the file
 
-    def _load(self) -> SecurityState:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_File).state
-        except FileNotFoundError:
-            return SecurityState()
-        except OSError as error:
-            raise StorageFault(f"{self._path}: {error.strerror}") from error
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise StorageFault(
-                f"{self._path}: not a file of this release; restore it, or move it away to take users and rules from"
-                " ZooKeeper again"
-            ) from None
-
     def _store(self) -> None:
         """Store the state that holds already: a full disk does not undo it."""
         self._unstored = True
@@ -149,10 +130,7 @@ class SecurityRegistry:
             log.error("%s", error)
 
     def _write(self, state: SecurityState) -> None:
-        try:
-            write_secret_file(self._path, msgspec.json.format(msgspec.json.encode(_File(state)), indent=1) + b"\n")
-        except OSError as error:
-            raise disk_fault(error, self._path) from error
+        security_file.store(self._path, state)
         self._unstored = False
 
 
