@@ -24,11 +24,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .addresses import Listener, parse_listeners
+from .addresses import PLAINTEXT, Listener, parse_listeners
 from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
-from .security.configuration import Security, Tls, faults_of
+from .security.configuration import Security, Tls, faults_of, is_loopback
 
 OFFSET_MAX = (1 << 63) - 1
 WORKERS_MAX = 64
@@ -211,6 +211,15 @@ class Metrics(Struct, frozen=True):
     ] = ""
 
 
+class Console(Struct, frozen=True):
+    listen: Annotated[
+        str, Meta(description='"host:port" of the page for people; "" = off; needs the packages of the extra console')
+    ] = ""
+    hosts: Annotated[
+        str, Meta(description='names that browsers may call the page by, beside addresses and localhost: "a,b"')
+    ] = ""
+
+
 class Log(Struct, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest level written")] = "info"
     format: Annotated[Literal["text", "json"], Meta(description="one line per event, as text or as JSON")] = "text"
@@ -343,6 +352,7 @@ class Config(Struct, frozen=True):
     liveness: Liveness = Liveness()
     stop: Stop = Stop()
     metrics: Metrics = Metrics()
+    console: Console = Console()
     log: Log = Log()
 
     @property
@@ -426,3 +436,9 @@ def _check_together(config: Config) -> None:
     ]
     for fault in faults_of(config.listeners, advertised, config.tls, config.security):
         raise BadValue(fault)
+    page = config.console.listen
+    if page and not config.security.allow_insecure and not is_loopback(Listener("console", PLAINTEXT, page)):
+        raise BadValue(
+            f"console.listen = {page}: other hosts reach this address, and passwords would come without TLS: must be"
+            " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
+        )

@@ -31,7 +31,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"broker", "zookeeper", "groups", "status"},
     {"kafka_apis", "data_directory"},
     {"processes", "client"},
-    {"metrics", "spark"},
+    {"console", "metrics", "spark"},
     {"cli"},
     {"__main__"},
 ]

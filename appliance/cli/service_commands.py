@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import KEYS, Config, load
+from ..errors import BadValue
 from . import output
 from .target import Connect, Data, Json, cluster, data_dir
 
 if TYPE_CHECKING:
     from ..processes.supervisor.side_processes import SideArguments
+
+
+CONSOLE_PACKAGES = ("starlette", "uvicorn")
 
 
 def _complete_key(incomplete: str) -> list[str]:
@@ -70,6 +75,10 @@ def start(
         return chosen
 
     chosen = read()
+    if chosen.console.listen and any(importlib.util.find_spec(name) is None for name in CONSOLE_PACKAGES):
+        raise BadValue(
+            f"console.listen = {chosen.console.listen}: its packages are missing: pip install 'appliance[console]'"
+        )
     from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 
     raise typer.Exit(supervisor.run(chosen, data, read, SIDE_ROLES))
@@ -81,7 +90,13 @@ def _serve_metrics(arguments: SideArguments) -> None:
     metrics_server.serve(arguments)
 
 
-SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"metrics": _serve_metrics}
+def _serve_console(arguments: SideArguments) -> None:
+    from ..console import console_process
+
+    console_process.serve(arguments)
+
+
+SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"console": _serve_console, "metrics": _serve_metrics}
 """The processes beside the data path, each with its key ROLE.listen.  They import what they need after the fork."""
 
 

@@ -1,0 +1,297 @@
+"""The addresses that the page calls.  JSON in and out; an error is ``{"error": text}``::
+
+    GET   /                         the page, and its files
+    GET   /api/session              who is logged in
+    POST  /api/login                {user, password}: begins a session
+    POST  /api/logout               {}
+    GET   /api/events?topic&group   server-sent events: see live_events
+    GET   /api/messages?...         one step of a search: see message_search.Query
+    GET   /api/message?topic&partition&offset       one message, up to MESSAGE_BYTES_MAX of its value
+    POST  /api/produce              see changes.NewMessage
+    POST  /api/offsets              see changes.NewOffsets
+
+What a visitor may not see is 403, or 401 where a login is needed first; what does not exist 404; a wrong request 400;
+too many requests, or an appliance that is away, 503 with Retry-After.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..errors import (
+    ApplianceError,
+    BadCredentials,
+    BufferFull,
+    InvalidRequest,
+    LoginOutOfOrder,
+    MessageTooLarge,
+    NotPermitted,
+    Unavailable,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownUser,
+)
+from ..security.acls import Operation, ResourceType
+from .changes import NewMessage, NewOffsets, move_offsets, produce
+from .live_events import STREAMS_MAX, LiveEvents
+from .message_search import ConsumedLog, Query, Search, shown
+from .observer import Observer, own_address
+from .page_files import PageFiles
+from .visitors import Visitor, Visitors
+
+BODY_BYTES_MAX: Final = 2 * 1024 * 1024
+BODY_S_MAX: Final = 10.0
+SEARCHES_MAX: Final = 2
+SEARCHES_WAITING_MAX: Final = 16
+PREVIEW_BYTES_MAX: Final = 2 * 1024
+MESSAGE_BYTES_MAX: Final = 1024 * 1024
+FAILED_LOGIN_S: Final = 0.1
+NO_STORE: Final = {"cache-control": "no-store"}
+STATUSES: Final[tuple[tuple[type[ApplianceError], int], ...]] = (
+    (BadCredentials, 401),
+    (LoginOutOfOrder, 401),
+    (NotPermitted, 403),
+    (UnknownPartition, 404),
+    (UnknownGroup, 404),
+    (UnknownUser, 404),
+    (MessageTooLarge, 413),
+    (BufferFull, 503),
+    (Unavailable, 503),
+    (InvalidRequest, 400),
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    user: str
+    password: str
+
+
+def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode(value)
+    return Response(body, status, {**NO_STORE, **(headers or {})}, media_type="application/json")
+
+
+def fault_reply(error: ApplianceError) -> Response:
+    """The answer to a request that failed."""
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+    return reply({"error": str(error)}, status, {"retry-after": "5"} if status == 503 else None)
+
+
+class Console:
+    """The handlers.  ``cookie``: the name of the session's cookie."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        observer: Observer,
+        visitors: Visitors,
+        clock: Callable[[], float],
+        cookie: str,
+    ) -> None:
+        self.stopping = asyncio.Event()
+        self._data_dir, self._observer, self._visitors = data_dir, observer, visitors
+        self._clock, self._cookie = clock, cookie
+        self._searches = asyncio.Semaphore(SEARCHES_MAX)
+        self._waiting = 0
+
+    def application(self) -> Starlette:
+        """Raises OSError: the files of the page cannot be read."""
+        files = PageFiles()
+        routes = [Route(path, files.answer) for path in files.paths]
+        for method, path, handler in (
+            ("GET", "/api/session", self._session),
+            ("POST", "/api/login", self._log_in),
+            ("POST", "/api/logout", self._log_out),
+            ("GET", "/api/messages", self._messages),
+            ("GET", "/api/message", self._message),
+            ("POST", "/api/produce", self._produce),
+            ("POST", "/api/offsets", self._offsets),
+        ):
+            routes.append(Route(path, self._answering(handler), methods=[method]))
+        routes.append(Route("/api/events", self._events, methods=["GET"]))
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={404: _not_found, 405: _not_found})
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        observing = asyncio.create_task(self._observer.run())
+        try:
+            yield
+        finally:
+            observing.cancel()
+
+    # ---- what all of them need
+
+    def _answering(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except ApplianceError as error:
+                return fault_reply(error)
+
+        return answer
+
+    def _token(self, request: Request) -> str:
+        return request.cookies.get(self._cookie, "")[:200]
+
+    def _visitor(self, request: Request) -> Visitor:
+        """Raises LoginOutOfOrder: nothing may be seen before a login."""
+        found = self._visitors.find(self._token(request), _peer(request))
+        if found is None:
+            raise LoginOutOfOrder("log in first: this address can be reached by other hosts")
+        return found
+
+    def _changing(self, request: Request) -> Visitor:
+        """The visitor of a request that changes something.  Raises LoginOutOfOrder."""
+        visitor = self._visitor(request)
+        visitor.check_change(request.headers.get("x-csrf-token", ""))
+        return visitor
+
+    # ---- who is there
+
+    async def _session(self, request: Request) -> Response:
+        visitor = self._visitors.find(self._token(request), _peer(request))
+        session = visitor.session if visitor else None
+        return reply(
+            {
+                "user": session.user if session else None,
+                "csrf": session.csrf if session else None,
+                "login_first": visitor is None,
+                "has_users": self._visitors.has_users,
+            }
+        )
+
+    async def _log_in(self, request: Request) -> Response:
+        given = await _body(request, Login)
+        try:
+            token = await self._visitors.log_in(given.user, given.password, _peer(request))
+        except BadCredentials:
+            await asyncio.sleep(FAILED_LOGIN_S)
+            raise
+        self._visitors.log_out(self._token(request))
+        answer = reply({})
+        secure = request.url.scheme == "https"
+        answer.set_cookie(self._cookie, token, httponly=True, samesite="strict", secure=secure, path="/")
+        return answer
+
+    async def _log_out(self, request: Request) -> Response:
+        self._changing(request)
+        self._visitors.log_out(self._token(request))
+        answer = reply({})
+        answer.delete_cookie(self._cookie, httponly=True, samesite="strict", path="/")
+        return answer
+
+    # ---- what there is to see
+
+    async def _events(self, request: Request) -> Any:
+        try:
+            self._visitor(request)
+            if self._observer.watchers >= STREAMS_MAX:
+                raise BufferFull(f"{STREAMS_MAX} pages are open already: close one")
+        except ApplianceError as error:
+            return fault_reply(error)
+        topic, group = (request.query_params.get(name, "")[:1_000] for name in ("topic", "group"))
+        token, peer = self._token(request), _peer(request)
+        return LiveEvents(
+            self._observer, lambda: self._visitors.find(token, peer), topic, group, self._clock, self.stopping
+        )
+
+    async def _messages(self, request: Request) -> Response:
+        query = _query(request, Query)
+        self._visitor(request).check_see(Operation.READ, ResourceType.TOPIC, query.topic)
+        found = await self._search(query)
+        return reply(
+            {
+                **found._asdict(),
+                "messages": [shown(message, PREVIEW_BYTES_MAX) for message in found.messages],
+            }
+        )
+
+    async def _message(self, request: Request) -> Response:
+        query = _query(request, Query)
+        self._visitor(request).check_see(Operation.READ, ResourceType.TOPIC, query.topic)
+        found = await self._search(msgspec.structs.replace(query, order="oldest", limit=1, key="", text="", cursor=""))
+        if not found.messages or found.messages[0].offset != query.offset:
+            raise UnknownPartition("there is no message at this offset any more")
+        return reply(shown(found.messages[0], MESSAGE_BYTES_MAX))
+
+    async def _search(self, query: Query) -> Any:
+        """One step of a search, in a thread.
+
+        Raises:
+            BufferFull: too many searches wait already.
+        """
+        if self._waiting >= SEARCHES_WAITING_MAX:
+            raise BufferFull("too many searches: try again")
+        self._waiting += 1
+        try:
+            async with self._searches:
+                return await asyncio.to_thread(self._step, query)
+        finally:
+            self._waiting -= 1
+
+    def _step(self, query: Query) -> Any:
+        with ConsumedLog(own_address(self._data_dir), self._clock) as log:
+            return Search(query, log, self._clock).step()
+
+    # ---- what can be changed
+
+    async def _produce(self, request: Request) -> Response:
+        visitor, wanted = self._changing(request), await _body(request, NewMessage)
+        address, audit = own_address(self._data_dir), self._visitors.audit
+        return reply(await asyncio.to_thread(produce, wanted, address, visitor, audit))
+
+    async def _offsets(self, request: Request) -> Response:
+        visitor, wanted = self._changing(request), await _body(request, NewOffsets)
+        address, audit = own_address(self._data_dir), self._visitors.audit
+        return reply(await asyncio.to_thread(move_offsets, wanted, address, visitor, audit))
+
+
+async def _not_found(request: Request, _: Exception) -> Response:
+    return reply({"error": "there is nothing at this address"}, 404)
+
+
+def _peer(request: Request) -> str:
+    return f"{request.client.host}:{request.client.port}" if request.client else "unknown:0"
+
+
+def _query(request: Request, kind: type[T]) -> T:
+    """The query of an address.  Raises InvalidRequest."""
+    given = {name: value for name, value in request.query_params.items() if value}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """The body of a request, bounded in size and time.
+
+    Raises:
+        InvalidRequest, MessageTooLarge: see the message.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > BODY_BYTES_MAX:
+                    raise MessageTooLarge(f"a request has at most {BODY_BYTES_MAX} bytes")
+        return msgspec.json.decode(body, type=kind)
+    except TimeoutError:
+        raise InvalidRequest(f"the request was not complete after {BODY_S_MAX:g} s") from None
+    except ClientDisconnect:
+        raise InvalidRequest("the page has gone") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRequest(str(error)) from None

@@ -1,0 +1,110 @@
+"""Carries out what a visitor who is logged in may change: produce a message, move the offsets of a group.
+
+The rights are those of the native listener's requests, checked here, since the console's own connection may do
+everything.  Each change is written to the audit log with the visitor's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from ..client import EARLIEST, LATEST, Producer
+from ..client.cluster_client import Cluster
+from ..errors import InvalidRequest, UnknownGroup
+from ..names import GROUP_CHARACTERS_MAX, TOPIC_PATTERN
+from ..security.acls import Operation, ResourceType
+from ..security.audit_log import Audit
+from .visitors import Visitor
+
+CLIENT_NAME: Final = "appliance-console"
+REQUEST_MS_MAX: Final = 5_000
+VALUE_CHARACTERS_MAX: Final = 1024 * 1024
+TopicName = Annotated[str, Meta(pattern=TOPIC_PATTERN)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=999_999)]
+
+
+class NewMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    topic: TopicName
+    partition: PartitionNumber | None = None
+    key: Annotated[str, Meta(max_length=65_536)] | None = None
+    value: Annotated[str, Meta(max_length=VALUE_CHARACTERS_MAX)]
+    headers: Annotated[
+        list[tuple[Annotated[str, Meta(max_length=1_000)], Annotated[str, Meta(max_length=10_000)]]],
+        Meta(max_length=100),
+    ] = []
+
+
+class NewOffsets(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``to``: the beginning, the end, or with ``time_ms`` the first message of that time or later."""
+
+    group: Annotated[str, Meta(min_length=1, max_length=GROUP_CHARACTERS_MAX)]
+    topic: TopicName
+    to: Literal["earliest", "latest", "time"]
+    time_ms: Annotated[int, Meta(ge=0, le=2**62)] = 0
+
+
+def produce(wanted: NewMessage, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
+    """Produce one message, and wait until it is on the disk.
+
+    Raises:
+        NotPermitted: without the right to write.
+        ApplianceError: it may have been written only if the error is retriable.
+    """
+    visitor.check_see(Operation.WRITE, ResourceType.TOPIC, wanted.topic)
+    with contextlib.closing(_cluster(address)) as cluster:  # a topic is not created by a mistyped name
+        cluster.refresh([wanted.topic])
+        cluster.topic(wanted.topic)
+    key = None if wanted.key is None else wanted.key.encode()
+    headers = tuple((name, value.encode()) for name, value in wanted.headers)
+    with Producer(
+        address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX, delivery_timeout_ms=REQUEST_MS_MAX
+    ) as producer:
+        value = wanted.value.encode()
+        delivery = producer.send(wanted.topic, value, key=key, partition=wanted.partition, headers=headers)
+        sent = delivery.result()
+    audit.changed(
+        visitor.access.principal,
+        visitor.peer,
+        "produce",
+        topic=sent.topic,
+        partition=sent.partition,
+        offset=sent.offset,
+    )
+    return {"topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
+
+
+def move_offsets(wanted: NewOffsets, address: str, visitor: Visitor, audit: Audit) -> dict[str, Any]:
+    """Move the committed offsets of a group without members in a topic.
+
+    Raises:
+        NotPermitted: without the right to read with the group, or to read the topic.
+        InvalidRequest: the group has members.
+        UnknownGroup, UnknownPartition: see the message.
+    """
+    visitor.check_see(Operation.READ, ResourceType.GROUP, wanted.group)
+    visitor.check_see(Operation.READ, ResourceType.TOPIC, wanted.topic)
+    whens = {"earliest": EARLIEST, "latest": LATEST, "time": wanted.time_ms}
+    with contextlib.closing(_cluster(address)) as cluster:
+        known = {row["group"]: row for row in cluster.admin("groups", {})}
+        if wanted.group not in known:
+            raise UnknownGroup(f"there is no group {wanted.group!r}")
+        if known[wanted.group]["members"]:
+            raise InvalidRequest(
+                f"group {wanted.group!r} has {known[wanted.group]['members']} members: stop them first"
+            )
+        cluster.refresh([wanted.topic])
+        count = len(cluster.topic(wanted.topic).leaders)
+        offsets = cluster.offsets({(wanted.topic, partition): whens[wanted.to] for partition in range(count)})
+        rows = [[*part, offset] for part, offset in sorted(offsets.items())]
+        cluster.admin("commit", {"group": wanted.group, "offsets": rows})
+    audit.changed(
+        visitor.access.principal, visitor.peer, "move offsets", group=wanted.group, topic=wanted.topic, to=wanted.to
+    )
+    return {"partitions": len(rows)}
+
+
+def _cluster(address: str) -> Cluster:
+    return Cluster(address, client_name=CLIENT_NAME, request_timeout_ms=REQUEST_MS_MAX)

@@ -1,0 +1,73 @@
+"""The side process ``console``: makes the application, serves until ["stop"] comes or the supervisor is gone.
+
+The loop beats, reads the supervisor's messages, and sends it what was refused to visitors, for ``status``.  A changed
+configuration needs a restart of the appliance; users and access rules are read as they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from ..addresses import PLAINTEXT, Listener, address_text
+from ..config import Config
+from ..processes.clock import now_ms, wall_s
+from ..processes.supervisor.side_processes import SideArguments
+from ..security import security_file
+from ..security.audit_log import Audit
+from ..security.configuration import is_loopback
+from .application import Console
+from .console_sessions import SESSION_S_DEFAULT, Attempts, Sessions
+from .guards import Guard
+from .observer import Look, Observer
+from .visitors import Visitors
+from .web_server import serve_until
+
+
+def serve(arguments: SideArguments) -> None:
+    """Run the process."""
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else any client could fill the log
+    asyncio.run(_serve(arguments))
+
+
+async def _serve(arguments: SideArguments) -> None:
+    config, data_dir, sock, channel, heart = arguments
+    audit = Audit(now_ms)
+    console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
+    names = [config.broker.host, *config.console.hosts.split(",")]
+    app = Guard(console.application(), {name.strip().lower() for name in names} - {""})
+
+    def read() -> None:
+        if ["stop"] in [message for message, _ in channel.receive()] or channel.closed:
+            console.stopping.set()
+            loop.remove_reader(channel.fileno())
+
+    async def beat() -> None:
+        while True:
+            heart.beat()
+            if counts := audit.take_counts():
+                channel.send(["refusals", counts])
+            await asyncio.sleep(min(1.0, heart.beat_ms / 1000))
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(channel.fileno(), read)
+    beating = asyncio.create_task(beat())
+    try:
+        await serve_until(console.stopping, app, [sock])
+    finally:
+        beating.cancel()
+
+
+def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> Console:
+    """The handlers of a console that is served at an address."""
+    clock = time.monotonic
+    listener = Listener("console", PLAINTEXT, address)
+    sessions = Sessions(clock, config.security.sessions_ms_max / 1000 or SESSION_S_DEFAULT)
+    visitors = Visitors(
+        *(listener, config.security, data_dir / security_file.FILE_NAME), sessions, Attempts(clock), audit
+    )
+    visitors.login_first = not is_loopback(listener)
+    observer = Observer(Look(data_dir, config.disk.free_bytes_min, clock, wall_s), time.thread_time)
+    return Console(data_dir, observer, visitors, clock, f"appliance_console_{address.rpartition(':')[2]}")

@@ -1,0 +1,131 @@
+"""Sends a page what it may see, and then what changes: server-sent events (HTML standard, 9.2).
+
+An event is one JSON object::
+
+    {"at": ms since 1970,
+     "set":  {section: {key: row}},      rows that are new or have changed
+     "gone": {section: [key]}}           rows that are no more
+
+The sections: ``appliance`` and ``alerts`` (one key, ""), ``topics``, ``groups``, and of what the page looks at
+``partitions`` (of a topic) and ``group`` ("").  The first event has everything.
+
+No queue: a page that is slow gets the next state when it has taken the last one.  One that takes nothing for SEND_S_MAX
+is dropped.  A stream ends after STREAM_S_MAX; pages connect again by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from ..security.acls import Operation, ResourceType
+from .observer import Observer, Snapshot
+from .visitors import Visitor
+
+STREAMS_MAX: Final = 32
+STREAM_S_MAX: Final = 3_600.0
+SEND_S_MAX: Final = 20.0
+BEAT_S: Final = 15.0
+"""An empty comment: the end of a page that has gone is noticed."""
+
+Sections = dict[str, Mapping[str, Any]]
+
+
+def visible(snapshot: Snapshot, visitor: Visitor, topic: str, group: str) -> Sections:
+    """What a visitor may see of a snapshot, with the topic and the group that the page looks at."""
+    access = visitor.access
+    found: Sections = {
+        "topics": {name: row for name, row in snapshot.topics.items() if access.describable[name]},
+        "groups": {},
+        "partitions": snapshot.partitions.get(topic, {}) if access.describable[topic] else {},
+        "group": {},
+        "appliance": {},
+        "alerts": {},
+    }
+    every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+    if every:
+        found["appliance"] = {"": snapshot.appliance}
+        found["alerts"] = {"": snapshot.alerts}
+    groups = access.of(Operation.DESCRIBE, ResourceType.GROUP)
+    found["groups"] = {name: row for name, row in snapshot.groups.items() if every or groups[name]}
+    if group in snapshot.details and groups[group]:
+        detail = snapshot.details[group]
+        rows = [row for row in detail["partitions"] if access.describable[row["topic"]]]
+        found["group"] = {"": {**detail, "partitions": rows}}
+    return found
+
+
+def changes(before: Sections, after: Sections) -> dict[str, Any]:
+    """What turns one state into the other."""
+    changed: dict[str, Any] = {"set": {}, "gone": {}}
+    for section, rows in after.items():
+        known = before.get(section, {})
+        if new := {key: row for key, row in rows.items() if key not in known or known[key] != row}:
+            changed["set"][section] = new
+        if gone := [key for key in known if key not in rows]:
+            changed["gone"][section] = gone
+    return changed
+
+
+class LiveEvents:
+    """The answer to one page: an ASGI application.
+
+    ``visitor`` returns who is asking, as of now; None when the session is over or may not see anything any more.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        visitor: Callable[[], Visitor | None],
+        topic: str,
+        group: str,
+        clock: Callable[[], float],
+        stopping: asyncio.Event,
+    ) -> None:
+        self._observer, self._visitor, self._clock, self._stopping = observer, visitor, clock, stopping
+        self._topic, self._group = topic, group
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        ends = [asyncio.ensure_future(one) for one in (_disconnect(receive), self._stopping.wait())]
+        sending = asyncio.ensure_future(self._send_all(send))
+        try:
+            with self._observer.watching(self._group):
+                await asyncio.wait([*ends, sending], return_when=asyncio.FIRST_COMPLETED, timeout=STREAM_S_MAX)
+        finally:
+            for task in (*ends, sending):
+                task.cancel()
+        if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
+            if not isinstance(error, TimeoutError | OSError):
+                raise error
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_all(self, send: Send) -> None:
+        known: Sections = {}
+        number = 0
+        while (visitor := self._visitor()) is not None:
+            try:
+                snapshot = await asyncio.wait_for(self._observer.after(number), BEAT_S)
+            except TimeoutError:
+                await _send_text(send, b": beat\n\n")
+                continue
+            number = snapshot.number
+            state = visible(snapshot, visitor, self._topic, self._group)
+            event = {"at": snapshot.at_ms, **changes(known, state)}
+            await _send_text(send, b"data: " + msgspec.json.encode(event) + b"\n\n")
+            known = state
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_text(send: Send, text: bytes) -> None:
+    await asyncio.wait_for(send({"type": "http.response.body", "body": text, "more_body": True}), SEND_S_MAX)

@@ -1,0 +1,301 @@
+"""Looks at the appliance while anybody watches: topics, partitions, groups, lag, alerts, as one value.
+
+Nobody watches: nothing is done.  Else a look follows the last one after INTERVAL_S, or later: looking takes at most
+LOOKS_SHARE of a core, whatever the number of partitions.  Its processor time here is measured, and the coordinator's is
+taken to be as much.  Each look asks for the lag of at most GROUPS_MAX groups, those that somebody looks at first, then
+the ones that were not asked for longest.
+
+A look runs in a thread.  What cannot be asked now (ZooKeeper is away, the coordinator restarts) keeps its last value,
+and ``troubles`` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from .. import __version__
+from ..client.cluster_client import Cluster
+from ..errors import ApplianceError, BrokerAway, ConfigFault
+from ..status import read_state
+from .alerts import CRITICAL, Alert, alerts_of
+
+INTERVAL_S: Final = 2.0
+INTERVAL_S_MIN: Final = 0.5
+"""When somebody begins to watch."""
+INTERVAL_S_MAX: Final = 30.0
+LOOKS_SHARE: Final = 0.01
+GROUPS_MAX: Final = 25
+REQUEST_MS_MAX: Final = 5_000
+
+Row = dict[str, Any]
+
+
+class Snapshot(NamedTuple):
+    """One look.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group; ``number`` grows by one."""
+
+    number: int
+    at_ms: int
+    appliance: Row
+    alerts: list[Alert]
+    topics: Mapping[str, Row]
+    partitions: Mapping[str, Mapping[str, Row]]
+    groups: Mapping[str, Row]
+    details: Mapping[str, Row]
+
+
+class Totals(NamedTuple):
+    """What a rate is computed from: bytes and messages written up to a time."""
+
+    at_s: float
+    bytes: int
+    messages: int
+
+
+class Look:
+    """Makes snapshots.  One thread at a time."""
+
+    def __init__(
+        self, data_dir: Path, free_bytes_min: int, clock: Callable[[], float], wall_s: Callable[[], float]
+    ) -> None:
+        self._data_dir, self._free_bytes_min = data_dir, free_bytes_min
+        self._clock, self._wall_s = clock, wall_s
+        self._cluster: Cluster | None = None
+        self._number = 0
+        self._topics: list[Row] = []
+        self._groups: dict[str, Row] = {}
+        self._details: dict[str, Row] = {}
+        self._asked: dict[str, int] = {}
+        """The number of the look that asked for a group's lag."""
+        self._totals: dict[str, Totals] = {}
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def take(self, focus: Collection[str]) -> Snapshot:
+        """Look now.  ``focus``: the groups that somebody looks at."""
+        self._number += 1
+        state = self._read_state()
+        troubles: list[Alert] = []
+        asks: list[tuple[str, Callable[[], None]]] = [("topics", self._ask_topics)]
+        if state["zookeeper"].get("state", "off") != "off":
+            asks.append(("groups", lambda: self._ask_groups(focus)))
+        for what, ask in asks:
+            try:
+                ask()
+            except ApplianceError as error:
+                troubles.append(
+                    {
+                        "level": CRITICAL,
+                        "what": f"The {what} are not known now",
+                        "why": str(error),
+                        "todo": "Shown are the last known ones.",
+                    }
+                )
+        rates = {topic["name"]: self._rate(topic) for topic in self._topics}
+        self._totals = {name: totals for name, (totals, _) in rates.items()}
+        topics = {topic["name"]: _topic_row(topic, rates[topic["name"]][1]) for topic in self._topics}
+        alerts = troubles + alerts_of(state, self._topics, self._free_bytes_min, self._wall_s())
+        partitions = {
+            topic["name"]: {
+                str(row["partition"]): row | _reason(state, topic["name"], row) for row in topic["partitions"]
+            }
+            for topic in self._topics
+        }
+        return Snapshot(
+            self._number,
+            round(self._wall_s() * 1000),
+            _appliance_row(state, topics),
+            *(alerts, topics, partitions, dict(self._groups), dict(self._details)),
+        )
+
+    def _read_state(self) -> Row:
+        try:
+            state = read_state(self._data_dir)
+        except ConfigFault as error:
+            raise BrokerAway(str(error)) from None
+        disk = os.statvfs(self._data_dir)
+        sizes = {"total": disk.f_blocks * disk.f_frsize, "free": disk.f_bavail * disk.f_frsize}
+        defaults: Row = {
+            **{"state": "stopped", "listeners": {}, "zookeeper": {}, "offline": {}},
+            **{"insecure": [], "refused": [], "limits": [], "processes": []},
+        }
+        return defaults | (state or {}) | {"disk": sizes}
+
+    def _admin(self, verb: str, **arguments: Any) -> Any:
+        """Raises ApplianceError."""
+        if self._cluster is None:
+            address = own_address(self._data_dir)
+            self._cluster = Cluster(address, client_name="appliance-console", request_timeout_ms=REQUEST_MS_MAX)
+        return self._cluster.admin(verb, arguments)
+
+    def _ask_topics(self) -> None:
+        self._topics = self._admin("topics")
+
+    def _ask_groups(self, focus: Collection[str]) -> None:
+        rows = {row["group"]: row for row in self._admin("groups")}
+        known: dict[str, Any]
+        for known in (self._details, self._asked, self._groups):
+            for name in known.keys() - rows.keys():
+                del known[name]
+        for name, row in rows.items():
+            self._groups[name] = {**row, **_lag_row(self._details.get(name))}
+        due = sorted(rows, key=lambda name: (name not in focus, self._asked.get(name, 0)))
+        for name in due[:GROUPS_MAX]:
+            self._details[name] = self._admin("group", group=name)
+            self._asked[name] = self._number
+            self._groups[name] = {**rows[name], **_lag_row(self._details[name])}
+
+    def _rate(self, topic: Row) -> tuple[Totals, Row]:
+        """Bytes and messages per second since the last look; None at the first."""
+        ends = sum(row["end"] or 0 for row in topic["partitions"])
+        now = Totals(self._clock(), ends, sum(row["messages"] or 0 for row in topic["partitions"]))
+        before = self._totals.get(topic["name"])
+        if before is None or now.at_s <= before.at_s or ends < before.bytes:
+            return now, {"bytes_per_s": None, "messages_per_s": None}
+        seconds = now.at_s - before.at_s
+        messages = max(0, now.messages - before.messages)  # retention removes some
+        return now, {
+            "bytes_per_s": round((ends - before.bytes) / seconds),
+            "messages_per_s": round(messages / seconds, 1),
+        }
+
+
+def own_address(data_dir: Path) -> str:
+    """The Unix socket of the appliance that serves a data directory.
+
+    Raises:
+        BrokerAway: it has none, or nothing serves the directory.
+    """
+    state = read_state(data_dir)
+    local = str(state["listeners"].get("local", "")) if state is not None else ""
+    if not local:
+        raise BrokerAway(f"{data_dir}: the appliance has no Unix socket there yet, which the console needs")
+    return local
+
+
+def _topic_row(topic: Row, rate: Row) -> Row:
+    rows = topic["partitions"]
+    troubled = sorted({row["state"] for row in rows} - {"online", "elsewhere"})
+    known = [row["messages"] for row in rows if row["messages"] is not None]
+    return {
+        "partitions": len(rows),
+        "messages": sum(known) if known else None,
+        "bytes": sum(row["bytes"] or 0 for row in rows),
+        "state": ", ".join(troubled) or "online",
+        "own": topic["own"],
+        **rate,
+    }
+
+
+def _lag_row(detail: Row | None) -> Row:
+    """The lag of a group in all partitions; its seconds are those of the partition that is furthest behind."""
+    if detail is None:
+        return {"lag_messages": None, "lag_bytes": None, "lag_seconds": None, "topics": []}
+    rows = detail["partitions"]
+    seconds = [row["lag_seconds"] for row in rows if row["lag_seconds"] is not None]
+    return {
+        "lag_messages": _sum(rows, "lag_messages"),
+        "lag_bytes": _sum(rows, "lag_bytes"),
+        "lag_seconds": max(seconds, default=None),
+        "topics": sorted({row["topic"] for row in rows}),
+    }
+
+
+def _sum(rows: list[Row], name: str) -> float | None:
+    known = [row[name] for row in rows if row[name] is not None]
+    return sum(known) if known else None
+
+
+def _reason(state: Row, topic: str, row: Row) -> Row:
+    reason = state["offline"].get(f"{topic}-{row['partition']}")
+    return {"state": "offline", "reason": reason} if reason else {}
+
+
+def _appliance_row(state: Row, topics: Mapping[str, Row]) -> Row:
+    supervisor = next((row for row in state["processes"] if row["role"] == "supervisor"), None)
+    return {
+        "state": state["state"],
+        "version": __version__,
+        "started": supervisor["started"] if supervisor else None,
+        "listeners": state["listeners"],
+        "zookeeper": state["zookeeper"].get("state", "off"),
+        "disk": state["disk"],
+        "processes": Counter(row["role"] for row in state["processes"]),
+        "bytes_per_s": _total(topics, "bytes_per_s"),
+        "messages_per_s": _total(topics, "messages_per_s"),
+        "bytes": sum(row["bytes"] for row in topics.values()),
+    }
+
+
+def _total(topics: Mapping[str, Row], name: str) -> float | None:
+    known = [row[name] for row in topics.values() if row[name] is not None]
+    return round(sum(known), 1) if known else None
+
+
+class Observer:
+    """Shares snapshots among those who watch."""
+
+    def __init__(self, look: Look, cpu_s: Callable[[], float]) -> None:
+        """``cpu_s``: processor time of the calling thread."""
+        self._look, self._cpu_s = look, cpu_s
+        self._watchers: Counter[str] = Counter()
+        """How many look at each group; "" for those who look at none."""
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._last: Snapshot | None = None
+
+    @property
+    def watchers(self) -> int:
+        return self._watchers.total()
+
+    @contextlib.contextmanager
+    def watching(self, group: str = "") -> Iterator[None]:
+        """Somebody watches, and looks at a group in particular."""
+        self._watchers[group] += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            self._watchers -= Counter([group])
+
+    async def after(self, number: int) -> Snapshot:
+        """A snapshot that is newer than this number."""
+        async with self._changed:
+            while self._last is None or self._last.number <= number:
+                await self._changed.wait()
+            return self._last
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._watchers:
+                snapshot, cost_s = await asyncio.to_thread(self._take, [name for name in self._watchers if name])
+                async with self._changed:
+                    self._last = snapshot
+                    self._changed.notify_all()
+                await self._pause(cost_s)
+            self._last = None
+            await asyncio.to_thread(self._look.close)
+
+    def _take(self, focus: Collection[str]) -> tuple[Snapshot, float]:
+        """A look, and its processor time in seconds, here and in the coordinator."""
+        begun_s = self._cpu_s()
+        return self._look.take(focus), 2 * (self._cpu_s() - begun_s)
+
+    async def _pause(self, cost_s: float) -> None:
+        pause_s = min(max(INTERVAL_S, cost_s / LOOKS_SHARE), INTERVAL_S_MAX)
+        soon_s = min(max(INTERVAL_S_MIN, cost_s / LOOKS_SHARE / 4), pause_s)
+        await asyncio.sleep(soon_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), pause_s - soon_s)
+        self._wake.clear()

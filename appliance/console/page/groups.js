@@ -1,0 +1,124 @@
+// The list of groups with their lag, and one group: members, offsets, moving them.
+
+import { post } from "./api.js";
+import { badge, compact, count, duration, el, plural, route, setText, size } from "./dom.js";
+import { rows } from "./live.js";
+import { session } from "./session.js";
+import { Table } from "./table.js";
+
+const PIPELINE = "pipeline-";
+
+export const isPipeline = (name, row) => name.startsWith(PIPELINE) && row.members === 0;
+
+function columns(kind) {
+  return [
+    { name: "name", label: kind, head: true, value: (row, key) => key, show: (row, key) => el("a", { href: route("groups", key) }, el("bdi", { text: key })) },
+    { name: "state", label: "State", value: (row) => row.state, show: (row) => badge(row.state) },
+    { name: "members", label: "Members", number: true, value: (row) => row.members, show: (row) => count(row.members) },
+    { name: "lag", label: "Lag, messages", number: true, value: (row) => row.lag_messages, show: (row) => compact(row.lag_messages) },
+    { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
+    { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
+    { name: "topics", label: "Topics", show: (row) => row.topics.join(", ") },
+  ];
+}
+
+export function groups(pipelines) {
+  const title = pipelines ? "Pipelines" : "Groups";
+  const heading = el("h1", { tabindex: "-1", text: title });
+  const table = new Table({
+    label: title,
+    sort: "name",
+    nothing: pipelines ? "No pipeline has published its offsets." : "No group has committed an offset, and none has members.",
+    hint: el("p", {}, el("code", { text: pipelines ? "appliance pipeline run CONFIG.toml" : "appliance consume TOPIC --group NAME" })),
+    columns: columns(pipelines ? "Pipeline" : "Group"),
+  });
+  const update = () => table.update(new Map([...rows("groups")].filter(([name, row]) => isPipeline(name, row) === pipelines)));
+  return { element: el("div", {}, heading, table.element), heading, title, update };
+}
+
+export function group(name) {
+  const heading = el("h1", { tabindex: "-1" }, el("bdi", { text: name }));
+  const about = el("p", { class: "about" });
+  const members = new Table({
+    label: "Members",
+    sort: "client",
+    nothing: "No members: nobody reads as this group now.",
+    columns: [
+      { name: "client", label: "Client", head: true, value: (row) => row.client, show: (row) => el("bdi", { text: row.client || "–" }) },
+      { name: "host", label: "Host", value: (row) => row.host, show: (row) => el("bdi", { text: row.host || "–" }) },
+      { name: "partitions", label: "Partitions", show: (row) => row.partitions.map(([topic, partition]) => `${topic}-${partition}`).join(", ") || "–" },
+      { name: "id", label: "Id", show: (row) => el("bdi", { class: "id", text: row.id }) },
+    ],
+  });
+  const offsets = new Table({
+    label: "Offsets",
+    sort: "place",
+    nothing: "No offsets are committed.",
+    columns: [
+      { name: "place", label: "Partition", head: true, value: (row) => `${row.topic}-${row.partition}`, show: (row) => el("a", { href: `${route("topics", row.topic)}?partition=${row.partition}`, text: `${row.topic}-${row.partition}` }) },
+      { name: "offset", label: "Committed", number: true, value: (row) => row.offset, show: (row) => count(row.offset) },
+      { name: "end", label: "End", number: true, value: (row) => row.end, show: (row) => count(row.end) },
+      { name: "lag", label: "Lag, messages", number: true, value: (row) => row.lag_messages, show: (row) => count(row.lag_messages) },
+      { name: "bytes", label: "Lag, bytes", number: true, value: (row) => row.lag_bytes, show: (row) => size(row.lag_bytes) },
+      { name: "seconds", label: "Behind", number: true, value: (row) => row.lag_seconds, show: (row) => duration(row.lag_seconds) },
+    ],
+  });
+  const moving = session.user ? moveForm(name) : null;
+  const update = () => {
+    const row = rows("groups").get(name);
+    const detail = rows("group").get("");
+    setText(about, row
+      ? `${row.state} · ${plural(row.members, "member")} · lag ${compact(row.lag_messages)} messages, ${size(row.lag_bytes)}, ${duration(row.lag_seconds)} behind`
+      : rows("topics").size ? "There is no group of this name, or you may not see it." : "");
+    if (!detail) return;
+    members.update(new Map(detail.members.map((member) => [member.id, member])));
+    offsets.update(new Map(detail.partitions.map((one) => [`${one.topic}-${one.partition}`, one])));
+    moving?.update(detail);
+  };
+  const crumb = el("p", { class: "crumb" }, el("a", { href: route("groups"), text: "Groups" }));
+  const element = el("div", {}, crumb, heading, about,
+    el("section", { "aria-labelledby": "offsets-title" }, el("h2", { id: "offsets-title", text: "Offsets and lag" }), offsets.element),
+    el("section", { "aria-labelledby": "members-title" }, el("h2", { id: "members-title", text: "Members" }), members.element));
+  if (moving) element.append(moving.element);
+  return { element, heading, title: name, update };
+}
+
+function moveForm(name) {
+  const topic = el("select", { name: "topic", required: true });
+  const to = el("select", { name: "to" }, ...[["earliest", "the first message"], ["latest", "the end"], ["time", "a time"]].map(([value, text]) => el("option", { value, text })));
+  const time = el("input", { type: "datetime-local", step: "1" });
+  const timeField = el("label", { class: "field", hidden: true }, el("span", { text: "Time" }), time);
+  const result = el("p", { class: "status", role: "status" });
+  const button = el("button", { type: "submit", class: "primary", text: "Move the offsets" });
+  const form = el("form", { class: "change row" },
+    el("label", { class: "field" }, el("span", { text: "Topic" }), topic),
+    el("label", { class: "field" }, el("span", { text: "To" }), to), timeField, button, result);
+  to.addEventListener("change", () => {
+    timeField.hidden = to.value !== "time";
+    time.required = to.value === "time";
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (!confirm(`Move the offsets of ${name} in ${topic.value}? What was read may be read again, or skipped.`)) return;
+    try {
+      const wanted = { group: name, topic: topic.value, to: to.value };
+      if (to.value === "time") wanted.time_ms = new Date(time.value).getTime();
+      const done = await post("api/offsets", wanted);
+      result.textContent = `Moved in ${plural(done.partitions, "partition")}.`;
+    } catch (error) {
+      result.textContent = error.message;
+    }
+  });
+  let known = "";
+  const update = (detail) => {
+    const names = [...new Set(detail.partitions.map((row) => row.topic))];
+    if (names.join() !== known) {
+      known = names.join();
+      topic.replaceChildren(...names.map((one) => el("option", { value: one, text: one })));
+    }
+    button.disabled = detail.members.length > 0 || names.length === 0;
+    if (detail.members.length > 0) setText(result, "Stop the members first: they would commit over it.");
+    else if (result.textContent.startsWith("Stop")) setText(result, "");
+  };
+  return { element: el("section", { class: "card" }, el("h2", { text: "Move the offsets" }), form), update };
+}
