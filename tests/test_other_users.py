@@ -179,6 +179,26 @@ def test_sockets_have_no_names_that_others_could_use(service: Service) -> None:
 
 # ---- the local ensemble
 
+MEMBER = """
+import sys
+from appliance.client.cluster_client import Cluster
+from appliance.client.ensemble_login import ensemble_login
+print(ensemble_login(Cluster(sys.argv[1])).user)
+"""
+
+
+def test_the_password_of_the_ensemble_is_for_the_users_of_the_service_only(service: Service) -> None:
+    """Members of native groups need it: who is refused learns what to do."""
+    command = 'cd "$1"; shift; exec "$@"'
+    words = [str(Path(__file__).parent.parent), sys.executable, "-c", MEMBER, service.native]
+    refused = nobody(command, *words)
+    assert refused.returncode != 0 and refused.stdout == "" and "run this program as the user of" in refused.stderr
+    own = [*become(SERVICE), "bash", "-c", command, "bash", *words]
+    for line in (own, ["bash", "-c", command, "bash", *words]):
+        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout == f"{LOCAL_USER}\n"
+
+
 GUEST = """
 import sys
 from kazoo.client import KazooClient
