@@ -38,6 +38,7 @@ from ...wire.requests import Login, LoginReply
 from ..snapshot import Snapshot
 from .connection_state import Connection, Pending
 from .connections import Connections
+from .places import Places
 from .plain_checks import PlainChecks
 from .turn import Turn
 
@@ -58,12 +59,13 @@ class LoggingIn:
         self,
         turn: Turn,
         connections: Connections,
+        places: Places,
         epoll: select.epoll,
         snapshot: Snapshot,
         read_snapshot: Callable[[], None],
         config: Config,
     ) -> None:
-        self._turn, self._connections = turn, connections
+        self._turn, self._connections, self._places = turn, connections, places
         self._snapshot, self._read_snapshot, self._config = snapshot, read_snapshot, config
         self.mechanisms: Sequence[str] = parse_mechanisms(config.security.mechanisms)
         self._state: SecurityState | None = None
@@ -168,6 +170,9 @@ class LoggingIn:
         connection, request = pending.connection, pending.request
         assert isinstance(request, Login)
         over = login.state is State.DONE
+        if over and not self._places.log_in(connection.session, login.principal, connection.peer):
+            self._connections.close(connection)
+            return
         lifetime_ms = self._log_in(connection, login) if over else 0
         reply = LoginReply(0, "", message, self.mechanisms, lifetime_ms, over)
         encoded = connection.codec.encode_login(request, reply)
