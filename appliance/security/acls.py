@@ -401,7 +401,8 @@ class Rights:
                     denied.append(acl)
             elif acl.operation in (operation, Operation.ALL) or IMPLIED.get(acl.operation) is operation:
                 allowed.append(acl)
-        covered = _Names(self._by_resource.get(resource, ())) if self._without_acl else None
+        is_open = self._without_acl and not principal.startswith(BROKERS)
+        covered = _Names(self._by_resource.get(resource, ())) if is_open else None
         return Decisions(_Names(allowed), _Names(denied), covered)
 
     def _about(self, principal: str) -> Iterable[Acl]:
