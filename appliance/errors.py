@@ -327,18 +327,6 @@ class UnknownKey(ConfigFault): ...
 class BadValue(ConfigFault): ...
 
 
-class NoSecretFile(BadValue):
-    """A file with a password or a key is missing."""
-
-    exit_status = 66
-
-
-class SecretFileClosed(BadValue):
-    """This user may not read a file with a password or a key."""
-
-    exit_status = 77
-
-
 class NoDirectory(ConfigFault):
     """A named directory is missing, or is not of the expected kind."""
 

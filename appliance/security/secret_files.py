@@ -13,12 +13,24 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from ..errors import BadValue, NoSecretFile, SecretFileClosed
+from ..errors import BadValue
 
 MODE: Final = 0o600
 SECRET_BYTES: Final = 32
 SECRET_BYTES_MAX: Final = 1 << 20
 """Of a secret file; a key with its chain has some kilobytes."""
+
+
+class NoSecretFile(BadValue):
+    """A secret file that a person has named is missing."""
+
+    exit_status = 66  # EX_NOINPUT
+
+
+class SecretFileClosed(BadValue):
+    """This user may not read a secret file that a person has named."""
+
+    exit_status = 77  # EX_NOPERM
 
 
 def read_secret_file(path: Path, what: str) -> bytes:
