@@ -110,10 +110,8 @@ class Connection:
         self._login = login
         self._steps: LoginSteps | None = None
         """The login in progress."""
-        self._login_correlation = -1
-        """Of the last message of a login."""
-        self._renew_s = 0.0
-        """When to log in again, by the monotonic clock; 0: never, or it is being done."""
+        self._login_correlation, self._renew_s = -1, 0.0
+        """The last message of a login; when to log in again by the monotonic clock, 0: never, or it is being done."""
         self.broker_id = -1
         self.frame_bytes_max = 0
         """Largest frame that the peer accepts; 0 until it has answered the hello."""
@@ -178,8 +176,7 @@ class Connection:
 
     def post(self, api: int, *arguments: Any) -> int:
         """Queue one request; :meth:`flush` sends it."""
-        if self._renew_s:
-            self._renew_if_due()
+        self._renew_if_due()
         correlation = self._next_correlation()
         self._enqueue(self._posted, encode_frame([api, correlation, *arguments]))
         self.awaited.append(correlation)
@@ -211,19 +208,11 @@ class Connection:
         out = self._out
         while out:
             try:
-                if len(out) == 1:
-                    sent = self._socket.send(out[0])
-                else:
-                    sent = self._socket.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
+                self.out_bytes -= _send_some(self._socket, out)
             except BlockingIOError:
                 return False
             except OSError as error:
                 raise self._away(error) from None
-            self.out_bytes -= sent
-            while out and sent >= len(out[0]):
-                sent -= len(out.popleft())
-            if sent:
-                out[0] = memoryview(out[0])[sent:]
         return True
 
     def _next_correlation(self) -> int:
@@ -329,10 +318,9 @@ class Connection:
 
     def _renew_if_due(self) -> None:
         """Log in again when it is time, behind what was posted before."""
-        if self._login is None or time.monotonic() < self._renew_s:
+        if not self._renew_s or self._login is None or time.monotonic() < self._renew_s:
             return
-        self._renew_s = 0.0
-        self._steps = self._login.begin()
+        self._renew_s, self._steps = 0.0, self._login.begin()
         self.awaited.append(self._enqueue_login(self._steps.mechanism, self._steps.first()))
         self._posted = deque()
 
@@ -400,6 +388,17 @@ class Connection:
 
     def _away(self, reason: OSError | str) -> BrokerAway:
         return BrokerAway(f"no connection to the appliance at {self}: {reason}")
+
+
+def _send_some(sock: socket.socket | TlsSocket, out: deque[bytes | memoryview]) -> int:
+    """Send as many pieces as one call takes, remove them from ``out``, and return how many bytes were sent."""
+    one = len(out) == 1
+    sent = left = sock.send(out[0]) if one else sock.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
+    while out and left >= len(out[0]):
+        left -= len(out.popleft())
+    if left:
+        out[0] = memoryview(out[0])[left:]
+    return sent
 
 
 def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
