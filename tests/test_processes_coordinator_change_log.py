@@ -84,9 +84,11 @@ def test_changes_of_rules_users_and_quotas_over_kafka_have_lines(make_appliance:
         peer.admin("add_acls", acls=[rule | {"pattern": "Literal", "host": "*", "permission": "Deny"}])
         assert len(peer.admin("delete_acls", name="n", dry_run=True)) == 1
         peer.admin("delete_acls", name="n")
+        peer.admin("add_acls", acls=[])
     expected += [
         'who=User:ANONYMOUS what=add_acls names="Deny User:b Write topic n"',
         'who=User:ANONYMOUS what=delete_acls names="Deny User:b Write Topic n"',
+        'who=User:ANONYMOUS what=add_acls names=""',
     ]
     wait_for(lambda: len(changes(server)) >= len(expected), "the lines are written")
     assert changes(server) == expected

@@ -86,8 +86,10 @@ class ChangeLog:
             return
         shown = {name: given[name] for name in ("name", "group") if name in given}
         if request.verb in ("add_acls", "delete_acls"):
-            rules = (given.get("acls") or result)[:NAMES_MAX]
-            shown = {"names": ",".join(" ".join(rule[word] for word in WORDS) for rule in rules)}
+            rules = given.get("acls", ()) if request.verb == "add_acls" else result
+            shown = {
+                "names": ",".join(" ".join(rule.get(part, "Allow") for part in WORDS) for rule in rules[:NAMES_MAX])
+            }
         self._audit.changed(origin.principal, origin.peer, request.verb, **shown)
 
 
