@@ -32,6 +32,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"kafka_apis", "data_directory"},
     {"processes", "client"},
     {"console", "metrics", "spark"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]
@@ -39,17 +40,20 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"\.pack_into\(": ({"records/", "log/"}, "store through shared.table: pack_into shows readers a zero"),
     r"\bimport socket\b|\bimport select\b": (
-        {"processes/", "client/", "zookeeper/", "wire/sockets.py", "wire/transport.py"},
+        {"processes/", "client/", "zookeeper/", "bench/", "wire/sockets.py", "wire/transport.py"},
         "codecs, logs and plans are without I/O",
     ),
     r"\btime\.(time|monotonic|sleep)\(": (
-        {"processes/", "client/", "zookeeper/", "cli/", "spark/"},
+        {"processes/", "client/", "zookeeper/", "cli/", "spark/", "bench/"},
         "take a clock as an argument",
     ),
     r"except( Exception)?:|except BaseException": ({"processes/"}, "catch one branch of errors.py"),
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
-    r"\bprint\(": ({"cli/", "processes/supervisor/"}, "log it, or return it"),
+    r"\bprint\(": (
+        {"cli/", "processes/supervisor/", "bench/limits.py", "bench/python_kafka_client.py"},
+        "log it, or return it",
+    ),
     r"\b(import|from) kazoo\b": (
         {"zookeeper/", "client/", "processes/"},
         "only zookeeper, the coordinator and clients",

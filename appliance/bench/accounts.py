@@ -1,0 +1,45 @@
+"""Accounts for processes: CPU time and memory, from /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, its threads and the children that it has reaped, in s; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or while it was read
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / TICKS_PER_SECOND
+
+
+def tree(pid: int) -> list[int]:
+    """The pids of a process and of all its descendants."""
+    try:
+        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
+                    for child in (task / "children").read_text().split()]  # fmt: skip
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [pid, *(one for child in children for one in tree(child))]
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional set size: memory with each page divided by the number of processes that share it."""
+    return _smaps_bytes(pid, "Pss:")
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that no other process has."""
+    return _smaps_bytes(pid, "Private_Clean:") + _smaps_bytes(pid, "Private_Dirty:")
+
+
+def _smaps_bytes(pid: int, field: str) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
