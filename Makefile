@@ -1,9 +1,10 @@
-# make demo | test | lint | bench-smoke | chaos | deb     each sets up .venv first, if need be; nothing else is installed anywhere
+# make demo | test | lint | bench | bench-smoke | chaos | deb     each sets up .venv first; nothing else is installed anywhere
 #
 #   make demo FILES="/var/log/syslog app.log"    ships these files instead of the logs it finds
 #   make test ARGS="-k log -x"                   passes arguments on to pytest
 #   make chaos ARGS="--minutes 5 --only killed"   lets faults strike for minutes, and writes systemd/FAULTS.md
 #   make deb                                      leaves dist/appliance_VERSION_ARCH.deb, for this distribution
+#   make bench ARGS="kafka_rows --rounds 7"       measures, beside all brokers that are installed; writes perf/README.md
 #   make setup PYTHON=/opt/python3.12/bin/python3
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
@@ -12,7 +13,7 @@ FILES ?=
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test lint bench-smoke chaos deb setup clean
+.PHONY: demo test lint bench bench-smoke chaos deb setup clean
 
 setup:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer here (looked for python3, python3.11 to 3.14 on PATH);" \
@@ -30,7 +31,13 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+bench: setup
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --editable '.[bench]'
+	@$(BIN)/appliance bench --peer all --results perf/results $(ARGS)
+	@$(BIN)/python perf/_page.py
+
 bench-smoke: setup
+	@echo "== appliance bench --smoke"; $(BIN)/appliance bench --smoke
 	@for file in $(filter-out perf/_%,$(wildcard perf/*.py)); do \
 		echo "== $$file --smoke"; $(BIN)/python "$$file" --smoke || exit 1; done
 

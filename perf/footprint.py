@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, private_bytes, row
+from _bench import PAYLOAD_BYTES, appliance, appliance_in, headline, row
 
+from appliance.bench.accounts import private_bytes
 from appliance.client import Producer
 from appliance.client.admin import Admin
 from appliance.config_keys import GIB, MIB
@@ -43,17 +44,18 @@ def start_times(rounds: int) -> None:
     for name, nodes in (("no ZooKeeper", 0), ("one node", 1), ("three nodes", 3)):
         serving, ready, memory, java = [], [], 0, 0
         for _ in range(rounds):
-            with appliance(**{"zookeeper.nodes": nodes}) as server:
-                serving.append(server.serving_s)
-                ready.append(server.ready_s)
-                memory = server.pss_bytes()
-                java = server.pss_bytes("zookeeper")
+            with appliance(**{"zookeeper.nodes": nodes}) as started:
+                serving.append(started.start_s)
+                ready.append(started.ready_s)
+                memory = started.server.pss_bytes()
+                java = started.server.pss_bytes("zookeeper")
         row(f"start, {name}", serving_s=statistics.median(serving), ready_s=statistics.median(ready),
             pss_mib=memory / MIB, of_it_zookeeper_mib=java / MIB)  # fmt: skip
 
 
 def idle(partitions: int, seconds: int, nodes: int) -> None:
-    with appliance(**{"zookeeper.nodes": nodes}) as server:
+    with appliance(**{"zookeeper.nodes": nodes}) as started:
+        server = started.server
         Admin(server.native).create_topic("t", partitions)
         produce(server.native, "t", 1000, partitions)
         time.sleep(2)
@@ -69,8 +71,8 @@ def idle(partitions: int, seconds: int, nodes: int) -> None:
 
 def many(partitions: int, count: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
-        data = Path(directory) / "data"
-        with Appliance(data) as server:
+        with appliance_in(Path(directory)) as started:
+            server = started.server
             admin = Admin(server.native)
             admin.create_topic("lone", 1)
             produce(server.native, "lone", count)
@@ -80,8 +82,8 @@ def many(partitions: int, count: int, rounds: int) -> None:
             created_s = time.perf_counter() - start
             among = [produce(server.native, "lone", count) for _ in range(rounds)]
             memory = server.pss_bytes()
-        with Appliance(data) as server:
-            row(f"{partitions} partitions", created_s=created_s, start_s=server.serving_s, pss_mib=memory / MIB,
+        with appliance_in(Path(directory)) as started:
+            row(f"{partitions} partitions", created_s=created_s, start_s=started.start_s, pss_mib=memory / MIB,
                 rate_ratio=statistics.median(among) / statistics.median(alone))  # fmt: skip
 
 
@@ -89,15 +91,17 @@ def long_log(segments: int) -> None:
     """Start after a clean stop, with a nearly empty log and with one of ``segments`` GiB."""
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         data = Path(directory) / "data"
-        with Appliance(data) as server:
+        with appliance_in(Path(directory)) as started:
+            server = started.server
             Admin(server.native).create_topic("t", 1)
             produce(server.native, "t", 1000)
-        with Appliance(data) as server:
-            empty_s, empty = server.serving_s, server.pss_bytes()
+        with appliance_in(Path(directory)) as started:
+            empty_s, empty = started.start_s, started.server.pss_bytes()
         grow(data / "t-0", segments)
-        with Appliance(data) as server:
+        with appliance_in(Path(directory)) as started:
+            server = started.server
             size = Admin(server.native).topics(["t"])[0]["partitions"][0]["bytes"]
-            row(f"start with {size / 1e9:.0f} GB", seconds=server.serving_s, with_none=empty_s,
+            row(f"start with {size / 1e9:.0f} GB", seconds=started.start_s, with_none=empty_s,
                 pss_mib=server.pss_bytes() / MIB, pss_with_none_mib=empty / MIB)  # fmt: skip
 
 

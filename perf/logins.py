@@ -1,6 +1,6 @@
 """How many clients log in per second: connect, SCRAM-SHA-256 on the Kafka listener, close.
 
-    .venv/bin/python perf/logins.py [--logins 2000] [--clients 16]
+    python perf/logins.py [--smoke] [--logins 2000] [--clients 16]
 
 The clients compute the salted password once: the figure is the server's, with a connection and three round trips each.
 The server never runs PBKDF2 for SCRAM.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import struct
 import subprocess
 import sys
@@ -18,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from _bench import headline, row
 
+from appliance.bench.local_appliance import LocalAppliance
 from appliance.security import scram
-from tests.server import Server
 
 USER, PASSWORD, MECHANISM = "alice", b"secret", "SCRAM-SHA-256"
 HANDSHAKE, AUTHENTICATE = 17, 36
@@ -75,36 +74,29 @@ async def measure(address: str, logins: int, clients: int) -> float:
     return logins / (time.perf_counter() - begun)
 
 
-def cpu_s(server: Server) -> float:
-    """CPU time of the network workers so far."""
-    ticks = 0
-    for row in server.state["processes"]:
-        if row["role"].startswith("net"):
-            fields = Path(f"/proc/{row['pid']}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="a hundred logins")
     parser.add_argument("--logins", type=int, default=2_000)
     parser.add_argument("--clients", type=int, default=16)
     given = parser.parse_args()
+    logins = 100 if given.smoke else given.logins
     scram.salted_password = _once
-    with tempfile.TemporaryDirectory() as directory:
+    headline("logins", logins=logins, clients=given.clients)
+    with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         password = Path(directory) / "password"
         password.write_bytes(PASSWORD)
         password.chmod(0o600)
-        with Server(Path(directory) / "data", None, **{"kafka.listen": "SASL_PLAINTEXT://127.0.0.1:0"}) as server:
+        settings = {"kafka.listen": "SASL_PLAINTEXT://127.0.0.1:0"}
+        with LocalAppliance(Path(directory) / "data", **settings) as server:
             words = ["users", "add", USER, "--password-file", str(password), "--data", str(server.data_dir)]
-            subprocess.run([sys.executable, "-m", "appliance", *words], check=True)
+            subprocess.run([sys.executable, "-m", "appliance", *words], check=True, stdout=subprocess.DEVNULL)
             address = server.address("kafka", "SASL_PLAINTEXT")
             asyncio.run(measure(address, 50, given.clients))
-            before = cpu_s(server)
-            rate = asyncio.run(measure(address, given.logins, given.clients))
-            used_ms = (cpu_s(server) - before) * 1000 / given.logins
-    print(f"{given.logins} logins, {given.clients} at a time, {os.cpu_count()} cores: {rate:,.0f} logins/s,")
-    print(f"{used_ms:.2f} ms of the network workers' CPU each: {1000 / used_ms:,.0f} logins/s per core of the server")
+            before = server.cpu_s("network")
+            rate = asyncio.run(measure(address, logins, given.clients))
+            used_ms = (server.cpu_s("network") - before) * 1000 / logins
+    row("SCRAM-SHA-256", logins_per_s=rate, worker_cpu_ms_each=used_ms)
 
 
 if __name__ == "__main__":

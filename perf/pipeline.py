@@ -30,9 +30,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _bench import Appliance, headline, row
+from _bench import headline, row
 from spark import connector, cpu_of_all_s
 
+from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Admin, Producer
 from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings, parse
@@ -195,7 +196,7 @@ class Seconds(NamedTuple):
 class Contest:
     """Runs each side in turn over the same lines."""
 
-    def __init__(self, spark: Any, broker: Appliance, directory: Path, lines: int) -> None:
+    def __init__(self, spark: Any, broker: LocalAppliance, directory: Path, lines: int) -> None:
         self.spark, self.broker, self.directory, self.lines = spark, broker, directory, lines
         self._number = 0
 
@@ -325,7 +326,7 @@ def main() -> None:
     settings = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
     if jars:
         settings["spark.jars"] = ",".join(map(str, jars))
-    with tempfile.TemporaryDirectory(prefix="perf-") as base, Appliance(Path(base) / "data") as broker:
+    with tempfile.TemporaryDirectory(prefix="perf-") as base, LocalAppliance(Path(base) / "data") as broker:
         with Admin(broker.native) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic, partitions=PARTITIONS)

@@ -14,8 +14,9 @@ import threading
 import time
 from pathlib import Path
 
-from _bench import PAYLOAD_BYTES, Appliance, appliance, headline, row
+from _bench import PAYLOAD_BYTES, appliance, headline, row
 
+from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Consumer, Producer
 from appliance.client.admin import Admin
 from appliance.config_keys import MIB
@@ -40,7 +41,7 @@ def consume(address: str, count: int, failures: list[str], progress: list[int]) 
         failures.append(f"{seen} of {count} messages arrived")
 
 
-def measure(server: Appliance, name: str) -> float:
+def measure(server: LocalAppliance, name: str) -> float:
     memory = server.pss_bytes() / MIB
     (partition,) = Admin(server.native).topics(["t"])[0]["partitions"]
     files = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in server.pids("network"))
@@ -57,7 +58,8 @@ def main() -> None:
     headline("soak", bytes=total_bytes, message_bytes=PAYLOAD_BYTES, segment_bytes=segment)
     failures: list[str] = []
     progress = [0]
-    with appliance(**{"disk.check_ms": 1000}) as server:
+    with appliance(**{"disk.check_ms": 1000}) as started:
+        server = started.server
         settings = {"segment.bytes": str(segment), "retention.bytes": str(8 * segment)}
         Admin(server.native).create_topic("t", 1, settings)
         reader = threading.Thread(target=consume, args=(server.native, count, failures, progress))

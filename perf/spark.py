@@ -27,8 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _bench import PAYLOAD_BYTES, Appliance, cpu_s, headline, row, tree
+from _bench import PAYLOAD_BYTES, headline, row
 
+from appliance.bench.accounts import cpu_s, tree
+from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Admin, Producer
 from appliance.spark.spark_session import build_session
 
@@ -70,7 +72,7 @@ def cpu_of_all_s() -> float:
 class Contest:
     """Runs each workload on all sides in turn."""
 
-    def __init__(self, spark: Any, broker: Appliance, directory: Path, arguments: Any, sides: list[str]) -> None:
+    def __init__(self, spark: Any, broker: LocalAppliance, directory: Path, arguments: Any, sides: list[str]) -> None:
         self.spark, self.broker, self.directory = spark, broker, directory
         self.messages, self.rounds, self.only = arguments.messages, arguments.rounds, arguments.only
         self.sides = sides
@@ -157,7 +159,7 @@ class Contest:
         row(name, **figures)
 
 
-def fill(broker: Appliance, topic: str, partitions: int, messages: int) -> None:
+def fill(broker: LocalAppliance, topic: str, partitions: int, messages: int) -> None:
     with Admin(broker.native) as admin:
         admin.create_topic(topic, partitions=partitions, settings={"flush.messages": 0})
     with Producer(broker.native, acks=1, batch_messages_max=1000, batch_bytes_max=1 << 20) as producer:
@@ -191,7 +193,7 @@ def main() -> None:
     settings = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
     if jars:
         settings["spark.jars"] = ",".join(map(str, jars))
-    with tempfile.TemporaryDirectory(prefix="perf-") as base, Appliance(Path(base) / "data") as broker:
+    with tempfile.TemporaryDirectory(prefix="perf-") as base, LocalAppliance(Path(base) / "data") as broker:
         spark = build_session("perf", settings, scratch=Path(base) / "spark")
         contest = Contest(spark, broker, Path(base), arguments, ["ours", "connector"] if jars else ["ours"])
         try:

@@ -16,6 +16,7 @@ from .. import __version__
 from . import (
     acl_commands,
     backup_command,
+    bench_command,
     config_commands,
     data_commands,
     groups_commands,
@@ -88,6 +89,7 @@ app.add_typer(acl_commands.app, name="acl", rich_help_panel="Looking after it")
 app.add_typer(config_commands.app, name="config", rich_help_panel="Looking after it")
 backup_command.register(app)
 demo_command.register(app)
+bench_command.register(app)
 
 
 def main() -> None:

@@ -1,0 +1,212 @@
+"""Starts the brokers that speak Kafka's protocol: an appliance, and Apache Kafka 4.1 beside it.
+
+Kafka's jars are in the directory that KAFKA_LIB names.  Without it Maven fetches them (``kafka/pom.xml``) into the
+user's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from . import accounts
+from .compiling import Missing
+from .local_appliance import LocalAppliance
+
+START_S_MAX = 60
+STOP_S_MAX = 20
+APPLIANCE, KAFKA = "appliance", "Kafka 4.1"
+JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
+QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners={protocol}://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners={protocol}://127.0.0.1:{port}
+inter.broker.listener.name={protocol}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map={protocol}:{protocol},CONTROLLER:PLAINTEXT
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+log.dirs={data}
+"""
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
+
+
+class Broker(Protocol):
+    """A broker with a listener of Kafka's protocol.  ``start_s``: from exec until that listener answers."""
+
+    name: str
+    address: str
+    start_s: float
+    data_dir: Path
+
+    def cpu_s(self) -> float: ...
+    def pss_bytes(self) -> int: ...
+    def stop(self) -> None: ...
+
+
+class Daemon:
+    """A server process and its children, with its output in ``<directory>/output.log``.
+
+    ``ready`` is asked until it is true.  :meth:`stop` sends SIGTERM, after STOP_S_MAX SIGKILL.
+
+    Raises:
+        Missing: it ends, or does not get ready within START_S_MAX.
+    """
+
+    def __init__(
+        self, command: Sequence[str], directory: Path, ready: Callable[[], bool], environment: Mapping[str, str] = {}
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        with (directory / "output.log").open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=os.environ | environment
+            )
+        while not ready():
+            if self.process.poll() is not None or time.perf_counter() - start > START_S_MAX:
+                self.stop()
+                said = (directory / "output.log").read_text(errors="replace").strip()
+                raise Missing(f"{command[0]} that starts; it says: {said[-400:]}")
+            time.sleep(0.005)
+        self.start_s = time.perf_counter() - start
+
+    def cpu_s(self) -> float:
+        return sum(accounts.cpu_s(pid) for pid in accounts.tree(self.process.pid))
+
+    def pss_bytes(self) -> int:
+        return sum(accounts.pss_bytes(pid) for pid in accounts.tree(self.process.pid))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class OurBroker:
+    """An appliance with its default configuration, without ZooKeeper unless ``settings`` say otherwise.
+
+    With a certificate in the settings it listens with TLS.  ``ready_s``: until it prints that it serves.
+    """
+
+    name = APPLIANCE
+
+    def __init__(self, directory: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.data_dir = directory / "data"
+        directory.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        given = dict(settings or {})
+        tls = "tls.certificate" in given
+        given["kafka.listen"] = f"SSL://{self.address}" if tls else self.address
+        self.server = LocalAppliance(self.data_dir, **given)
+        self.server.launch()
+        serves = listens if tls else answers
+        while not serves(self.address) and time.perf_counter() - start < START_S_MAX:
+            time.sleep(0.002)
+        self.start_s = time.perf_counter() - start
+        self.server.wait_serving()
+        self.ready_s = time.perf_counter() - start
+
+    def cpu_s(self) -> float:
+        assert self.server.process is not None
+        return sum(accounts.cpu_s(pid) for pid in accounts.tree(self.server.process.pid))
+
+    def pss_bytes(self) -> int:
+        return self.server.pss_bytes()
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+class Kafka(Daemon):
+    """One KRaft broker with Kafka's default settings; ``tls``: more lines of its properties, then it listens with TLS.
+
+    Raises:
+        Missing: there is no Java, or there are no jars and no Maven.
+    """
+
+    name = KAFKA
+
+    def __init__(self, directory: Path, tls: str = "") -> None:
+        self.jars = kafka_jars()
+        port, controller = free_port(), free_port()
+        self.address, self.data_dir = f"127.0.0.1:{port}", directory / "data"
+        directory.mkdir(parents=True, exist_ok=True)
+        properties = directory / "server.properties"
+        protocol = "SSL" if tls else "PLAINTEXT"
+        content = PROPERTIES.format(port=port, controller=controller, data=self.data_dir, protocol=protocol)
+        properties.write_text(content + tls)
+        tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(properties)]
+        subprocess.run(self.java(*tool), check=True, stdout=subprocess.DEVNULL)
+        command = ["java", *JVM, QUIET, "-cp", f"{self.jars}/*", "kafka.Kafka", str(properties)]
+        super().__init__(command, directory, lambda: listens(self.address) if tls else answers(self.address))
+
+    def java(self, *arguments: str) -> list[str]:
+        """A command that runs a class of Kafka's jars."""
+        return ["java", QUIET, "-cp", f"{self.jars}/*", *arguments]
+
+
+def kafka_jars() -> Path:
+    """The directory of Kafka's jars; Maven fetches them if need be."""
+    if shutil.which("java") is None:
+        raise Missing("Java: apt-get install default-jre-headless")
+    given = os.environ.get("KAFKA_LIB", "")
+    if given:
+        return Path(given)
+    jars = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "appliance" / "kafka-4.1.0"
+    if not any(jars.glob("kafka_2.13-*.jar")):
+        if shutil.which("mvn") is None:
+            raise Missing("Kafka's jars: apt-get install maven, or set KAFKA_LIB to a directory that has them")
+        pom = Path(__file__).parent / "kafka" / "pom.xml"
+        command = ["mvn", "-q", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise Missing("Kafka's jars: Maven could not fetch them; set KAFKA_LIB to a directory that has them")
+    return jars
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def listens(address: str) -> bool:
+    """Whether connections to ``address`` are accepted."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), 0.2).close()
+    except OSError:
+        return False
+    return True
+
+
+def answers(address: str) -> bool:
+    """Whether a broker at ``address`` answers an ApiVersions request of the Kafka protocol."""
+    return greets(address, b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff")
+
+
+def greets(address: str, request: bytes = b"") -> bool:
+    """Whether a server at ``address`` accepts a connection and sends something, after ``request`` if there is one."""
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), 0.2) as sock:
+            sock.settimeout(2)
+            if request:
+                sock.sendall(request)
+            return bool(sock.recv(1))
+    except OSError:
+        return False

@@ -1,0 +1,174 @@
+"""Runs workloads on brokers in turn, and collects what was measured.
+
+Rates of one machine move by tens of percent from minute to minute, so sides take turns in every round, in the reverse
+order in every second one, and medians of rounds and of ratios within a round are what counts.
+
+Before each run all dirty pages are written to the disk.  Otherwise the kernel writes them 30 seconds later, and a flush
+of another workload waits for data of this one.  Before producing, root also drops the page cache, so that all write to
+pages that have been used before: on a virtual machine the first touch of a page costs the writer several times as much
+as the copying, and who gets such pages is chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from . import machine
+from .compiling import Missing
+from .kafka_clients import CLIENTS, KafkaClient, Run, python_client
+from .measures import Limit, Measure, Result, limit_named
+
+SMOKE_SCALE = 200
+COUNT_MIN = 200
+
+
+class Side(Protocol):
+    """What takes turns in a workload: a broker with its client."""
+
+    @property
+    def name(self) -> str: ...
+    def cpu_s(self) -> float: ...
+
+
+S = TypeVar("S", bound=Side)
+
+
+@dataclass(frozen=True)
+class Options:
+    """``directory``: where brokers keep their data.  ``only``: workloads whose name contains it.  ``peers``: names."""
+
+    directory: Path
+    rounds: int = 3
+    smoke: bool = False
+    only: str = ""
+    client: str = "c"
+    peers: frozenset[str] = frozenset()
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Harness:
+    """One question's run.  ``tell`` gets a line of progress after each workload."""
+
+    def __init__(self, question: str, title: str, options: Options, limits: list[Limit], tell: Callable[[str], None]):
+        self.options, self._tell = options, tell
+        self._began = time.perf_counter()
+        self.result = Result(
+            question=question, title=title,
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), took_s=0.0,
+            rounds=1 if options.smoke else options.rounds, smoke=options.smoke,
+            machine=machine.describe(options.directory), versions=machine.versions(), parameters={}, limits=limits,
+            measures=[], notices=[],
+        )  # fmt: skip
+
+    def finish(self) -> Result:
+        self.result.took_s = round(time.perf_counter() - self._began, 1)
+        return self.result
+
+    def scaled(self, count: int) -> int:
+        return max(count // SMOKE_SCALE, COUNT_MIN) if self.options.smoke else count
+
+    def wanted(self, workload: str) -> bool:
+        return self.options.only in workload
+
+    def note(self, **parameters: object) -> None:
+        self.result.parameters |= {name: str(value) for name, value in parameters.items()}
+
+    def notice(self, text: str) -> None:
+        """Say that something was skipped, once."""
+        if text not in self.result.notices:
+            self.result.notices.append(text)
+            self._tell(text)
+
+    def kafka_client(self) -> KafkaClient:
+        """The client that the options name, or that in Python where C cannot be compiled.
+
+        Raises:
+            Missing: there is neither.
+        """
+        try:
+            return CLIENTS[self.options.client]()
+        except Missing as missing:
+            if self.options.client == "python":
+                raise
+            self.notice(f"the client in C is skipped, missing: {missing}")
+            return python_client()
+
+    @contextlib.contextmanager
+    def started(self, makers: Sequence[Callable[[Path], Any]]) -> Iterator[list[Any]]:
+        """Brokers in directories of their own, stopped at the end.  What is missing is a notice."""
+        with contextlib.ExitStack() as stack:
+            base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=self.options.directory)))
+            base.chmod(0o755)  # RabbitMQ and others drop root
+            running = []
+            for number, make in enumerate(makers):
+                try:
+                    broker = make(base / str(number))
+                except Missing as missing:
+                    self.notice(f"{getattr(make, 'name', 'a broker')} is skipped, missing: {missing}")
+                    continue
+                stack.callback(broker.stop)
+                running.append(broker)
+            yield running
+
+    def turns(self, sides: Sequence[S]) -> Iterator[S]:
+        """Yields the sides in turn, round by round, with all dirty pages written before each."""
+        for number in range(self.result.rounds):
+            for side in sides if number % 2 == 0 else reversed(sides):
+                if not self.options.smoke:
+                    os.sync()
+                yield side
+
+    def run(
+        self, workload: str, sides: Sequence[S], prepare: Callable[[S], str], once: Callable[[S, str], Run],
+        *, limit: str = "", bytes_each: int = 1,
+    ) -> None:  # fmt: skip
+        """``prepare`` makes a topic, ``once`` runs a client on it.  Adds rate and broker CPU of each side.
+
+        ``limit`` names what bounds the rate; ``bytes_each`` is what one message costs of it.
+        """
+        if not self.wanted(workload):
+            return
+        rates: dict[str, list[float]] = {side.name: [] for side in sides}
+        cpus: dict[str, list[float]] = {side.name: [] for side in sides}
+        clients: dict[str, list[float]] = {side.name: [] for side in sides}
+        checks: dict[str, str] = {}
+        for side in self.turns(sides):
+            topic = prepare(side)
+            before = side.cpu_s()
+            run = once(side, topic)
+            rates[side.name].append(run.rate)
+            cpus[side.name].append((side.cpu_s() - before) / run.count * 1e6)
+            clients[side.name].append(run.client_cpu_s / run.seconds)
+            checks[side.name] = run.check
+        for name in rates:
+            self.add(workload, name, "rate", rates[name], limit, bytes_each, checks[name])
+            self.add(workload, name, "cpu", cpus[name])
+            self.add(workload, name, "client", clients[name])
+
+    def add(
+        self, workload: str, side: str, what: str, values: list[float],
+        limit: str = "", bytes_each: int = 1, check: str = "",
+    ) -> None:  # fmt: skip
+        bound = limit_named(self.result.limits, limit)
+        measure = Measure(workload, side, what, [round(value, 6) for value in values], check=check)
+        if bound is not None:
+            share = round(measure.median * bytes_each / bound.value, 6)
+            measure = msgspec.structs.replace(measure, limit=limit, share=share)
+        self.result.measures.append(measure)
+        self._tell(f"{workload}: {side}: {what} {measure.median:,.6g}")
+
+
+def drop_page_cache() -> None:
+    """Drop clean pages, if this is root."""
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("1")

@@ -1,0 +1,122 @@
+"""The clients of Kafka's protocol that workloads run with: librdkafka in C, and confluent-kafka for Python.
+
+Both are programs with the same arguments and the same line of JSON, which ``c/kafka_client.c`` describes.  Each run is
+a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+
+from .compiling import Missing, fetch_client, kafka_client
+from .stamps import Wrong
+
+RUN_S_MAX = 300
+LARGE = {"linger.ms": "5", "batch.size": "1000000", "batch.num.messages": "10000"}
+FIFTY = {"linger.ms": "5", "batch.num.messages": "50"}
+ONE = {"linger.ms": "0", "batch.num.messages": "1", "max.in.flight.requests.per.connection": "5"}
+QUEUE = {"queue.buffering.max.messages": "1000000", "queue.buffering.max.kbytes": "1000000"}
+FETCH = {"fetch.message.max.bytes": "4000000", "queued.min.messages": "1000000", "fetch.queue.backoff.ms": "1"}
+AT_ONCE = {"fetch.wait.max.ms": "500", "fetch.error.backoff.ms": "1"}
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What a client program printed.  ``check`` is the same for who sent and who received if nothing was lost."""
+
+    count: int
+    seconds: float
+    client_cpu_s: float
+    check: str
+    disorder: int = 0
+    version: str = ""
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    p999_ms: float = 0.0
+    max_ms: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.count / self.seconds
+
+
+class KafkaClient:
+    """Starts one of the two programs."""
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name, self._command = name, command
+
+    def start(
+        self, what: str, address: str, topic: str, number: int, count: int, size: int, settings: dict[str, str]
+    ) -> subprocess.Popen[str]:
+        """Start ``produce``, ``timed``, ``consume`` or ``delays``; :func:`outcome` waits for it."""
+        words = [what, address, topic, str(number), str(count), str(size)]
+        more = [f"{key}={value}" for key, value in settings.items()]
+        return subprocess.Popen(
+            [*self._command, *words, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def produce(
+        self, address: str, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1
+    ) -> Run:
+        return outcome(self.start("produce", address, topic, partitions, count, size, QUEUE | settings), count)
+
+    def consume(
+        self, address: str, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1
+    ) -> Run:
+        """Read ``count`` messages from the beginning."""
+        return outcome(self.start("consume", address, topic, partitions, count, size, FETCH | settings), count)
+
+
+def outcome(program: subprocess.Popen[str], count: int) -> Run:
+    """Wait for a client.
+
+    Raises:
+        Wrong: it failed, or did not handle ``count`` messages.
+    """
+    try:
+        said, why = program.communicate(timeout=RUN_S_MAX)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        said, why = program.communicate()
+    if program.returncode:
+        raise Wrong(why.strip()[-600:] or f"a client ended with {program.returncode}")
+    run = msgspec.json.decode(said.strip().splitlines()[-1], type=Run)
+    if run.count != count or run.disorder:
+        raise Wrong(f"{run.count} of {count} messages, {run.disorder} out of order")
+    return run
+
+
+def fetch_headers(address: str, topic: str, count: int) -> Run:
+    """Fetch ``count`` messages of a topic's only partition and look at the headers of batches alone.
+
+    librdkafka spends more on a message than a broker does, so it hides the broker; this shows it.
+    """
+    host, port = address.rsplit(":", 1)
+    command = [str(fetch_client()), host, port, topic, str(count), FETCH["fetch.message.max.bytes"]]
+    return outcome(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), count)
+
+
+def c_client() -> KafkaClient:
+    """
+    Raises:
+        Missing: there is no compiler, or no librdkafka.
+    """
+    return KafkaClient("C", [str(kafka_client())])
+
+
+def python_client() -> KafkaClient:
+    """
+    Raises:
+        Missing: confluent-kafka is not installed.
+    """
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError:
+        raise Missing("confluent-kafka: pip install 'appliance[bench]'") from None
+    return KafkaClient("Python", [sys.executable, "-m", f"{__package__}.python_kafka_client"])
+
+
+CLIENTS = {"c": c_client, "python": python_client}

@@ -1,0 +1,111 @@
+"""A broker of Kafka's protocol with a client, as a side of workloads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from . import brokers
+from .brokers import Broker
+from .compiling import Missing
+from .harness import Harness, drop_page_cache
+from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
+from .stamps import Wrong
+
+WARM_UP_ROUNDS = 3
+WARM_UP_COUNT, WARM_UP_SIZE = 300_000, 200
+TOPIC_S_MAX = 30
+_numbers = itertools.count(1)
+
+
+class KafkaSide:
+    """``client`` runs against ``broker`` on topics that it makes.  ``security``: its settings for TLS."""
+
+    def __init__(self, broker: Broker, client: KafkaClient, security: Mapping[str, str] | None = None) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self.broker, self.client, self.name = broker, client, broker.name
+        self._security = dict(security or {})
+        self._admin = AdminClient({"bootstrap.servers": broker.address, "log_level": "0", **self._security})
+
+    def cpu_s(self) -> float:
+        return self.broker.cpu_s()
+
+    def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+        name = f"bench-{next(_numbers)}"
+        new = NewTopic(name, partitions, 1, config=dict(settings or {}))
+        self._admin.create_topics([new])[name].result(TOPIC_S_MAX)
+        return name
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, to free its page cache and its disk."""
+        self._admin.delete_topics([topic])[topic].result(TOPIC_S_MAX)
+
+    def empty(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        """A new topic, after the page cache was dropped."""
+        drop_page_cache()
+        return self.topic(partitions, settings)
+
+    def filled(self, count: int, size: int, partitions: int = 1) -> str:
+        """A topic with ``count`` messages in large batches."""
+        topic = self.empty(partitions)
+        settings = LARGE | {"acks": "1"} | self._security
+        self.client.produce(self.broker.address, topic, count, size, settings, partitions)
+        return topic
+
+    def produce(self, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1) -> Run:
+        """Produce, then count and check what the log has.  Without acknowledgements it takes until that is done."""
+        run = self.client.produce(self.broker.address, topic, count, size, settings | self._security, partitions)
+        found = self.consume(topic, count, size, partitions)
+        if found.check != run.check:
+            raise Wrong(f"{self.name}: what arrived is not what was sent: {run.check}, {found.check}")
+        return msgspec.structs.replace(run, seconds=run.seconds + found.seconds) if settings["acks"] == "0" else run
+
+    def consume(self, topic: str, count: int, size: int, partitions: int = 1) -> Run:
+        return self.client.consume(self.broker.address, topic, count, size, self._security, partitions)
+
+
+@contextmanager
+def ours_and_kafka(harness: Harness) -> Iterator[list[KafkaSide]]:
+    """An appliance, and Kafka if it is among the peers, both warm.
+
+    Raises:
+        Missing: there is no client.
+    """
+    client = harness.kafka_client()
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError:
+        raise Missing("confluent-kafka: pip install 'appliance[bench]'") from None
+    with harness.started(makers(harness)) as started:
+        sides = [KafkaSide(broker, client) for broker in started]
+        harness.note(client=client.name)
+        warm_up(harness, sides)
+        yield sides
+
+
+def warm_up(harness: Harness, sides: Iterable[KafkaSide]) -> None:
+    """A JVM compiles what it has run often; connections and page cache are there on both sides."""
+    for side in sides:
+        for _ in range(1 if harness.options.smoke else WARM_UP_ROUNDS):
+            topic = side.topic()
+            side.produce(topic, harness.scaled(WARM_UP_COUNT), WARM_UP_SIZE, FIFTY | {"acks": "1"})
+            side.delete(topic)
+
+
+def makers(harness: Harness) -> list[Callable[[Path], Broker]]:
+    """What starts the brokers of Kafka's protocol that are wanted."""
+    found: list[Callable[[Path], Broker]] = [_ours(harness.options.settings)]
+    if "kafka" in harness.options.peers:
+        found.append(brokers.Kafka)
+    return found
+
+
+def _ours(settings: Mapping[str, str]) -> Callable[[Path], Broker]:
+    return lambda directory: brokers.OurBroker(directory, settings)

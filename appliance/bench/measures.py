@@ -1,0 +1,95 @@
+"""What was measured, as a value that is stored as JSON and drawn as tables and charts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from .machine import Machine
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """What the machine itself can do, measured in the same run; ``unit`` is "B/s", "1/s" or "ms"."""
+
+    name: str
+    value: float
+    unit: str
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """One quantity of one workload on one side: a value for each round.
+
+    ``what``: "rate" (messages/s), "cpu" (s of the broker per million messages), "p50" (ms), ...  ``limit`` names the
+    :class:`Limit` that bounds a rate, and ``share`` is the median's part of it.  ``check`` is the sum of what arrived.
+    """
+
+    workload: str
+    side: str
+    what: str
+    values: list[float]
+    limit: str = ""
+    share: float = 0.0
+    check: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+class Result(msgspec.Struct):
+    """The answer to one question.  ``notices`` say what was skipped, and why."""
+
+    question: str
+    title: str
+    date: str
+    took_s: float
+    rounds: int
+    smoke: bool
+    machine: Machine
+    versions: dict[str, str]
+    parameters: dict[str, str]
+    limits: list[Limit]
+    measures: list[Measure]
+    notices: list[str]
+
+    def of(self, workload: str, side: str, what: str) -> Measure | None:
+        for measure in self.measures:
+            if (measure.workload, measure.side, measure.what) == (workload, side, what):
+                return measure
+        return None
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(dict.fromkeys(measure.workload for measure in self.measures))
+
+    @property
+    def sides(self) -> list[str]:
+        return list(dict.fromkeys(measure.side for measure in self.measures))
+
+    def store(self, directory: Path) -> Path:
+        """Write ``<question>.json``."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{self.question}.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        return path
+
+
+def load(path: Path) -> Result:
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def ratios(ours: Measure, theirs: Measure) -> list[float]:
+    """Ours divided by theirs, round by round."""
+    return [a / b for a, b in zip(ours.values, theirs.values, strict=True) if b]
+
+
+def median_ratio(ours: Measure, theirs: Measure) -> float | None:
+    found = ratios(ours, theirs)
+    return statistics.median(found) if found else None
+
+
+def limit_named(limits: Sequence[Limit], name: str) -> Limit | None:
+    return next((limit for limit in limits if limit.name == name), None)

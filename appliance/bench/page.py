@@ -1,0 +1,51 @@
+"""Writes a page in Markdown from stored results: tables, charts, what was skipped.  No figure on it is typed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import measures, result_tables
+from .measures import Result
+from .runner import LIMITS, QUESTIONS
+
+BEGIN, END = "<!-- results: written by `make bench` -->", "<!-- end of results -->"
+
+
+def stored(directory: Path) -> list[Result]:
+    """The results in ``directory``, in the order of the questions."""
+    paths = [directory / f"{question}.json" for question in (LIMITS, *QUESTIONS)]
+    return [measures.load(path) for path in paths if path.exists()]
+
+
+def rewrite(page: Path, found: Sequence[Result], directory: Path) -> str:
+    """The text of ``page`` with the results between its two marks; ``directory`` has their charts."""
+    before, rest = page.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    folder = directory.relative_to(page.parent)
+    sections = "\n".join(_section(result, directory, folder) for result in found)
+    return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
+
+
+def _section(result: Result, directory: Path, folder: Path) -> str:
+    lines = [f"### {result.title}", ""]
+    if result.question in QUESTIONS:
+        question = inspect.getdoc(importlib.import_module(f".questions.{result.question}", __package__)) or ""
+        lines += [question, ""]
+    lines += ["<details><summary>Machine, versions, parameters</summary>", ""]
+    lines += [f"* {fact}" for fact in result_tables.facts(result)]
+    lines += ["", "</details>", ""]
+    if (directory / f"{result.question}.svg").exists():
+        lines += [f"![{result.title}]({folder}/{result.question}.svg)", ""]
+    lines += _table(result_tables.columns(result), result_tables.rows(result))
+    lines += ["", *(f"* Not measured: {notice}" for notice in result.notices)]
+    lines += [""] if result.notices else []
+    return "\n".join(lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[result_tables.Row]) -> list[str]:
+    used = [column for column in columns if any(row[column] for row in rows)]
+    lines = [f"| {' | '.join(used)} |", f"|{'---|' * len(used)}"]
+    return lines + [f"| {' | '.join(row[column] for column in used)} |" for row in rows]

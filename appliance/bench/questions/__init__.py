@@ -1,0 +1,1 @@
+"""One module per question: its docstring asks it, ``TITLE`` heads its results, ``run`` measures."""

@@ -1,0 +1,78 @@
+"""How long after it was due does a consumer have a message, at a fixed rate?
+
+The producer sends at times that are fixed before, so a stall counts for every message that it delays (no coordinated
+omission).  Producer and consumer are processes of their own; both read CLOCK_MONOTONIC.  acks=1, 200 bytes, one
+partition.  An appliance shows no message before it is on the disk; "not flushed" has ``flush.messages=0``, which is
+what Kafka does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..brokers import APPLIANCE
+from ..harness import Harness
+from ..kafka_clients import AT_ONCE, Run, outcome
+from ..kafka_side import KafkaSide, ours_and_kafka
+from ..stamps import Wrong
+
+TITLE = "End to end, from the time at which a message is due"
+SIZE = 200
+RATES = (1_000, 10_000, 100_000)
+SECONDS, WARM_UP_S = 5, 1
+PRODUCER = {"acks": "1", "linger.ms": "0", "queue.buffering.max.messages": "1000000"}
+FIGURES = ("p50_ms", "p99_ms", "p999_ms", "max_ms")
+
+
+class Way(NamedTuple):
+    """A broker with the settings of its topics."""
+
+    name: str
+    side: KafkaSide
+    settings: Mapping[str, str]
+
+
+def run(harness: Harness) -> None:
+    seconds, rates = (1, RATES[:1]) if harness.options.smoke else (SECONDS, RATES)
+    harness.note(message_bytes=SIZE, seconds=seconds, acks=1)
+    with ours_and_kafka(harness) as sides:
+        ways = [Way(side.name, side, {}) for side in sides]
+        ways[1:1] = [Way(f"{APPLIANCE}, not flushed", sides[0], {"flush.messages": "0"})]
+        for rate in rates:
+            workload = f"{rate:,} messages/s"
+            if harness.wanted(workload):
+                _at_rate(harness, workload, ways, rate, seconds)
+
+
+def _at_rate(harness: Harness, workload: str, ways: Sequence[Way], rate: int, seconds: int) -> None:
+    found: dict[str, dict[str, list[float]]] = {way.name: {figure: [] for figure in FIGURES} for way in ways}
+    checks: dict[str, str] = {}
+    for number in range(harness.result.rounds):
+        for way in ways if number % 2 == 0 else reversed(ways):
+            delays = once(way.side, way.side.topic(settings=way.settings), rate, seconds)
+            for figure in FIGURES:
+                found[way.name][figure].append(getattr(delays, figure))
+            checks[way.name] = delays.check
+    for name, figures in found.items():
+        for figure, values in figures.items():
+            harness.add(workload, name, figure, values, check=checks[name])
+
+
+def once(side: KafkaSide, topic: str, rate: int, seconds: int) -> Run:
+    """The delays of ``rate`` messages a second, of which the first second is not counted.
+
+    Raises:
+        Wrong: messages are missing, or others than those that were sent.
+    """
+    count, address = rate * (seconds + WARM_UP_S), side.broker.address
+    reader = side.client.start("delays", address, topic, rate * WARM_UP_S, count, SIZE, AT_ONCE)
+    assert reader.stdout is not None
+    if reader.stdout.readline().strip() != "ready":
+        outcome(reader, count)
+        raise Wrong("the consumer does not begin")
+    sent = outcome(side.client.start("timed", address, topic, rate, count, SIZE, PRODUCER), count)
+    delays = outcome(reader, count)
+    if delays.check != sent.check:
+        raise Wrong(f"{side.name}: what arrived is not what was sent")
+    return delays

@@ -1,0 +1,168 @@
+"""Defines the command ``appliance bench``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import Unavailable
+from . import ending, output
+from .target import Json
+
+if TYPE_CHECKING:
+    from ..bench.harness import Options
+    from ..bench.measures import Result
+
+
+def _complete_question(incomplete: str) -> list[str]:
+    from ..bench.runner import QUESTIONS
+
+    return [name for name in QUESTIONS if name.startswith(incomplete)]
+
+
+Questions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[QUESTION]...", autocompletion=_complete_question, help="Which; all if none is named."),
+]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        writable=True,
+        help="Where the brokers keep their data meanwhile: a disk to be measured; else a temporary one.",
+    ),
+]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        metavar="NAME",
+        help="Measure this broker, too, if it is installed: kafka, rabbitmq, rabbitmq-stream, activemq, nats, redis, "
+        "or all; repeatable.",
+    ),
+]
+Client = Annotated[str, typer.Option("--client", help="The client of the Kafka protocol: c or python.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Medians of so many rounds.")]
+Only = Annotated[str, typer.Option("--only", metavar="WORD", help="Workloads whose name contains it.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key of the appliance's configuration; repeatable."),
+]
+Smoke = Annotated[bool, typer.Option("--smoke", help="A small size, once: it only proves that all works.")]
+Results = Annotated[
+    Path | None, typer.Option("--results", metavar="DIR", help="Write JSON there, and charts as SVG and PNG.")
+]
+
+
+def bench(
+    questions: Questions = None,
+    directory: Directory = None,
+    peers: Peers = None,
+    client: Client = "c",
+    rounds: Rounds = 3,
+    only: Only = "",
+    settings: Settings = None,
+    smoke: Smoke = False,
+    results: Results = None,
+    as_json: Json = False,
+) -> None:
+    """Measure an appliance on this host: produce, consume, delays, beside the limits of the machine and other brokers.
+
+    Starts an appliance of its own, on free ports, with a temporary data directory in DIR, and stops it at the end.
+    Takes minutes and all processors: run it on a host that does nothing else.  Messages that are lost, changed or out
+    of order are an error.  Questions: kafka_rows, paper_figures, end_to_end, fan_out, many_clients, sizes, native_rows.
+
+    [b]Examples[/b]
+
+        appliance bench native_rows --directory /var/lib
+
+        appliance bench kafka_rows end_to_end --peer kafka --results results
+
+        appliance bench --smoke --json
+    """
+    from ..bench import runner
+    from ..bench.stamps import Wrong
+
+    _among("question", questions or [], runner.QUESTIONS)
+    options = _options(directory, peers or [], client, rounds, only, settings or [], smoke)
+    found: list[Result] = []
+
+    def done(result: Result) -> None:
+        found.append(result)
+        if results is not None:
+            _keep(result, results)
+        if not as_json:
+            _show(result)
+
+    try:
+        with ending.in_order():
+            runner.run(questions or runner.QUESTIONS, options, output.remark, done)
+    except Wrong as wrong:
+        raise Unavailable(f"no result: {wrong}") from None
+    if as_json:
+        import msgspec
+
+        output.print_json(msgspec.to_builtins(found))
+
+
+def _options(
+    directory: Path | None,
+    peers: list[str],
+    client: str,
+    rounds: int,
+    only: str,
+    settings: list[str],
+    smoke: bool,
+) -> Options:
+    from ..bench import queue_peers, runner
+    from ..bench.harness import Options
+    from ..bench.kafka_clients import CLIENTS
+
+    everyone = (runner.KAFKA_PEER, *queue_peers.QUEUE_PEERS)
+    _among("peer", peers, (*everyone, "all"))
+    _among("client", [client], tuple(CLIENTS))
+    for setting in settings:
+        if "=" not in setting:
+            raise typer.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
+    return Options(
+        directory=(directory or Path(tempfile.gettempdir())).resolve(),
+        rounds=rounds,
+        smoke=smoke,
+        only=only,
+        client=client,
+        peers=frozenset(everyone if "all" in peers else peers),
+        settings=dict(setting.split("=", 1) for setting in settings),
+    )
+
+
+def _among(what: str, given: list[str], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise typer.BadParameter(f"no {what} {name!r}; there are {', '.join(known)}")
+
+
+def _keep(result: Result, directory: Path) -> None:
+    from ..bench import result_charts
+    from ..bench.compiling import Missing
+
+    result.store(directory)
+    try:
+        result_charts.draw(result, directory)
+    except Missing as missing:
+        output.remark(f"no charts, missing: {missing}")
+
+
+def _show(result: Result) -> None:
+    from ..bench import result_tables
+
+    output.print_rows(result_tables.rows(result), result_tables.columns(result), title=result.title)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Looking after it")(bench)

@@ -1,0 +1,131 @@
+"""Sides take turns, and figures are medians; with brokers that only count their turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.bench import limits, result_tables, runner
+from appliance.bench.compiling import Missing
+from appliance.bench.harness import SMOKE_SCALE, Harness, Options
+from appliance.bench.kafka_clients import Run
+from appliance.bench.measures import Limit, Result, load, ratios
+from appliance.bench.questions import sizes
+from appliance.bench.stamps import Wrong
+
+LIMITS = [Limit("loopback sendfile", 1e9, "B/s"), Limit("fdatasync 4 KiB p50", 0.2, "ms")]
+
+
+class Counting:
+    """A side whose clock and rates are given; it uses 2 s of CPU per run."""
+
+    def __init__(self, name: str, seconds: list[float], turns: list[str]) -> None:
+        self.name, self._seconds, self._turns, self._cpu_s = name, iter(seconds), turns, 0.0
+
+    def cpu_s(self) -> float:
+        return self._cpu_s
+
+    def once(self, topic: str) -> Run:
+        self._turns.append(f"{self.name} {topic}")
+        self._cpu_s += 2
+        return Run(1_000_000, next(self._seconds), 0.5, "abc")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def measured(tmp_path: Path, told: list[str], **options: object) -> tuple[Result, list[str]]:
+    harness = Harness("kafka_rows", "Rows", Options(tmp_path, **options), LIMITS, told.append)  # type: ignore[arg-type]
+    turns: list[str] = []
+    sides = [Counting("appliance", [1, 2, 4], turns), Counting("Kafka 4.1", [2, 2, 2], turns)]
+    harness.run("consume", sides, lambda side: f"of {side.name}", lambda side, topic: side.once(topic),
+                limit="loopback sendfile", bytes_each=200)  # fmt: skip
+    return harness.finish(), turns
+
+
+def test_sides_take_turns_and_change_their_order(tmp_path: Path, told: list[str]) -> None:
+    _, turns = measured(tmp_path, told, rounds=3)
+    ours, theirs = "appliance of appliance", "Kafka 4.1 of Kafka 4.1"
+    assert turns == [ours, theirs, theirs, ours, ours, theirs]
+
+
+def test_figures_are_medians_with_all_rounds_kept(tmp_path: Path, told: list[str]) -> None:
+    result, _ = measured(tmp_path, told, rounds=3)
+    rate = result.of("consume", "appliance", "rate")
+    assert rate is not None and rate.values == [1_000_000, 500_000, 250_000] and rate.median == 500_000
+    assert (rate.limit, rate.share, rate.check) == ("loopback sendfile", 0.1, "abc")
+    cpu = result.of("consume", "appliance", "cpu")
+    assert cpu is not None and cpu.values == [2, 2, 2]
+    theirs = result.of("consume", "Kafka 4.1", "rate")
+    assert theirs is not None and ratios(rate, theirs) == [2, 1, 0.5]
+
+
+def test_a_table_has_medians_spread_share_and_ratio(tmp_path: Path, told: list[str]) -> None:
+    result, _ = measured(tmp_path, told, rounds=3)
+    ours, theirs = result_tables.rows(result)
+    assert ours["rate"] == "500 k/s" and ours["spread"] == "250 k-1 M"
+    assert ours["share of limit"] == "10% of loopback sendfile"
+    assert ours["ratio"] == "1.00 (0.50-2.00), CPU 1.00" and theirs["ratio"] == ""
+
+
+def test_results_are_stored_with_what_they_depend_on(tmp_path: Path, told: list[str]) -> None:
+    result, _ = measured(tmp_path, told, rounds=2)
+    again = load(result.store(tmp_path / "results"))
+    assert again == result
+    assert again.machine.processors and again.machine.file_system and again.versions["appliance"]
+    assert any("fdatasync of 4 KiB" not in fact for fact in result_tables.facts(again))
+
+
+def test_smoke_is_one_small_round(tmp_path: Path, told: list[str]) -> None:
+    result, turns = measured(tmp_path, told, rounds=3, smoke=True)
+    assert len(turns) == 2 and result.rounds == 1
+    harness = Harness("sizes", "Sizes", Options(tmp_path, smoke=True), [], told.append)
+    assert harness.scaled(1_000_000) == 1_000_000 // SMOKE_SCALE
+
+
+def test_workloads_that_are_not_wanted_do_not_run(tmp_path: Path, told: list[str]) -> None:
+    result, turns = measured(tmp_path, told, only="produce")
+    assert turns == [] and result.measures == []
+
+
+class Stoppable:
+    def __init__(self, directory: Path, stopped: list[str]) -> None:
+        self.directory, self._stopped = directory, stopped
+
+    def stop(self) -> None:
+        self._stopped.append(self.directory.name)
+
+
+def test_what_is_missing_is_skipped_and_said_so(tmp_path: Path, told: list[str]) -> None:
+    harness = Harness("sizes", "Sizes", Options(tmp_path), [], told.append)
+    stopped: list[str] = []
+
+    def absent(directory: Path) -> Stoppable:
+        raise Missing("some-server: apt-get install some-server")
+
+    with harness.started([lambda directory: Stoppable(directory, stopped), absent]) as running:
+        assert len(running) == 1 and stopped == []
+    assert stopped == ["0"]
+    (notice,) = harness.finish().notices
+    assert "apt-get install some-server" in notice and told == [notice]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workloads_that_were_measured_are_a_result_whatever_ends_the_question(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(harness: Harness) -> None:
+        sides = [Counting("appliance", [1], [])]
+        harness.run("consume", sides, lambda side: "t", lambda side, topic: side.once(topic))
+        raise Wrong("a message is missing")
+
+    monkeypatch.setattr(limits, "measure", lambda *_: LIMITS)
+    monkeypatch.setattr(sizes, "run", half)
+    found: list[Result] = []
+    with pytest.raises(Wrong):
+        runner.run(["sizes"], Options(tmp_path, rounds=1), told.append, found.append)
+    assert [each.question for each in found] == ["limits", "sizes"]
+    assert found[1].workloads == ["consume"] and "stopped before its end" in found[1].notices[0]
