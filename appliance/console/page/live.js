@@ -1,7 +1,7 @@
 // Keeps a copy of what the server shows, by server-sent events.  `sections` has section → Map of key → row.
 //
 //   state        leaves it by
-//   closed       open()
+//   closed       look(), or the page is seen again
 //   connecting   the first event: live;  an error: waiting
 //   live         an error: waiting;  the page is hidden: closed
 //   waiting      RETRY_MS later: connecting
@@ -10,6 +10,7 @@ const RETRY_MS = 3000;
 const listeners = new Set();
 let source = null;
 let timer = 0;
+let wanted = false;
 let focus = { topic: "", group: "" };
 
 export const sections = new Map();
@@ -28,16 +29,25 @@ export function onChange(listener) {
   return () => listeners.delete(listener);
 }
 
-/** Looks at a topic or a group in particular. */
+/** Looks at a topic or a group in particular, from now on. */
 export function look(topic = "", group = "") {
-  if (focus.topic === topic && focus.group === group && source) return;
-  focus = { topic, group };
-  for (const section of ["partitions", "group"]) sections.delete(section);
-  if (!document.hidden) open();
+  if (focus.topic !== topic || focus.group !== group) {
+    focus = { topic, group };
+    for (const section of ["partitions", "group"]) sections.delete(section);
+    disconnect();
+  }
+  wanted = true;
+  if (!source && !document.hidden) open();
 }
 
-export function open() {
-  close();
+/** Stops looking. */
+export function close() {
+  wanted = false;
+  disconnect();
+}
+
+function open() {
+  disconnect();
   connection.state = "connecting";
   const query = new URLSearchParams(Object.entries(focus).filter(([, value]) => value));
   source = new EventSource(`api/events?${query}`);
@@ -50,14 +60,14 @@ export function open() {
     notify();
   };
   source.onerror = () => {
-    close();
+    disconnect();
     connection.state = "waiting";
     timer = setTimeout(open, RETRY_MS);
     notify();
   };
 }
 
-export function close() {
+function disconnect() {
   clearTimeout(timer);
   if (source) source.close();
   source = null;
@@ -85,6 +95,6 @@ function notify() {
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) close();
-  else open();
+  if (document.hidden) disconnect();
+  else if (wanted) open();
 });

@@ -1,7 +1,7 @@
 // Starts the page: sections, colours, login, and the view that the address names.
 
 import { el, empty, route, setText } from "./dom.js";
-import { connection, look, onChange, open, rows } from "./live.js";
+import { close, connection, look, onChange, rows } from "./live.js";
 import { group, groups, isPipeline } from "./groups.js";
 import { overview } from "./overview.js";
 import { askLogin, logOut, refresh, session } from "./session.js";
@@ -83,7 +83,7 @@ function showSession() {
 
 async function started() {
   showSession();
-  if (!session.loginFirst) open();
+  close(); // what may be seen is another now
   show(false);
 }
 
@@ -136,5 +136,15 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
-onChange(update);
+/** After a lost connection the login may be over: then the page says so instead of trying for ever. */
+async function onLost() {
+  const before = [session.user, session.loginFirst].join();
+  await refresh().catch(() => {});
+  if ([session.user, session.loginFirst].join() !== before) started();
+}
+
+onChange(() => {
+  update();
+  if (connection.state === "waiting") onLost();
+});
 refresh().catch(() => {}).finally(started);

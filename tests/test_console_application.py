@@ -1,0 +1,276 @@
+"""The console's server, for real: who may see and change what, what is refused, what bounds it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.client import Producer
+from appliance.client.cluster_client import Cluster
+from appliance.config import load
+from appliance.console.alerts import alerts_of
+from appliance.console.console_sessions import (
+    ATTEMPTS_OF_ADDRESS_MAX,
+    ATTEMPTS_S,
+    SESSIONS_MAX,
+    Attempts,
+    Sessions,
+)
+from appliance.console.guards import host_of, is_allowed
+from appliance.errors import BadValue
+from appliance.security.scram import encode_verifier, make_verifier
+
+from .server import Server, wait_for
+
+Ask = Callable[..., tuple[int, Any]]
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An appliance with access rules: everybody reads ``open``, alice writes it, nobody else anything."""
+    rights = {"security.authorizer": "acl", "security.super_users": "User:root"}
+    settings = {"console.listen": "127.0.0.1:0", "console.hosts": "logs.example.net", **rights}
+    with Server(tmp_path_factory.mktemp("console") / "data", **settings) as server:
+        local = server.state["listeners"]["local"]
+        with contextlib.closing(Cluster(local)) as cluster:
+            for name in ("open", "secret"):
+                cluster.admin("create_topic", {"name": name})
+            for user, password in (("alice", b"right"), ("bob", b"other")):
+                verifier = encode_verifier(make_verifier("SCRAM-SHA-256", password, 4096))
+                cluster.admin("put_user", {"name": user, "verifiers": {"SCRAM-SHA-256": verifier}, "new": True})
+            rules = [("User:*", "Read"), ("User:*", "Describe"), ("User:alice", "Write")]
+            acls = [{"resource": "Topic", "name": "open", "principal": who, "operation": what} for who, what in rules]
+            cluster.admin("add_acls", {"acls": acls})
+        with Producer(local) as producer:
+            producer.send("open", b"hello", key=b"k").result()
+            producer.send("secret", b"hidden").result()
+        yield server
+
+
+@pytest.fixture
+def ask(server: Server) -> Ask:
+    return asker(server)
+
+
+def asker(server: Server) -> Ask:
+    """Makes requests, with a cookie as a browser has it."""
+    cookie = ""
+
+    def ask(path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        nonlocal cookie
+        connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=20)
+        given = {name.replace("_", "-"): value for name, value in headers.items()} | (
+            {"cookie": cookie} if cookie else {}
+        )
+        if body is None:
+            connection.request("GET", path, headers=given)
+        else:
+            connection.request("POST", path, json.dumps(body), JSON | given)
+        with contextlib.closing(connection):
+            answer = connection.getresponse()
+            if found := answer.getheader("set-cookie"):
+                assert "HttpOnly" in found and "SameSite=strict" in found
+                cookie = found.partition(";")[0]
+            text = answer.read()
+            assert "default-src 'none'" in (answer.getheader("content-security-policy") or "")
+            return answer.status, json.loads(text) if (answer.getheader("content-type") or "").endswith(
+                "json"
+            ) else text
+
+    return ask
+
+
+def log_in(ask: Ask, user: str, password: str) -> dict[str, str]:
+    """Log in; returns the header that changes need."""
+    assert ask("/api/login", {"user": user, "password": password})[0] == 200
+    return {"x_csrf_token": ask("/api/session")[1]["csrf"]}
+
+
+def first_event(server: Server) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", "/api/events?topic=secret")
+        line = connection.getresponse().readline()
+    event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+    return event
+
+
+def test_somebody_unknown_sees_what_everybody_may_see(server: Server, ask: Ask) -> None:
+    status, found = ask("/api/messages?topic=open")
+    assert status == 200 and found["messages"][0]["value"] == {"text": "hello", "bytes": 5}
+    assert ask("/api/messages?topic=secret")[0] == 403
+    seen = first_event(server)["set"]
+    assert list(seen["topics"]) == ["open"]
+    assert seen.keys() == {"topics"}, "no partitions of a topic that may not be seen, no state, no alerts"
+
+
+def test_a_change_needs_login_right_and_token(server: Server, ask: Ask) -> None:
+    wanted = {"topic": "open", "value": "from the console"}
+    assert ask("/api/produce", wanted) == (401, {"error": "the console is read-only until you log in"})
+    token = log_in(ask, "alice", "right")
+    assert ask("/api/produce", wanted)[0] == 401, "a login without the token of the page"
+    assert ask("/api/produce", wanted, x_csrf_token="wrong")[0] == 401
+    status, sent = ask("/api/produce", wanted, **token)
+    assert status == 200
+    found = ask(f"/api/message?topic=open&partition=0&offset={sent['offset']}")[1]
+    assert found["value"]["text"] == "from the console"
+    assert ask("/api/produce", {"topic": "secret", "value": "x"}, **token)[0] == 403
+    assert ask("/api/produce", {"topic": "mistyped", "value": "x"}, **token)[0] in (403, 404)
+    wait_for(lambda: "changed: who=User:alice" in server.log(), "a line of the audit log")
+    assert ask("/api/logout", {}, **token)[0] == 200
+    assert ask("/api/produce", wanted, **token)[0] == 401
+    other = asker(server)
+    assert other("/api/produce", wanted, **log_in(other, "bob", "other"))[0] == 403
+
+
+def test_a_wrong_password_and_an_unknown_user_get_one_answer(server: Server) -> None:
+    answers = {
+        json.dumps(asker(server)("/api/login", {"user": user, "password": "no"})) for user in ("alice", "nobody")
+    }
+    assert answers == {json.dumps((401, {"error": "wrong password or unknown user"}))}
+
+
+def test_another_password_ends_the_sessions(server: Server, ask: Ask) -> None:
+    log_in(ask, "bob", "other")
+    with contextlib.closing(Cluster(server.state["listeners"]["local"])) as cluster:
+        verifier = encode_verifier(make_verifier("SCRAM-SHA-256", b"other", 4096))
+        cluster.admin("put_user", {"name": "bob", "verifiers": {"SCRAM-SHA-256": verifier}, "new": False})
+    wait_for(lambda: ask("/api/session")[1]["user"] is None, "the end of the session")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 421), ("localhost:1", 200), ("[::1]:1", 200), ("logs.example.net", 200), ("a b", 421), ("", 421)],
+)
+def test_names_that_somebody_else_can_point_here_are_refused(ask: Ask, host: str, status: int) -> None:
+    assert ask("/api/session", host=host)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"content_type": "text/plain"}, 415),
+    ],
+)
+def test_requests_of_other_pages_are_refused(ask: Ask, headers: dict[str, str], status: int) -> None:
+    assert ask("/api/login", {"user": "alice", "password": "right"}, **headers)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/messages", 400),
+        ("/api/messages?topic=..%2Fx", 400),
+        ("/api/messages?topic=open&limit=1000", 400),
+        ("/api/messages?topic=open&wrong=1", 400),
+        ("/api/messages?topic=open&partition=7", 404),
+        ("/api/message?topic=open&partition=0&offset=1", 404),
+        ("/nothing", 404),
+        ("/../../etc/passwd", 404),
+        ("/api/login", 404),
+    ],
+)
+def test_wrong_requests_are_answered(ask: Ask, path: str, status: int) -> None:
+    assert ask(path)[0] == status
+
+
+def test_what_is_too_large_is_refused(server: Server, ask: Ask) -> None:
+    assert ask("/api/login", {"user": "x" * 3_000_000, "password": "x"})[0] == 413
+    host, _, port = server.state["listeners"]["console"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nEndless: " + b"x" * 300_000)
+        assert sock.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_an_open_page_does_not_delay_the_stop(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"console.listen": "127.0.0.1:0"})
+    host, _, port = server.state["listeners"]["console"].rpartition(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in sock.recv(4096)
+        assert server.stop() == 0
+    assert "did not stop in time" not in server.log()
+
+
+# ---- parts without a process
+
+
+def test_an_address_for_other_hosts_needs_consent() -> None:
+    with pytest.raises(BadValue, match=r"console\.listen = 0\.0\.0\.0:1: other hosts reach this address"):
+        load(None, ["console.listen=0.0.0.0:1"])
+    assert load(None, ["console.listen=0.0.0.0:1", "security.allow_insecure=true"]).console.listen == "0.0.0.0:1"
+
+
+def test_hosts() -> None:
+    assert host_of("[::1]:80") == "::1" and host_of("Name.:80") == "name" and host_of("a/b") == ""
+    assert is_allowed("10.0.0.1", ()) and not is_allowed("name", ()) and is_allowed("name", {"name"})
+
+
+def test_sessions_end_and_are_bounded() -> None:
+    now_s = 0.0
+    sessions = Sessions(lambda: now_s, lifetime_s=10)
+    token, session = sessions.begin("alice", {})
+    assert sessions.find(token, lambda _: {}) is session
+    assert sessions.find("other", lambda _: {}) is None
+    now_s = 10.0
+    assert sessions.find(token, lambda _: {}) is None
+    for _ in range(SESSIONS_MAX + 5):
+        sessions.begin("alice", {})
+    assert len(sessions) == SESSIONS_MAX
+
+
+def test_logins_are_bounded_by_address() -> None:
+    now_s = 0.0
+    attempts = Attempts(lambda: now_s)
+    assert [attempts.admit("10.0.0.1") for _ in range(ATTEMPTS_OF_ADDRESS_MAX)] == [0.0] * ATTEMPTS_OF_ADDRESS_MAX
+    assert attempts.admit("10.0.0.1") == ATTEMPTS_S
+    assert attempts.admit("10.0.0.2") == 0.0
+    now_s = ATTEMPTS_S
+    assert attempts.admit("10.0.0.1") == 0.0
+
+
+def test_alerts_name_what_is_wrong_the_worst_first(tmp_path: Path) -> None:
+    state = {
+        "state": "serving",
+        "zookeeper": {"state": "suspended"},
+        "insecure": ["kafka 0.0.0.0:9092"],
+        "refused": [],
+        "limits": [{"limit": "descriptors", "process": "network 0", "value": 9, "in_use": 9, "advice": "more"}],
+        "offline": {"web-1": "damaged at 4711"},
+        "processes": [{"role": "network", "started": 990.0, "restarts": 2}],
+        "disk": {"total": 100, "free": 5},
+    }
+    topics = [
+        {"name": "web", "partitions": [{"partition": 1, "state": "offline"}, {"partition": 0, "state": "online"}]}
+    ]
+    found = alerts_of(state, topics, free_bytes_min=10, now_s=1_000.0)
+    assert [alert["what"] for alert in found] == [
+        "ZooKeeper is suspended",
+        "Partition web-1 is offline",
+        "The listener kafka 0.0.0.0:9092 is insecure",
+        "Limit reached: descriptors of network 0",
+        "The disk is nearly full",
+        "A process has died: network",
+    ]
+    assert found[1]["why"] == "damaged at 4711"
+    assert all(alert["todo"] for alert in found)
+
+
+def test_the_page_can_be_installed_without_a_build() -> None:
+    """Every file that the page names is one of it."""
+    page = Path(alerts_of.__code__.co_filename).parent / "page"
+    for file in page.iterdir():
+        for name in re.findall(r"""(?:href|src)="([\w.]+)"|from "\./([\w.]+)\"""", file.read_text()):
+            assert (page / (name[0] or name[1])).exists(), f"{file.name}: {name}"

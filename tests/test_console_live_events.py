@@ -1,0 +1,88 @@
+"""What a page is sent: only what its visitor may see, then only what has changed; looks stop when nobody watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.console.live_events import changes, visible
+from appliance.console.observer import Look, Observer, Snapshot
+from appliance.console.visitors import Visitor
+from appliance.security.acls import Acl, Operation, PatternType, Permission, ResourceType, Rights
+
+ROWS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))
+SECTIONS = st.fixed_dictionaries({"topics": ROWS, "groups": ROWS})
+
+
+@given(st.lists(SECTIONS, min_size=2, max_size=5))
+def test_a_page_that_takes_the_changes_has_the_last_state(states: list[dict[str, dict[str, int]]]) -> None:
+    kept: dict[str, dict[str, int]] = {"topics": {}, "groups": {}}
+    before: dict[str, dict[str, int]] = {}
+    for state in states:
+        event = changes(before, state)  # type: ignore[arg-type]
+        for section, rows in event["set"].items():
+            kept[section] |= rows
+        for section, keys in event["gone"].items():
+            for key in keys:
+                del kept[section][key]
+        assert kept == state
+        assert not (before == state and (event["set"] or event["gone"])), "nothing has changed"
+        before = state
+
+
+def rule(resource: ResourceType, name: str) -> Acl:
+    return Acl(resource, name, PatternType.LITERAL, "User:a", "*", Operation.DESCRIBE, Permission.ALLOW)
+
+
+def test_only_what_may_be_seen() -> None:
+    detail = {"partitions": [{"topic": "mine"}, {"topic": "other"}], "members": []}
+    snapshot = Snapshot(
+        number=1,
+        at_ms=0,
+        appliance={"state": "serving"},
+        alerts=[],
+        topics={"mine": {}, "other": {}},
+        partitions={"mine": {"0": {}}, "other": {"0": {}}},
+        groups={"g": {}, "h": {}},
+        details={"g": detail, "h": detail},
+    )
+    rules = [rule(ResourceType.TOPIC, "mine"), rule(ResourceType.GROUP, "g")]
+    visitor = Visitor(Rights(rules).access("User:a", "*"), "10.0.0.1:5")
+    seen = visible(snapshot, visitor, "other", "h")
+    assert seen["topics"].keys() == {"mine"} and seen["groups"].keys() == {"g"}
+    assert not (seen["partitions"] or seen["group"] or seen["appliance"] or seen["alerts"])
+    seen = visible(snapshot, visitor, "mine", "g")
+    assert seen["partitions"] == {"0": {}} and seen["group"][""]["partitions"] == [{"topic": "mine"}]
+
+
+class FakeLook(Look):
+    """Counts its looks."""
+
+    def __init__(self) -> None:
+        self.focus: list[Collection[str]] = []
+        self.closed = 0
+
+    def take(self, focus: Collection[str]) -> Snapshot:
+        self.focus.append(focus)
+        return Snapshot(len(self.focus), 0, {}, [], {}, {}, {}, {})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_nothing_is_done_while_nobody_watches() -> None:
+    async def play() -> None:
+        look = FakeLook()
+        observer = Observer(look, lambda: 0.0)
+        running = asyncio.create_task(observer.run())
+        await asyncio.sleep(0)
+        assert look.focus == []
+        with observer.watching("g"):
+            assert (await observer.after(0)).number == 1
+        assert look.focus == [["g"]] and observer.watchers == 0
+        running.cancel()
+
+    asyncio.run(play())
