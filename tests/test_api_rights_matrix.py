@@ -178,7 +178,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path: Path = data_dir / "security.json"
     path.write_bytes(msgspec.json.encode(state))
     path.chmod(0o600)
-    with Server(data_dir, **{"security.authorizer": "acl"}) as started:
+    both = "127.0.0.1:0, SASL_PLAINTEXT://127.0.0.1:0"
+    settings = {"kafka.listen": both, "native.listen": both, "security.authorizer": "acl"}
+    with Server(data_dir, None, **settings) as started:
         with Peer(started.native) as peer:  # a client without rights
             assert peer.call([native.ADMIN, 1, "create_topic", {"name": TOPIC}])[0][1] == 29
         with super_peer(started) as peer:
@@ -398,6 +400,53 @@ def test_a_request_is_refused_for_the_denied_topics_only(server: Server, grant: 
     offsets = [{"name": name, "partitions": [{"partition_index": 0, "timestamp": -2}]} for name in ("hidden", TOPIC)]
     reply = ask(server, "ListOffsets", topics=offsets)
     assert [topic.partitions[0].error_code for topic in reply.topics] == [29, 0]
+
+
+# ---- no login
+
+LOGGED_IN_NOT = LOGINS | {"ApiVersions"}
+"""What a listener with a login answers before one."""
+SASL = "SASL_PLAINTEXT"
+BEFORE: dict[str, dict[str, Any]] = {
+    "SaslHandshake": {"mechanism": "SCRAM-SHA-512"},
+    "SaslAuthenticate": {"auth_bytes": b"out of order"},
+}
+NATIVE: dict[str, list[Any]] = {
+    "produce": [native.PRODUCE, 1, TOPIC, 0, 1, 9_000],
+    "fetch": [native.FETCH, 1, 0, 1, 999, [[TOPIC, 0, 0, 999]]],
+    "offsets of partitions": [native.OFFSETS, 1, [[TOPIC, 0, -1, -1]]],
+    "metadata": [native.METADATA, 1, None],
+    "hello": [native.HELLO, 1, native.MAGIC, native.VERSION, "test"],
+    "login": [native.LOGIN, 1, "SCRAM-SHA-512", b"n,,n=nobody,r=nonce"],
+}
+"""The native requests that are no verbs."""
+
+
+@pytest.mark.parametrize("api", sorted({api.name for api in APIS.values()}))
+def test_without_a_login_nothing_else_is_answered(server: Server, grant: Callable[..., None], api: str) -> None:
+    """Even with all rights of who is anonymous; in the lowest and the highest version of each API."""
+    grant(*KAFKA_RIGHTS[api])
+    (key,) = [key for key, one in APIS.items() if one.name == api]
+    for version in {APIS[key].version_min, APIS[key].version_max}:
+        with KafkaPeer(server.address("kafka", SASL)) as peer:
+            if api in LOGGED_IN_NOT:
+                reply = peer.ask(api, version, **(REQUESTS | BEFORE)[api])
+                assert reply.error_code == (34 if api == "SaslAuthenticate" else 0)
+            else:
+                peer.send(api, version)
+                assert peer.hung_up(), version
+
+
+@pytest.mark.parametrize("name", NATIVE_RIGHTS)
+def test_without_a_login_no_native_request_is_answered(server: Server, grant: Callable[..., None], name: str) -> None:
+    grant(*NATIVE_RIGHTS[name])
+    with Peer(server.address("native", SASL)) as peer:
+        header = NATIVE[name] if name in NATIVE else [native.ADMIN, 1, name, VERBS[name]]
+        if name == "login":
+            assert peer.call(header)[0][1] == 0
+        else:  # also a second hello
+            peer.send(header, BATCH if name == "produce" else b"")
+            assert peer.hung_up()
 
 
 def test_refusals_are_counted(server: Server) -> None:

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from appliance.security.scram import MECHANISMS, encode_verifier, make_verifier
 from tests.certificates import make_certificates
 from tests.measures import memory_bytes
 from tests.native_peer import Peer
@@ -22,7 +23,7 @@ from tests.server import Server, wait_for
 
 from .attack import Attacker, Target
 from .kafka_frames import NAMES, kafka_frame
-from .login_frames import login_frame
+from .login_frames import USERS, login_frame, native_login_frame
 from .native_frames import HELLO, native_frame
 from .tls_records import tls_record
 
@@ -40,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "disk.free_bytes_min": 0,
     "disk.bytes_max": "256MiB",
 }
-LISTENERS = ("PLAINTEXT", "SSL")
+LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """What the listeners under attack are called in Kafka."""
 SETTLE_S_MAX = 30
 GROWTH_MAX = 0.2
@@ -79,6 +80,8 @@ class Box:
             with Peer(server.native) as peer:
                 for name in (topic, *NAMES[:4]):
                     peer.create(name)
+                verifiers = {name: encode_verifier(make_verifier(name, os.urandom(16))) for name in MECHANISMS}
+                peer.admin("put_user", name=USERS[0], verifiers=verifiers, new=True)
             self._send(server, warm_up, seed + 1_000, attackers)
             before, pids = self._settled(server), self._pids(server)
             with honest(server, topic) as figures:
@@ -146,16 +149,17 @@ def addresses_of(server: Server, *securities: str) -> dict[tuple[str, str], str]
 
 
 def attacker(addresses: dict[tuple[str, str], str], seed: int) -> Attacker:
-    """One who attacks all listeners, most often the Kafka one without TLS, which has most to say."""
+    """One who attacks all listeners, most often the Kafka one that asks for nothing, which has most to say."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     targets = []
     for (protocol, security), address in addresses.items():
-        frame, hello = (kafka_frame, b"") if protocol == "kafka" else (native_frame, HELLO)
+        frame, login, hello = (
+            (kafka_frame, login_frame, b"") if protocol == "kafka" else (native_frame, native_login_frame, HELLO)
+        )
         tls = trusting if security.endswith("SSL") else None
-        targets += [Target(protocol, address, frame, hello, tls)] * (3 if tls is None and not hello else 1)
-        if protocol == "kafka":
-            targets.append(Target("login", address, login_frame, b"", tls))
+        targets += [Target(protocol, address, frame, hello, tls)] * (5 if security == "PLAINTEXT" and not hello else 1)
+        targets += [Target("login", address, login, hello, tls)] * (2 if security.startswith("SASL") else 1)
         if tls is not None:
             targets.append(Target("handshake", address, tls_record))
     return Attacker(targets, seed)

@@ -11,7 +11,11 @@ import base64
 import struct
 from random import Random
 
+from appliance.security.login_exchange import BROKERS
+from appliance.wire import native
+
 from .kafka_frames import ODD_NAMES, kafka_frame
+from .native_frames import native_frame
 
 API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 17, 36
 MECHANISMS = (
@@ -52,6 +56,17 @@ def login_frame(rng: Random) -> bytes:
             if version >= 2:
                 body = b"\0" + _varint(len(token) + 1) + token + b"\0"
             return _request(rng, SASL_AUTHENTICATE, version, body)
+
+
+def native_login_frame(rng: Random) -> bytes:
+    """One request of the native listener before a login: a message of one, or any other."""
+    if rng.random() < 0.15:
+        return native_frame(rng)
+    mechanism = rng.choice((None, BROKERS, *MECHANISMS))
+    frame = bytearray(native.encode_frame([native.LOGIN, rng.randrange(2**32), mechanism, _token(rng)]))
+    if rng.random() < 0.1:
+        frame[rng.randrange(min(len(frame), 40))] = rng.randrange(256)
+    return bytes(frame)
 
 
 def _request(rng: Random, key: int, version: int, body: bytes) -> bytes:

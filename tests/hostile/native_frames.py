@@ -24,6 +24,8 @@ VERBS: dict[str, Any] = {
     "delete_topic": admin.OneTopic, "topics": admin.ManyTopics, "init_producer": admin.Nothing,
     "status": admin.Nothing, "groups": admin.Nothing, "group": admin.OneGroup, "offsets": admin.OneGroup,
     "commit": admin.CommitOffsets, "delete_offsets": admin.DeleteOffsets, "zookeeper_login": admin.Nothing,
+    "users": admin.Nothing, "put_user": admin.PutUser, "delete_user": admin.OneUser, "acls": admin.SelectAcls,
+    "add_acls": admin.AddAcls, "delete_acls": admin.DeleteAcls,
 }  # fmt: skip
 REQUESTS = (native._Produce, native._Fetch, native._Offsets, native.MetadataRequest, native.AdminRequest, native._Hello)
 OTHERS: tuple[Any, ...] = (None, True, 1.5, b"x", "x", [], {}, [[]], {"": {}}, -1, 2**64 - 1, 2**63, 2**32, 2**31)

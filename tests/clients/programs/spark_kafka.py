@@ -1,5 +1,7 @@
 """Spark's own Kafka connector: bootstrap, topic, its jars, a directory.  Prints one number a line, see the test."""
 
+import json
+import os
 import sys
 
 from pyspark.sql import SparkSession
@@ -7,7 +9,7 @@ from pyspark.sql import SparkSession
 bootstrap, topic, jars, place = sys.argv[1:]
 builder = SparkSession.builder.master("local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
 spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-listener = {"kafka.bootstrap.servers": bootstrap}
+listener = {"kafka.bootstrap.servers": bootstrap} | json.loads(os.environ.get("KAFKA_OPTIONS", "{}"))
 
 
 def write(first: int, stop: int) -> None:
