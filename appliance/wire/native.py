@@ -277,14 +277,14 @@ class NativeCodec:
     def _hello(self, hello: _Hello) -> Request:
         if hello.version != VERSION:
             error = UnsupportedVersion.code
-            return Local(encode_frame([hello.correlation, error, VERSION, self._broker_id, {}]), close=True)
+            return Local(encode_frame([hello.correlation, error, VERSION, self._broker_id, {}]), close=True, free=True)
         self._greeted, self._client = True, hello.client[:CLIENT_ID_CHARACTERS_MAX].encode("utf-8", "replace")
         limits: dict[str, Any] = {"frame_bytes_max": self._limits.frame_bytes_max}
         if self._mechanisms:
             limits["mechanisms"] = list(self._mechanisms)
         else:
             self.first_bytes_max = self._limits.frame_bytes_max
-        return Local(encode_frame([hello.correlation, 0, VERSION, self._broker_id, limits]))
+        return Local(encode_frame([hello.correlation, 0, VERSION, self._broker_id, limits]), free=True)
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
         topic, partition, stop, _ = request.parts[0]

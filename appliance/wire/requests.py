@@ -129,11 +129,15 @@ class Login:
 
 @dataclass(slots=True)
 class Local:
-    """A request that the codec answers (hello, ApiVersions, a refusal).  ``close``: then close the connection."""
+    """A request that the codec answers (hello, ApiVersions, a refusal).
+
+    ``close``: then close the connection.  ``free``: it is answered before a login, too.
+    """
 
     overlap: ClassVar[str] = ""
     reply: bytes
     close: bool = False
+    free: bool = False
 
 
 Request = Produce | Fetch | Offsets | Forwarded | Login | Local

@@ -156,7 +156,7 @@ class Connections:
         ):
             return False
         kind = type(request)
-        if connection.session.gated and kind is not Login and kind is not Local:
+        if connection.session.gated and kind is not Login and not (isinstance(request, Local) and request.free):
             raise _refusal(connection, self._turn.audit)
         if kind is not Produce:
             connection.cancel_handoff()

@@ -96,7 +96,7 @@ class KafkaCodec:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
         else:
             raise ProtocolFault(f"Kafka API {key} version {version} is not served: see ApiVersions")
-        return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply)
+        return Local(_REPLY_HEAD.pack(4 + len(reply), correlation_id) + reply, free=True)
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
         try:

@@ -33,7 +33,8 @@ def decode(frame: memoryview, position: int, key: int, correlation_id: int, vers
     """
     context = key, correlation_id, version
     if not 0 <= version <= APIS[key].version_max:
-        return Local(_encode((key, correlation_id, 0), LoginReply(UnsupportedVersion.code, "unknown version")))
+        refusal = LoginReply(UnsupportedVersion.code, "unknown version")
+        return Local(_encode((key, correlation_id, 0), refusal), free=True)
     if key == SASL_HANDSHAKE:
         (size,) = I16.unpack_from(frame, position)
         return Login(context, _bytes(frame, position + 2, size).decode("utf-8", "replace"), None)
