@@ -4,8 +4,9 @@
 
 Start is from exec to the first answer (serving) and to the line that says it serves (ready).  Idle CPU is measured over
 30 s with 20 partitions whose writers run.  Memory is PSS of all processes (with ZooKeeper where it runs), and private
-memory per writer.  The rate of one partition is measured alone, and beside a thousand idle ones in the same run.  Start
-after a clean stop is measured with an empty log and with one of 50 GB (sparse files).
+memory per writer.  The rate of one partition is measured alone, and beside a thousand idle ones in the same run; then
+these get one message each, so that all of their writers start.  Start after a clean stop is measured with an empty log
+and with one of 50 GB (sparse files).
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ def produce(address: str, topic: str, count: int, partitions: int = 1) -> float:
             producer.send_many(topic, [VALUE] * 1000)
         producer.flush()
     return count / (time.perf_counter() - start)
+
+
+def ran_s(pid: int) -> float:
+    """CPU of the main thread of a process, also if that is less than a tick of the clock."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except FileNotFoundError:
+        return 0.0
 
 
 def start_times(rounds: int) -> None:
@@ -82,6 +91,12 @@ def many(partitions: int, count: int, rounds: int) -> None:
             created_s = time.perf_counter() - start
             among = [produce(server.native, "lone", count) for _ in range(rounds)]
             memory = server.pss_bytes()
+            start, cpu = time.perf_counter(), server.cpu_s("supervisor")
+            produce(server.native, "many", 0, partitions)
+            seconds = time.perf_counter() - start
+            row(f"{partitions} writers", per_s=partitions / seconds,
+                supervisor_ms_each=(server.cpu_s("supervisor") - cpu) / partitions * 1000,
+                writer_ms_each=sum(map(ran_s, server.pids("writer"))) / partitions * 1000)  # fmt: skip
         with appliance_in(Path(directory)) as started:
             row(f"{partitions} partitions", created_s=created_s, start_s=started.start_s, pss_mib=memory / MIB,
                 rate_ratio=statistics.median(among) / statistics.median(alone))  # fmt: skip

