@@ -30,8 +30,6 @@ OPEN_FILES: Final = "open files"
 DISK: Final = "disk"
 SHARED_MEMORY: Final = "/dev/shm"
 CONNECTIONS_MAX: Final = "network.connections_max"
-PER_ADDRESS_MAX: Final = "network.connections_per_address_max"
-PER_USER_MAX: Final = "network.connections_per_user_max"
 
 BY_ERRNO: Final = {
     errno.EAGAIN: PROCESSES,

@@ -55,6 +55,12 @@ def test_help_teaches_with_examples(words: tuple[str, ...], command: Any) -> Non
         assert getattr(parameter, "help", None) or parameter.name == "help", f"{words}: {parameter.name}"
 
 
+def test_json_is_everywhere() -> None:
+    """Except where there is nothing to print, or where a person or a file gets it."""
+    without = {words for words, command in COMMANDS if not any("--json" in each.opts for each in command.params)}
+    assert without == {("start",), ("shell",), ("pipeline", "example")}
+
+
 @pytest.mark.parametrize("words", [(), ("topics",), ("start",), ("consume",)])
 def test_help_is_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

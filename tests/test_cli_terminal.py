@@ -114,6 +114,8 @@ CASES: dict[str, list[list[str]]] = {
         [TOPIC, "--connect", HOSTILE],
         [TOPIC, "--from", HOSTILE, "{at}"],
     ],
+    "backup": [["{data}-backup", "--data", "{data}"], [f"/nowhere/{HOSTILE}", "--data", "{data}"], [HOSTILE]],
+    "bench": [[HOSTILE]],
     "doctor": [["--data", "{data}"], ["{at}"], ["--json", "{at}"], ["--data", f"/nowhere/{HOSTILE}"]],
     "top": [["--count", "1", "--interval", "0.1", "{at}"], ["--data", f"/nowhere/{HOSTILE}"]],
     "shell": [["--connect", HOSTILE], ["{at}"]],

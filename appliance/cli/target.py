@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -106,8 +106,11 @@ def address(data: Path | None, connect: str | None) -> str:
 
 
 @contextlib.contextmanager
-def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
+def cluster(data: Path | None, connect: str | None, *, timeout_ms: int | None = None) -> Iterator[Cluster]:
     """A connection to the appliance, closed at the end.
+
+    Args:
+        timeout_ms: for connecting, and for each request; by default those of the client.
 
     Raises:
         ProtocolFault: the address is that of a Kafka broker, or of the Kafka listener of an appliance.
@@ -116,7 +119,10 @@ def cluster(data: Path | None, connect: str | None) -> Iterator[Cluster]:
     from ..client.cluster_client import Cluster
 
     listener = address(data, connect)
-    asked = Cluster(listener, client_name="appliance-cli")
+    timeouts: dict[str, Any] = (
+        {} if timeout_ms is None else {"connect_timeout_ms": timeout_ms, "request_timeout_ms": timeout_ms}
+    )
+    asked = Cluster(listener, client_name="appliance-cli", **timeouts)
     try:
         yield asked
     except BrokerAway:

@@ -16,17 +16,15 @@ class ClientLogin:
 
     def __init__(self, user: str, password: str) -> None:
         self._user, self._password = user, password.encode()
-        self._mechanism = ""
 
-    def begin(self, mechanisms: Sequence[str] = ()) -> LoginSteps:
-        """Begin a login; ``mechanisms``: what the appliance accepts, none: log in again as before.
+    def begin(self, mechanisms: Sequence[str]) -> LoginSteps:
+        """Begin a login; ``mechanisms``: what the appliance accepts.
 
         Raises:
             UnknownMechanism: it accepts no SCRAM, and our client does not send passwords.
         """
         for mechanism in PREFERRED:
-            if mechanism in (mechanisms or (self._mechanism,)):
-                self._mechanism = mechanism
+            if mechanism in mechanisms:
                 return LoginSteps(mechanism, ScramClient(mechanism, self._user, self._password))
         raise UnknownMechanism(f"the appliance accepts {', '.join(mechanisms)}: this client uses {PREFERRED[0]}")
 

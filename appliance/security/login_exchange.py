@@ -12,8 +12,6 @@ Every error leads to FAILED.  Wrong password and unknown user are one error, aft
 
 PLAIN (RFC 4616) brings the password itself.  It is compared with the SCRAM verifier of the user: that takes all
 iterations, so the owner of the exchange runs :meth:`PlainCheck.run` in a thread.
-
-A broker of this cluster logs in with the mechanism BROKERS: SCRAM with the password that brokers share.
 """
 
 from __future__ import annotations
@@ -23,14 +21,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..errors import BadCredentials, LoginOutOfOrder, UnknownMechanism
-from .credentials import BROKERS_MECHANISM, Credentials
-from .principals import USER_CHARACTERS_MAX, principal_of, principal_of_broker
+from .credentials import Credentials
+from .principals import USER_CHARACTERS_MAX
 from .scram import MECHANISMS, PASSWORD_BYTES_MAX, ScramServer, Verifier, is_password
 
 PLAIN: Final = "PLAIN"
 ALL_MECHANISMS: Final = (*MECHANISMS, PLAIN)
-BROKERS: Final = f"{BROKERS_MECHANISM}-BROKERS"
-"""The mechanism of brokers; it is not told to clients."""
 
 
 def parse_mechanisms(text: str) -> tuple[str, ...]:
@@ -63,18 +59,13 @@ class PlainCheck:
 
 
 class Exchange:
-    """One login.  ``user`` is set by the client's first message."""
+    """One login.  ``mechanisms``: those that this listener accepts.  ``user`` is set by the client's first message."""
 
-    def __init__(self, mechanisms: Sequence[str], credentials: Credentials, brokers: bool = False) -> None:
-        """
-        Args:
-            mechanisms: those that this listener accepts from clients.
-            brokers: whether it accepts brokers of this cluster, too.
-        """
+    def __init__(self, mechanisms: Sequence[str], credentials: Credentials) -> None:
         self.state = State.NEW
         self.mechanism = ""
         self.user = ""
-        self._mechanisms, self._credentials, self._brokers = mechanisms, credentials, brokers
+        self._mechanisms, self._credentials = mechanisms, credentials
         self._scram: ScramServer | None = None
 
     def choose(self, mechanism: str) -> None:
@@ -85,22 +76,13 @@ class Exchange:
             LoginOutOfOrder: a mechanism is chosen already.
         """
         self._expect(State.NEW)
-        if mechanism == BROKERS and self._brokers:
-            self._scram = ScramServer(BROKERS_MECHANISM, lambda _: self._credentials.find_broker())
-        elif mechanism not in self._mechanisms:
+        if mechanism not in self._mechanisms:
             self.state = State.FAILED
             raise UnknownMechanism(f"no mechanism {mechanism!r:.50} here: use one of {', '.join(self._mechanisms)}")
-        elif mechanism in MECHANISMS:
-            self._scram = ScramServer(mechanism, lambda user: self._credentials.find(mechanism, user))
         self.mechanism = mechanism
+        if mechanism in MECHANISMS:
+            self._scram = ScramServer(mechanism, lambda user: self._credentials.find(mechanism, user))
         self.state = State.CHOSEN
-
-    @property
-    def principal(self) -> str:
-        """Who the client says it is; "" before it has said that."""
-        if not self.user:
-            return ""
-        return principal_of_broker(self.user) if self.mechanism == BROKERS else principal_of(self.user)
 
     def respond(self, message: bytes) -> bytes | PlainCheck:
         """The answer to the client's next message; for PLAIN the comparison to run, whose result :meth:`checked` takes.

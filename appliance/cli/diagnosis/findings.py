@@ -60,7 +60,9 @@ def _state(before: Sample, now: Sample) -> Iterator[Finding]:
         )
     elif state != "serving":
         why = "its logs are opened, or ZooKeeper is not there yet" if state == "starting" else "somebody has stopped it"
-        yield Finding(WRONG, f"the appliance is {state}", why, "appliance status --watch", "start-stop-reload")
+        yield Finding(
+            WRONG, f"the appliance is {state}", why, "appliance status shows what it waits for", "start-stop-reload"
+        )
 
 
 def _partitions(before: Sample, now: Sample) -> Iterator[Finding]:

@@ -17,6 +17,8 @@ from ...addresses import parse_addresses, parse_listeners
 from ...errors import ApplianceError
 from ..target import cluster
 
+ANSWER_MS: Final = 500
+"""How long an appliance of this host may take to answer: the rest of a sample does not need it."""
 GROUPS_MAX: Final = 100
 """Groups that a sample describes."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -53,15 +55,15 @@ def take(directory: Path | None, connect: str | None, *, with_groups: bool = Tru
         with cluster(None, connect) as asked:
             status = asked.admin("status", {})
             if with_groups:
-                groups, error = _groups(asked)
+                groups, error = _groups(asked, status)
         return Sample(time.monotonic(), status, groups, error, {}, {}, Counter(), None)
     from ...status import collect
 
     status = collect(directory)
     if with_groups and status["pid"] is not None:
         try:
-            with cluster(directory, None) as asked:
-                groups, error = _groups(asked)
+            with cluster(directory, None, timeout_ms=ANSWER_MS) as asked:
+                groups, error = _groups(asked, status)
         except ApplianceError as failed:
             error = failed
     pids = [row["pid"] for row in status["processes"] if row.get("pid")]
@@ -79,14 +81,20 @@ def take(directory: Path | None, connect: str | None, *, with_groups: bool = Tru
     )
 
 
-def _groups(asked: Any) -> tuple[list[dict[str, Any]], ApplianceError | None]:
-    if asked.admin("status", {})["zookeeper"]["state"] == "off":
-        return [], None
+def _groups(asked: Any, status: Mapping[str, Any]) -> tuple[list[dict[str, Any]], ApplianceError | None]:
+    """The groups, as many as can be described within ANSWER_MS; without ZooKeeper there are none to ask for."""
+    found: list[dict[str, Any]] = []
+    if status["zookeeper"]["state"] != "connected":
+        return found, None
+    until_s = time.monotonic() + ANSWER_MS / 1000
     try:
-        names = [row["group"] for row in asked.admin("groups", {})][:GROUPS_MAX]
-        return [asked.admin("group", {"group": name}) for name in names], None
+        for row in asked.admin("groups", {})[:GROUPS_MAX]:
+            if time.monotonic() > until_s:
+                break
+            found.append(asked.admin("group", {"group": row["group"]}))
     except ApplianceError as failed:
-        return [], failed
+        return found, failed
+    return found, None
 
 
 def _stat(pid: int) -> list[str]:
