@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from appliance.broker.sequences import Snapshot
 from appliance.errors import OutOfOrderSequence, StorageFault
 from appliance.log.files import SYSTEM, System
-from appliance.log.tools import repair
+from appliance.log.repair import repair
 from appliance.processes.writer import producers
 from appliance.processes.writer.producers import SNAPSHOT_NAME
 
@@ -125,7 +125,7 @@ def test_a_snapshot_beyond_the_log_is_removed_before_the_log_grows_up_to_it(tmp_
     data = bytearray(damaged.read_bytes())
     data[100:110] = bytes(10)
     damaged.write_bytes(data)
-    cut = repair(partition.log.path).end
+    cut = repair(partition.log.path, cut=True).end
     assert cut < partition.promises.flushed
     again = opened(tmp_path)
     assert again.log.end_offset == cut and not (again.log.path / SNAPSHOT_NAME).exists()

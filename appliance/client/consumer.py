@@ -235,6 +235,7 @@ class Consumer:
         self._chunks.popleft()
         if not chunk.fetched.dropped:
             chunk.release()
+            moved.append(Values(*chunk.fetched.topic_partition, (), chunk.stop_offset))  # holes may be at its end
 
     def poll(self, timeout: float | None = None, messages_max: int = 500) -> list[Message]:
         """Up to ``messages_max`` messages; waits up to ``timeout`` seconds for the first one."""
@@ -271,6 +272,8 @@ class Consumer:
                 messages = None if chunk.fetched.dropped else self._decoder.messages(chunk)
                 if messages is None:
                     self._chunks.popleft().release()
+                    if not chunk.fetched.dropped:  # batches without messages may be at its end
+                        self._positions[chunk.fetched.topic_partition] = chunk.stop_offset
                 else:
                     self._ready += messages
             if self._ready or not self._fetch(deadline_s):

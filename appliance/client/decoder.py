@@ -1,4 +1,4 @@
-"""Turns fetched chunks into messages or values, and decides about damaged batches."""
+"""Turns fetched chunks into messages or values, steps over holes, and decides about damaged batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from ..errors import BadValue, ClientFault, CorruptBatch
 from ..records.batch import COUNT_AT, HEADER_BYTES, LENGTH_AT, LENGTH_END
 from ..records.decode import Record, decode_batch, decode_values
+from ..records.holes import check_hole
 from .fetcher import Chunk
 
 T = TypeVar("T")
@@ -96,6 +97,9 @@ class Decoder:
                     raise CorruptBatch("its header contradicts its place in the log")
                 decoded = decode(chunk)
             except ClientFault as error:
+                if sane and check_hole(data, start, stop) is not None:
+                    chunk.at = start + size
+                    continue
                 # A damaged header does not show where the next batch begins.
                 after = start + size if sane else stop
                 if not self._skip:

@@ -123,6 +123,10 @@ class Chunk:
         self.start_offset = start_offset
         self.at = 0
 
+    @property
+    def stop_offset(self) -> int:
+        return self.start_offset + len(self.data)
+
     def release(self) -> None:
         """Count the chunk as decoded, or as not wanted any more, to make room for another."""
         fetched = self.fetched
@@ -409,6 +413,6 @@ def _start_offset(data: memoryview, offset: int) -> int:
     if len(data) >= HEADER_BYTES:
         base, length, *_, count = HEADER.unpack_from(data)
         size = length + LENGTH_END
-        if 0 < count <= size and base + count - size <= offset < base + count:
+        if 0 <= count <= size and base + count - size <= offset < base + count:
             return int(base + count - size)
     raise ProtocolFault(f"the reply to a fetch at {offset} does not contain that offset")

@@ -202,7 +202,7 @@ class MessageStream:
             partition, chunk = entry
             messages = self._decoder.messages(chunk)
             if messages is None:
-                self._drop(chunk)
+                self._drop(partition, chunk)
             else:
                 self._ready_of = partition
                 self._ready += messages
@@ -219,7 +219,7 @@ class MessageStream:
             partition, chunk = entry
             values_or_end = self._decoder.values(chunk)
             if values_or_end is None:
-                self._drop(chunk)
+                self._drop(partition, chunk)
             elif values_or_end.values:
                 return partition, values_or_end
         return None
@@ -240,8 +240,10 @@ class MessageStream:
                     return None
                 owned.changed.wait(left_s)
 
-    def _drop(self, chunk: Chunk) -> None:
+    def _drop(self, partition: OwnedPartition, chunk: Chunk) -> None:
+        """Drop a decoded chunk, which may end with batches that have no messages: these count as processed."""
         with self._owned.changed:
             if self.queue and self.queue[0][1] is chunk:
                 self.queue.popleft()
+                partition.handed_out = partition.processed = chunk.stop_offset
                 chunk.release()

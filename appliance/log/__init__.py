@@ -13,13 +13,13 @@ Words:
 
 Files::
 
-    <base:020d>.log              record batches, one after the other (``segment``)
-    <base:020d>.index            finds batches by offset and by time (``index``)
-    partition.metadata           the id of the topic (``partition_directory``)
-    recovery-point               up to where to trust the log after a crash (``recovery``)
-    clean-shutdown               present after an ordered stop: nothing to recover (``recovery``)
-    <base:020d>.log.cut-<pos>    a tail with valid batches that recovery truncated
-    <base:020d>.log.broken       a segment before ``repair`` changed it
+    <base:020d>.log                  record batches, one after the other (``segment``)
+    <base:020d>.index                finds batches by offset and by time (``index``)
+    partition.metadata               the id of the topic (``partition_directory``)
+    recovery-point                   up to where to trust the log after a crash (``recovery``)
+    clean-shutdown                   present after an ordered stop: nothing to recover (``recovery``)
+    <base:020d>.log.cut-<pos>        a tail with valid batches that recovery or repair truncated
+    <base:020d>.log.damaged-<pos>    bytes before ``repair`` changed them
 
 One process writes these files (:class:`Log`).  Any number of processes may read them (:class:`LogReader`), also while
 the writer restarts.

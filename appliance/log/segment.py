@@ -2,7 +2,8 @@
 
 A segment file holds only record batches (``records.batch``), so ranges of it are sent unchanged.  A batch at position p
 of the segment with base B has the base offset ``B + p + size - count``.  Bytes with another base offset are not a batch
-of this log, even with a valid checksum: payloads of messages may contain forged batches.
+of this log, even with a valid checksum: payloads of messages may contain forged batches.  Repair may have put holes
+(``records.holes``) between them, which only readers of whole batches need to know.
 
 Appending is all or nothing: when the disk is full, log and index are truncated to their former sizes.  The log is
 written before its index, so after a crash the index may lag behind the log but is never ahead of it.
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple
 
 from ..errors import ClientFault, CorruptLog, StorageFault
 from ..records.batch import COUNT_AT, HEADER, HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, BatchInfo, check
+from ..records.holes import check_hole
 from .files import File, System, index_path, log_path, remove, write_at
 from .index import ENTRY_BYTES, Entry, pack
 
@@ -168,7 +170,10 @@ def scan(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int,
         try:
             info = check(buffer, start, filled, SIZE_MAX)
         except ClientFault as error:
-            raise CorruptLog(str(file.path), position, str(error)) from None
+            hole = check_hole(buffer, start, filled)
+            if hole is None:
+                raise CorruptLog(str(file.path), position, str(error)) from None
+            info = hole
         size = info.size
         if stored != base + position + size - info.count:
             reason = f"a batch with base offset {stored} where {base + position + size - info.count} belongs"
@@ -209,7 +214,7 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
     size, count = length + LENGTH_END, int.from_bytes(data[COUNT_AT:HEADER_BYTES], "big")
     return (
         data[MAGIC_AT] == MAGIC
-        and 1 <= count <= size
+        and 0 <= count <= size
         and HEADER_BYTES <= size <= stop - position
         and stored == base + position + size - count
     )
@@ -249,7 +254,7 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
             or stored != base + position + size - count
             or not HEADER_BYTES <= size <= stop - position
             or last_delta != count - 1
-            or count < 1
+            or count < 0
         ):
             raise CorruptLog(str(file.path), position, "no header of a batch that belongs here")
         info = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import CorruptBatch
-from .batch import CODEC_MASK, HEADER, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, MAGIC, BatchInfo, check
+from .batch import CODEC_MASK, CONTROL, HEADER, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, MAGIC, BatchInfo, check
 from .compression import NONE, decompress
 from .encode import DELTA_STEPS, LARGE_BYTES, join_plain, keep_heap, plain_spans, varint
 
@@ -57,7 +57,7 @@ def _trust(buffer: memoryview, start: int, stop: int) -> tuple[int, BatchInfo]:
     fields = HEADER.unpack_from(buffer, start)
     base, length, _, magic, _, attributes, _, first, last, producer, epoch, sequence, count = fields
     size = length + LENGTH_END
-    if magic != MAGIC or not HEADER_BYTES <= size <= stop - start or count < 1:
+    if magic != MAGIC or not HEADER_BYTES <= size <= stop - start or count < 1 or attributes & CONTROL:
         raise CorruptBatch(f"no record batch of magic {MAGIC} at {start}")
     return base, BatchInfo(size, count, last, first, producer, epoch, sequence, attributes)
 

@@ -37,10 +37,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import CorruptBatch, MessageTooLarge, UnsupportedVersion
+from ..errors import ClientFault, CorruptBatch
 from ..records.batch import CODEC_MASK, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIME, check
 from ..records.compression import decompress
 from ..records.decode import BYTES_MAX, headers_at
+from ..records.holes import check_hole
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -132,8 +133,9 @@ class Decoder:
                 break
             try:
                 self._add(group, view, start, start + size, position + start)
-            except (CorruptBatch, MessageTooLarge, UnsupportedVersion) as error:
-                self._corrupt(position + start, error)
+            except ClientFault as error:
+                if check_hole(view, start, start + size) is None:
+                    self._corrupt(position + start, error)
             start += size
             if group.bytes >= GROUP_BYTES:
                 yield from self._rows(group, view)

@@ -1,0 +1,138 @@
+"""Makes and recognises holes: batches without messages that take the place of bytes which were damaged.
+
+Offsets are byte positions, so what stands behind damaged bytes keeps its offsets only if something of the same length
+stands in their place.  A hole is a control batch, which clients of Kafka have to step over: one record that is for no
+application, with a type of ours::
+
+    key     4 bytes: version 0, type HOLE_TYPE.  Clients ignore types of control records that they do not know
+    value   a text that says which bytes are missing and why, filled up with zeros
+
+Less than HOLE_BYTES_MIN bytes have no room for such a record.  There the hole is a batch of 0 records, as Kafka's
+compaction leaves behind.  Its payload is skipped by clients that count records, and librdkafka, which reads as many
+records as there are bytes, drops it, because its offset is before the batch.  Other holes have another form, since some
+clients (sarama) refuse bytes behind the last record.
+
+A hole of S bytes at P has the base offset ``P + S - count``, as any batch.  It has no producer and no time, so it is
+found neither by time nor by the sequence of a producer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from crc32c import crc32c
+
+from ..errors import CorruptBatch
+from .batch import (
+    ATTRIBUTES_AT,
+    CONTROL,
+    CRC_AT,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    BatchInfo,
+    place,
+)
+from .encode import varint
+from .varints import read_unsigned
+
+HOLE_TYPE: Final = 0x484F
+"""The type of the control record: "HO".  Kafka's own types are small numbers."""
+HOLE_BYTES_MIN: Final = 72
+HOLE_BYTES_MAX: Final = 64 * 1024
+"""Largest hole that is made: more missing bytes become several, so that no client needs a large buffer for nothing."""
+NO_TIME: Final = -1
+_KEY: Final = struct.pack(">hh", 0, HOLE_TYPE)
+
+
+def holes(offset: int, size: int, reason: str) -> Iterator[bytes]:
+    """Yields the batches that fill ``size`` bytes at ``offset``; ``size`` is at least that of a batch's header."""
+    assert size >= HEADER_BYTES
+    stop = offset + size
+    while offset < stop:
+        left = stop - offset
+        if left > HOLE_BYTES_MAX:  # the last one has room for a record, too
+            left = min(HOLE_BYTES_MAX, left - HOLE_BYTES_MIN)
+        yield hole(offset, left, reason)
+        offset += left
+
+
+def hole(offset: int, size: int, reason: str) -> bytes:
+    """One batch of ``size`` bytes at ``offset`` that says why it has no messages."""
+    count = 1 if size >= HOLE_BYTES_MIN else 0
+    text = f"{size} bytes at offset {offset} are missing: {reason}".encode()
+    payload = _record(size - HEADER_BYTES, text) if count else _before(size - HEADER_BYTES)
+    batch = bytearray(HEADER_BYTES) + payload
+    HEADER.pack_into(batch, 0, 0, 0, 0, MAGIC, 0, CONTROL, count - 1, NO_TIME, NO_TIME, -1, -1, -1, count)
+    place(memoryview(batch), 0, offset, size, count)
+    struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
+    assert len(batch) == size
+    return bytes(batch)
+
+
+def _record(size: int, text: bytes) -> bytes:
+    """The control record, ``size`` bytes long."""
+    fixed = b"\0\0\0" + varint(len(_KEY)) + _KEY  # attributes, timestamp delta, offset delta, key
+    value_bytes, padding = next(
+        (value_bytes, size - _record_bytes(len(fixed), value_bytes))
+        for value_bytes in range(size, -1, -1)
+        if _record_bytes(len(fixed), value_bytes) <= size
+    )
+    body = len(fixed) + len(varint(value_bytes)) + value_bytes + 1
+    value = text[:value_bytes].ljust(value_bytes, b"\0")
+    return b"".join((_padded(varint(body), padding), fixed, varint(value_bytes), value, b"\0"))
+
+
+def _record_bytes(fixed_bytes: int, value_bytes: int) -> int:
+    body = fixed_bytes + len(varint(value_bytes)) + value_bytes + 1
+    return len(varint(body)) + body
+
+
+def _padded(number: bytes, padding: int) -> bytes:
+    """A varint with more bytes than it needs: where lengths grow by a byte, one size of record is left out."""
+    if not padding:
+        return number
+    return number[:-1] + bytes([number[-1] | 0x80]) + b"\x80" * (padding - 1) + b"\0"
+
+
+def _before(size: int) -> bytes:
+    """The payload of a batch of 0 records: to a client that reads it, one record with an offset before the batch."""
+    front = b"\0\0" + varint(-2 * HOLE_BYTES_MIN)
+    return (varint(size - 1) + front).ljust(size, b"\0")[:size]
+
+
+def check_hole(buffer: memoryview, start: int, stop: int) -> BatchInfo | None:
+    """The header of the hole that is the first batch in ``buffer[start:stop]``; None if that is anything else."""
+    if stop - start < HEADER_BYTES:
+        return None
+    _, length, _, magic, crc, attributes, last_delta, first, last, producer, epoch, sequence, count = (
+        HEADER.unpack_from(buffer, start)
+    )
+    size = length + LENGTH_END
+    if (
+        magic != MAGIC
+        or attributes != CONTROL
+        or not HEADER_BYTES <= size <= stop - start
+        or count not in (0, 1)
+        or last_delta != count - 1
+        or producer != -1
+        or crc32c(buffer[start + ATTRIBUTES_AT : start + size]) != crc
+    ):
+        return None
+    return BatchInfo(size, count, last, first, producer, epoch, sequence, attributes)
+
+
+def reason_of(batch: memoryview) -> str:
+    """The text in a hole; "" in one that has no room for it."""
+    payload = bytes(batch[HEADER_BYTES:])
+    at = payload.find(_KEY)
+    if at < 0:
+        return ""
+    try:
+        length, at = read_unsigned(payload, at + len(_KEY), 5, CorruptBatch)
+    except IndexError:
+        return ""
+    return payload[at : at + length // 2].rstrip(b"\0").decode(errors="replace")
