@@ -60,7 +60,7 @@ REMEDIES: dict[type[ApplianceError], str] = {
     UnknownGroup: "`appliance groups list` shows what there is",
     OffsetOutOfRange: f"{_DESCRIBE} shows the first and the last offset of each partition",
     InvalidTopic: "a name has 1 to 249 of the characters a-z A-Z 0-9 . _ -",
-    CorruptLog: f"look with {_VERIFY}; `appliance log repair` truncates it there and keeps a copy",
+    CorruptLog: f"look with {_VERIFY}; `appliance log repair` keeps all that is not damaged",
     StorageFault: f"look with {_VERIFY}; the partition stays offline until it is repaired",
     AlreadyRunning: "",  # its message has the remedy
     AddressInUse: "",

@@ -1,13 +1,14 @@
 """``appliance log``: prints, verifies and repairs the files of partitions.
 
 A partition is named by its directory (``/tmp/box/web-0``) or, with ``--data``, by its name (``web-0``).  Dump and
-verify only read, and work while the appliance serves.  Repair fails then, because only one process may write a
-partition's files.
+verify only read, and work while the appliance serves.  Repair then lets the appliance do it, because only one process
+may write a partition's files.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -19,10 +20,13 @@ import typer
 from ..errors import AlreadyRunning, NoDirectory
 from . import output
 from .faults import STORAGE
-from .target import Data, Json, data_dir
+from .target import Data, Json, address, data_dir
 
 if TYPE_CHECKING:
     from ..log.tools import Batch, Report
+
+REPAIR_MS_MAX = 3_600_000
+"""How long to wait for the appliance to repair a partition: it reads the whole log."""
 
 app = typer.Typer(no_args_is_help=True, help="Look into the files of partitions, verify and repair them.")
 
@@ -82,7 +86,7 @@ def dump(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Print the batches in a partition's files, damaged ones too.
+    """Print the batches in a partition's files; damaged ones and holes on standard error.
 
     Prints tab-separated lines, or with --json one object per line.
 
@@ -93,6 +97,7 @@ def dump(
         appliance log dump web-0 --data /tmp/box --from 4711 --records --json
     """
     from ..log import tools
+    from ..records.holes import reason_of
 
     (directory,) = directories([partition], data)
     columns = RECORD_COLUMNS if records else BATCH_COLUMNS
@@ -101,6 +106,9 @@ def dump(
     for found in islice(tools.dump(directory, start), count_max):
         if isinstance(found, tools.Damage):
             output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
+            continue
+        if found.is_hole:
+            output.remark(f"{found.path}:{found.position}: a hole: {reason_of(found.data)}")
             continue
         for row in _record_rows(found) if records else [_batch_row(found)]:
             if as_json:
@@ -162,13 +170,13 @@ def verify(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
 
     reports = [tools.verify(directory) for directory in directories(partitions, data)]
     rows = [_report_row(report) for report in reports]
-    columns = ["partition", "segments", "start", "end", "batches", "messages", "state"]
+    columns = ["partition", "segments", "start", "end", "batches", "messages", "holes", "state"]
     output.print_rows(rows, columns, as_json=as_json)
     for report in reports:
         for problem in report.problems:
             output.remark(f"{problem.path}:{problem.position}: {problem.kind}: {problem.reason}")
     if not all(report.sound for report in reports):
-        output.remark("`appliance log repair` mends or truncates it, and keeps a copy of each file")
+        output.remark("`appliance log repair` keeps all that is not damaged; --dry-run shows what it does")
         raise typer.Exit(STORAGE)
 
 
@@ -185,33 +193,40 @@ def _report_row(report: Report) -> dict[str, Any]:
         "end": report.end,
         "batches": report.batches,
         "messages": report.records,
+        "holes": report.holes,
         "state": " ".join(kinds) or "sound",
         "problems": problems,
     }
 
 
 @app.command()
-def repair(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
-    """Repair damaged partitions: put flipped bits back, truncate what cannot be mended, rebuild indexes.
+def repair(
+    partitions: Partitions = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    cut: Annotated[bool, typer.Option("--cut", help="End the log at the first damage that cannot be mended.")] = False,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Repair damaged partitions, and keep all that is not damaged, with its offsets.
 
-    The appliance must be stopped.  A copy (.broken) of each changed file is kept beside it.  Sound partitions are not
-    changed.
+    Flipped bits are put back.  What cannot be mended becomes a hole: consumers step over it.  The damaged bytes are
+    kept beside the segment (.damaged-POSITION).  A partition of a running appliance is out of service meanwhile, all
+    others serve.  Sound partitions are not changed.
 
     [b]Examples[/b]
 
-        appliance log repair --data /tmp/box
+        appliance log repair --data /var/lib/appliance --dry-run
 
-        appliance log repair web-0 --data /tmp/box
+        appliance log repair web-0 --data /var/lib/appliance
     """
     from ..log import tools
+    from ..log.repair import repair as repaired
 
+    damaged = [one for one in directories(partitions, data) if not tools.verify(one).sound]
     rows = []
-    for directory in directories(partitions, data):
-        with exclusive(directory.parent):
-            if tools.verify(directory).sound:
-                continue
-            repaired = tools.repair(directory)
-        rows.append({"partition": directory.name, **repaired._asdict()})
+    for one in damaged:
+        done = repaired(one, cut=cut, dry_run=True)._asdict() if dry_run else _repair(one, cut)
+        rows.append({"partition": one.name, **done})
     if as_json:
         output.print_json(rows)
         return
@@ -221,6 +236,37 @@ def repair(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         output.say(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
     if not rows:
         output.say("nothing to repair")
+
+
+def _repair(directory: Path, cut: bool) -> dict[str, Any]:
+    """Repair a partition: in this process, or in the appliance that serves it."""
+    from ..log.repair import repair
+
+    try:
+        with exclusive(directory.parent), acting_as_owner(directory):
+            return repair(directory, cut=cut)._asdict()
+    except AlreadyRunning:
+        from ..client.admin import Admin
+
+        topic, _, number = directory.name.rpartition("-")
+        with Admin(address(directory.parent, None), request_timeout_ms=REPAIR_MS_MAX) as admin:
+            return admin.repair_partition(topic, int(number), cut=cut)
+
+
+@contextmanager
+def acting_as_owner(directory: Path) -> Iterator[None]:
+    """Lets root change files as the user whose log it is: files that root made could not be opened by the appliance."""
+    owner = directory.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        yield
+        return
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 @contextmanager

@@ -86,6 +86,17 @@ class Admin:
         found: list[dict[str, Any]] = self._ask("topics", names=None if names is None else list(names))
         return found
 
+    def repair_partition(self, topic: str, partition: int, *, cut: bool = False) -> dict[str, Any]:
+        """Repair the damaged log of a partition of this appliance while the others serve: see ``appliance log repair``.
+
+        Takes as long as reading the log takes, so ``request_timeout_ms`` should be long.
+
+        Raises:
+            InvalidRequest: nothing is damaged.
+        """
+        found: dict[str, Any] = self._ask("repair", name=topic, partition=partition, cut=cut)
+        return found
+
     # ---- the appliance
 
     def status(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@
     delete_topic    {name}                                nil
     delete_records  {name, partition, offset}             nil; deletes what is before; only the leader does it
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
+    repair          {name, partition, cut?}               {actions: [text], start, end, hole_bytes, cut_bytes}; see
+                                                          ``log/repair.py``: answered when the partition is back
     init_producer   {}                                    {producer_id, epoch}
     status          {}                                    see :mod:`appliance.status`
     groups          {}                                    [{group, protocol, state, members: how many}]
@@ -155,6 +157,12 @@ class DeleteAcls(SelectAcls, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class RepairPartition(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    partition: Partition
+    cut: bool = False
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
@@ -166,6 +174,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "delete_topic": OneTopic,
     "delete_records": DeleteRecords,
     "topics": ManyTopics,
+    "repair": RepairPartition,
     "init_producer": Nothing,
     "status": Nothing,
     "groups": Nothing,

@@ -219,8 +219,12 @@ class Coordinator:
             case ["drop", topic, partition]:
                 self._partitions.drop(topic, partition)
                 self._measurements.forget_files(topic, partition)
+            case ["forget", topic, partition]:
+                self._measurements.forget_files(topic, partition)
             case ["done", token, rows]:
                 self._partitions.done(token, rows)
+            case ["repaired", token, error, message, result]:
+                self._partitions.repaired(token, error, message, result)
             case ["worker", index]:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
             case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again

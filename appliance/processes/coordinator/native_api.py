@@ -40,6 +40,7 @@ from ...wire.native_admin import (
     OneTopic,
     OneUser,
     PutUser,
+    RepairPartition,
     SelectAcls,
 )
 from ...zookeeper import login
@@ -92,6 +93,7 @@ class NativeApi:
             "delete_topic": self._delete_topic,
             "delete_records": self._delete_records,
             "topics": self._list_topics,
+            "repair": self._repair,
             "init_producer": self._init_producer,
             "status": self._status,
             "groups": self._list_groups,
@@ -157,6 +159,9 @@ class NativeApi:
             {TopicPartition(topic.name, partition): None for topic in topics for partition in topic.partitions}
         )
         return [self._describe(topic, measured) for topic in topics]
+
+    async def _repair(self, wanted: RepairPartition, access: Access) -> dict[str, Any]:
+        return await self._partitions.repair(wanted.name, wanted.partition, wanted.cut)
 
     def _describe(self, topic: Topic, measured: Mapping[TopicPartition, Measured]) -> dict[str, Any]:
         rows = []

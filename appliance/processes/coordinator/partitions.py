@@ -23,6 +23,8 @@ from ...shared import memory
 from ...shared.table import SegmentTable
 
 ORDER_MS_MAX: Final = 15_000
+REPAIR_MS_MAX: Final = 3_600_000
+"""A repair reads the whole log of a partition."""
 ORDER_ROWS_MAX: Final = 50
 """A row holds a name of 249 bytes and all settings, well below 2 KiB: 50 rows fit a message of 128 KiB."""
 
@@ -36,6 +38,7 @@ class Partitions:
         self._send = send
         self._tables: dict[TopicPartition, SegmentTable] = {}
         self._orders: dict[int, asyncio.Future[list[list[Any]]]] = {}
+        self._repairs: dict[int, asyncio.Future[dict[str, Any]]] = {}
         # Tokens differ between incarnations: an answer to an order of a killed coordinator is dropped.
         self._tokens = itertools.count(os.getpid() << 32)
 
@@ -59,6 +62,14 @@ class Partitions:
         order = self._orders.pop(token, None)
         if order is not None and not order.done():
             order.set_result(rows)
+
+    def repaired(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:
+        repair = self._repairs.pop(token, None)
+        if repair is not None and not repair.done():
+            if error:
+                repair.set_exception(named(error, message))
+            else:
+                repair.set_result(result)
 
     # ---- reading
 
@@ -125,6 +136,28 @@ class Partitions:
     def roll(self, topic: str, partition: int) -> None:
         """Seal the active segment, so that it can be removed."""
         self._send(["roll", topic, partition])
+
+    async def repair(self, topic: str, partition: int, cut: bool) -> dict[str, Any]:
+        """Take a partition out of service, repair its log and let it come back; see ``supervisor/repairs.py``.
+
+        Returns:
+            The fields of :class:`~appliance.log.repair.Repaired`.
+
+        Raises:
+            InvalidRequest: there is nothing to repair.
+            ApplianceError: it could not be repaired; the partition is as it was, or offline.
+        """
+        token = next(self._tokens)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._repairs[token] = answer
+        self._send(["repair", token, topic, partition, cut])
+        try:
+            async with asyncio.timeout(REPAIR_MS_MAX / 1000):
+                return await answer
+        except TimeoutError:
+            raise RequestTimedOut(f"{topic}-{partition} is still being repaired: see `appliance status`") from None
+        finally:
+            self._repairs.pop(token, None)
 
     async def _order(self, verb: str, rows: list[list[Any]]) -> None:
         answers: list[asyncio.Future[list[list[Any]]]] = []

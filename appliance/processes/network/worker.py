@@ -283,6 +283,9 @@ class NetworkWorker:
                     self._add_partition(TopicPartition(topic, partition), name)
                 case ["drop", topic, partition]:
                     self._drop_partition(TopicPartition(topic, partition))
+                case ["forget", topic, partition]:
+                    if (known := self._partitions.get((topic, partition))) is not None:
+                        known.reader.forget()
                 case ["writer", topic, partition]:
                     self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
                 case ["retire", topic, partition]:

@@ -4,7 +4,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
 
     to a worker        ["table", topic, partition, shm name]   ["drop", topic, partition]   ["stop"]
                        ["writer", topic, partition] +fd        ["retire", topic, partition]
-                       ["coordinator"] +fd
+                       ["coordinator"] +fd                     ["forget", topic, partition]
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
                        ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
@@ -16,14 +16,17 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
-    to the coordinator ["table" | "drop", ...]  ["worker", index] +fd  ["listeners", {...}]  ["zookeeper", connect]
+    from the repairer  ["repaired", topic, partition, error, message, {what was done}]
+    to the coordinator ["table" | "drop" | "forget", ...]         ["worker", index] +fd
+                       ["listeners", {...}]  ["zookeeper", connect]
                        ["done", token, [[topic, partition, error, message] ...]]
+                       ["repaired", token, error, message, {what was done}]
                        ["reload", {...}]        ["stop"]
     from it            ["create", token, [[topic, partition, topic id, settings] ...]]
                        ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
-                       ["roll", topic, partition]
+                       ["roll", topic, partition]             ["repair", token, topic, partition, cut]
 
 ``error`` is the name of a class of ``errors``, "" after success.
 """
@@ -41,6 +44,7 @@ from .hosted import Hosted
 from .opening import Opening, Outcome
 from .orders import Orders
 from .removal import Removals
+from .repairs import Repairs
 from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers
@@ -65,12 +69,13 @@ class ChildEvents:
         writers: Writers,
         opening: Opening,
         removals: Removals,
+        repairs: Repairs,
         sides: SideProcesses,
         on_change: Callable[[], None],
         on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
         self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
-        self._opening, self._removals, self._sides = opening, removals, sides
+        self._opening, self._removals, self._repairs, self._sides = opening, removals, repairs, sides
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
@@ -103,6 +108,8 @@ class ChildEvents:
                 self._on_opened(self._opening.on_opened(_outcomes(rows)))
             case ["removed", rows]:
                 self._on_removed(_outcomes(rows))
+            case ["repaired", topic, number, error, message, result]:
+                self._repairs.on_repaired(TopicPartition(topic, number), error, message, result)
             case ["zookeeper", state]:
                 self._coordinator.zookeeper = state
                 self._on_change()
@@ -127,6 +134,9 @@ class ChildEvents:
                 self._order_writer(TopicPartition(topic, number), ["delete_before", offset])
             case ["roll", topic, number]:
                 self._order_writer(TopicPartition(topic, number), ["roll"])
+            case ["repair", token, topic, number, cut]:
+                self._repairs.order(token, TopicPartition(topic, number), cut)
+                self._on_change()
 
     def _set(self, partition: TopicPartition, settings: dict[str, str]) -> None:
         if partition in self._hosted:
@@ -140,6 +150,7 @@ class ChildEvents:
 
     def _on_opened(self, outcomes: list[Outcome]) -> None:
         self._orders.on_done(outcomes)
+        self._repairs.on_opened(outcomes)
         for partition, *_ in outcomes:
             self._writers.on_partition_opened(partition)
         self._on_change()
@@ -183,6 +194,9 @@ class ChildEvents:
                     self._on_opened(outcomes)
             case "remover":
                 self._on_removed(self._removals.on_remover_end())
+            case "repairer":
+                self._repairs.on_repairer_end(child.key)
+                self._on_change()
             case "cleaner":
                 self._removals.on_cleaner_end(status)
             case role if role in self._sides:

@@ -229,6 +229,11 @@ class Opening:
                 self._coordinator.send_listeners()
         return known
 
+    def open_again(self, partition: TopicPartition) -> None:
+        """Open a partition whose files were changed: all who have read them forget what they know."""
+        self._send_all(["forget", *partition])
+        self._open_all([partition])
+
     def on_lacking(self, limit: str) -> None:
         """Note the limit of the machine that an opener has reached; its outcomes follow."""
         self._limit = limit

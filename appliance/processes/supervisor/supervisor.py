@@ -14,6 +14,7 @@ This module is the program: start, loop, reload, stop.  The parts::
     writers            a writer per partition that is in use
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
     orders, removal    orders of the coordinator: creating and deleting partitions
+    repairs            one partition is repaired while the others serve
     nodes              the local ZooKeeper
     side_processes     servers beside the data path: metrics
     status_report      state.json, for ``status``
@@ -64,6 +65,7 @@ from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .opening import Opening
 from .removal import Removals
+from .repairs import Repairs
 from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
 from .systemd import Notifier
@@ -236,9 +238,11 @@ class Supervisor:
         self._opening = Opening(*common, self._workers, self._coordinator)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
+        self._repairs = Repairs(data_dir, hosted, children, actions, self._writers, self._opening, self._coordinator)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
-            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals, self._sides),
+            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
+            *(self._repairs, self._sides),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -355,6 +359,7 @@ class Supervisor:
                 logger.error("refused: handling an event: %s", reason_of(error), exc_info=error)
                 select.select([], [], [], EVENT_REFUSED_S)  # the event may come again at once
         self._removals.start_remover()
+        self._repairs.start()
 
     # ---- ZooKeeper and the configuration
 
