@@ -152,6 +152,15 @@ class Disk(Struct, frozen=True):
     check_ms: Annotated[int, Meta(ge=100, description="how often retention is enforced")] = 30_000
 
 
+class Scrub(Struct, frozen=True):
+    bytes_per_second: Annotated[
+        int, Meta(ge=0, le=GIB, description="how fast all logs are read in the background, to find damage; 0 = not")
+    ] = 4 * MIB
+    every_ms: Annotated[int, Meta(ge=100, description="time between the beginnings of two rounds of that")] = (
+        7 * 24 * 3_600_000
+    )
+
+
 class Producers(Struct, frozen=True):
     ids_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="producers per partition whose repeated batches are recognised")
@@ -346,6 +355,7 @@ class Config(Struct, frozen=True):
     network: Network = Network()
     writer: Writer = Writer()
     disk: Disk = Disk()
+    scrub: Scrub = Scrub()
     topics: Topics = Topics()
     producers: Producers = Producers()
     offsets: Offsets = Offsets()

@@ -14,7 +14,8 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
-     "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?}]}
+     "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
+                     "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
 
 ``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null when counting would need to
 read the log: the partition was not stopped cleanly and is not served.  ``limits``: :mod:`appliance.machine_limits` has
@@ -99,7 +100,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     state = read_state(data_dir)
     served = state is not None
     state = state or {"state": "stopped", "pid": None} | NOTHING
-    tables, offline = state.pop("tables", {}), state.pop("offline", {})
+    tables, offline, damaged = (state.pop(part, {}) for part in ("tables", "offline", "damaged"))
     partitions = []
     catalog = Catalog.load(data_dir)
     for name, topic, partition in hosted(data_dir, catalog):
@@ -108,11 +109,24 @@ def collect(data_dir: Path) -> dict[str, Any]:
             row = from_files(data_dir / name) | ({"state": "opening"} if served else {})
         if name in offline:
             row |= {"state": STATE_NAMES[OFFLINE], "reason": offline[name]}
+        elif name in damaged:
+            row |= damage(damaged[name])
         partitions.append({"topic": topic, "partition": partition, **row})
     zookeeper = {"connect": "", "state": "off" if served else "stopped"} | state["zookeeper"]
     limits = [*state["limits"], *disk_full(data_dir, state["limits"], partitions)]
     more = {"zookeeper": zookeeper, "limits": limits, "removals": removals(catalog, tables), "partitions": partitions}
     return {**state, "data": str(data_dir), **more}
+
+
+def damage(ranges: list[list[Any]]) -> dict[str, Any]:
+    """What the row of a partition says about damaged ranges (:class:`.log.scrub.DamagedRange`), of which one exists."""
+    rows = [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
+    first, more = rows[0], f", and {len(rows) - 1} more" if len(rows) > 1 else ""
+    reason = (
+        f"{first['file']}:{first['position']}: {first['reason']}:"
+        f" the offsets {first['start']} to {first['stop']} are not served{more}"
+    )
+    return {"state": "damaged", "reason": reason, "damaged": rows}
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.broker.plan import PART_BYTES, PARTS_GIVEN_MAX, Lookup, fetch
 from appliance.config import TopicSettings
-from appliance.errors import UnknownPartition
+from appliance.errors import StorageFault, UnknownPartition
 from appliance.log import FileCache, Log, LogReader
 from appliance.log.reader import QUESTION_BYTES, UNPACKED_BYTES_MAX
 from appliance.partition_states import ONLINE
@@ -24,7 +24,7 @@ from appliance.wire.requests import (
     OffsetsResult,
 )
 
-from .log_batches import filled
+from .log_batches import batch, filled
 from .test_log_reader import times_batch
 
 
@@ -45,6 +45,7 @@ class Held:
     def __init__(self, log: Log, files: FileCache) -> None:
         self.table = Table(log)
         self.reader = LogReader(log.path, files)
+        self.damaged: list[tuple[int, int]] = []
 
 
 @pytest.fixture
@@ -109,3 +110,20 @@ def test_a_partition_that_is_deleted_between_two_slices_is_unknown(held: Held) -
     lookup.forget(held)
     lookup.look(1 << 40)
     assert [result.error for result in lookup.results] == [0, UnknownPartition.code, UnknownPartition.code]
+
+
+def test_damaged_ranges_are_not_served_and_all_else_is(tmp_path: Path) -> None:
+    log = filled(tmp_path, [batch([b"%d" % number]) for number in range(10)])
+    held = Held(log, FileCache())
+    ends = [found[2] for found in log.headers(0)]
+    held.damaged = [(ends[1], ends[2]), (ends[5], ends[7])]
+    served = set()
+    for offset in [0, *ends[:-1], ends[1] + 1, ends[2] - 1]:
+        (result,), total = fetch(Fetch(None, 0, 1, 1 << 30, [FetchPart("t", 0, offset, 1 << 30)]), [held])
+        assert result.high_watermark == ends[-1]
+        if any(start <= offset < stop for start, stop in held.damaged):
+            assert (result.error, total) == (StorageFault.code, -1)
+        else:
+            served.add((offset, offset + result.size))
+    assert {stop for _, stop in served} == {ends[1], ends[5], ends[-1]}
+    assert min(start for start, stop in served if stop == ends[5]) == ends[2]

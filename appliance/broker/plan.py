@@ -63,6 +63,9 @@ class Readable(Protocol):
     @property
     def reader(self) -> Reader: ...
 
+    @property
+    def damaged(self) -> Sequence[tuple[int, int]]: ...
+
 
 def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
     """Take a snapshot of a partition.
@@ -123,12 +126,27 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
     if offset >= end or (bytes_max <= 0 and not first):
         return FetchResult(0, start, end, 0, ())
     try:
-        found = partition.reader.locate(bases, end, offset, max(bytes_max, 1))
+        limit = sound_end(partition.damaged, offset, end) if partition.damaged else end
+        found = partition.reader.locate(bases, limit, offset, max(bytes_max, 1))
     except ApplianceError as error:
         return FetchResult(error.code, start, end, 0, ())
     if found is None or (found.count > left and not first):
         return FetchResult(0, start, end, 0, ())
     return FetchResult(0, start, end, found.count, (found,))
+
+
+def sound_end(damaged: Sequence[tuple[int, int]], offset: int, end: int) -> int:
+    """The offset up to which batches can be served from ``offset`` on.
+
+    Raises:
+        StorageFault: ``offset`` itself is damaged.
+    """
+    for start, stop in damaged:
+        if start <= offset < stop:
+            raise StorageFault(f"the offsets {start} to {stop} are damaged: see `appliance status`")
+        if offset < start:
+            return min(start, end)
+    return end
 
 
 class Lookup:

@@ -114,6 +114,8 @@ def explain(address: str, part: tuple[str, int]) -> ApplianceError | None:
     if state == "offline":
         reason = rows[0].get("reason") or "`appliance status` says why"
         return StorageFault(f"{topic}-{partition} is offline: {reason}")
+    if state == "damaged":
+        return StorageFault(f"{topic}-{partition} is damaged: {rows[0]['reason']}")
     if state == "disk full":
         return DiskFull(f"{topic}-{partition}: the disk of {seen['data']} is full{_free(address, seen['data'])}")
     return None

@@ -22,15 +22,19 @@ WRITER_SHARE: Final = 4
 
 
 class Partition:
-    """A partition in this worker: its table, its files, its writer, and the requests that wait at it."""
+    """A partition in this worker: its table, its files, its writer, and the requests that wait at it.
 
-    __slots__ = ("key", "link", "reader", "table", "wait_list")
+    ``damaged``: ranges of offsets that are not served, ascending.
+    """
+
+    __slots__ = ("damaged", "key", "link", "reader", "table", "wait_list")
 
     def __init__(self, key: TopicPartition, table: SegmentTable, reader: LogReader, link: WriterLink) -> None:
         self.key = key
         self.table = table
         self.reader = reader
         self.link = link
+        self.damaged: list[tuple[int, int]] = []
         self.wait_list = WaitList(table)
 
     def ask_for_flush(self, now: bool) -> None:

@@ -283,6 +283,9 @@ class NetworkWorker:
                     self._add_partition(TopicPartition(topic, partition), name)
                 case ["drop", topic, partition]:
                     self._drop_partition(TopicPartition(topic, partition))
+                case ["damaged", topic, partition, ranges]:
+                    if (known := self._partitions.get((topic, partition))) is not None:
+                        known.damaged = [(start, stop) for start, stop in ranges]
                 case ["forget", topic, partition]:
                     if (known := self._partitions.get((topic, partition))) is not None:
                         known.reader.forget()

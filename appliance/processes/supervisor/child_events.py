@@ -5,6 +5,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     to a worker        ["table", topic, partition, shm name]   ["drop", topic, partition]   ["stop"]
                        ["writer", topic, partition] +fd        ["retire", topic, partition]
                        ["coordinator"] +fd                     ["forget", topic, partition]
+                       ["damaged", topic, partition, [[start, stop] ...]]          all offsets that are not served
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
                        ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
@@ -16,6 +17,8 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
+    from the scrubber  ["damaged", topic, partition, [[start, stop, file, position, reason] ...]]
+    to it              ["reload", {...}]        ["stop"]
     from the repairer  ["repaired", topic, partition, error, message, {what was done}]
     to the coordinator ["table" | "drop" | "forget", ...]         ["worker", index] +fd
                        ["listeners", {...}]  ["zookeeper", connect]
@@ -45,6 +48,7 @@ from .opening import Opening, Outcome
 from .orders import Orders
 from .removal import Removals
 from .repairs import Repairs
+from .scrubbing import Scrubbing
 from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers
@@ -70,12 +74,14 @@ class ChildEvents:
         opening: Opening,
         removals: Removals,
         repairs: Repairs,
+        scrubbing: Scrubbing,
         sides: SideProcesses,
         on_change: Callable[[], None],
         on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
         self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
         self._opening, self._removals, self._repairs, self._sides = opening, removals, repairs, sides
+        self._scrubbing = scrubbing
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
         self._on_change, self._on_refusals = on_change, on_refusals
 
@@ -110,6 +116,9 @@ class ChildEvents:
                 self._on_removed(_outcomes(rows))
             case ["repaired", topic, number, error, message, result]:
                 self._repairs.on_repaired(TopicPartition(topic, number), error, message, result)
+            case ["damaged", topic, number, ranges]:
+                self._scrubbing.on_damaged(TopicPartition(topic, number), ranges)
+                self._on_change()
             case ["zookeeper", state]:
                 self._coordinator.zookeeper = state
                 self._on_change()
@@ -197,6 +206,8 @@ class ChildEvents:
             case "repairer":
                 self._repairs.on_repairer_end(child.key)
                 self._on_change()
+            case "scrubber":
+                self._scrubbing.on_end(child)
             case "cleaner":
                 self._removals.on_cleaner_end(status)
             case role if role in self._sides:

@@ -5,6 +5,8 @@ It holds values only.  :mod:`.opening` changes them; workers, writers and the co
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...names import TopicPartition
 
 
@@ -12,15 +14,20 @@ class HostedPartition:
     """One partition.
 
     ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` is the reason why it
-    cannot be written, "" when it can.
+    cannot be written, "" when it can.  ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
     """
 
-    __slots__ = ("offline", "settings", "table", "topic_id")
+    __slots__ = ("damaged", "offline", "settings", "table", "topic_id")
 
     def __init__(self, topic_id: str, settings: dict[str, str]) -> None:
         self.topic_id = topic_id
         self.settings = settings
         self.table = self.offline = ""
+        self.damaged: list[list[Any]] = []
+
+    def damage_message(self, partition: TopicPartition) -> list[Any]:
+        """The message to workers about offsets that they must not serve."""
+        return ["damaged", *partition, [[start, stop] for start, stop, *_ in self.damaged]]
 
 
 class Hosted(dict[TopicPartition, HostedPartition]):

@@ -231,6 +231,9 @@ class Opening:
 
     def open_again(self, partition: TopicPartition) -> None:
         """Open a partition whose files were changed: all who have read them forget what they know."""
+        row = self._hosted[partition]
+        row.damaged = []
+        self._workers.send_all(row.damage_message(partition))
         self._send_all(["forget", *partition])
         self._open_all([partition])
 

@@ -78,6 +78,7 @@ class StatusReport:
             "processes": self._processes(),
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
+            "damaged": {f"{topic}-{number}": row.damaged for (topic, number), row in rows if row.damaged},
             "refused": self._actions.rows(),
             "limits": self._limits(),
             "refusals": dict(self._refusals),

@@ -15,6 +15,7 @@ This module is the program: start, loop, reload, stop.  The parts::
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
     orders, removal    orders of the coordinator: creating and deleting partitions
     repairs            one partition is repaired while the others serve
+    scrubbing          the scrubber, which looks for damage, and the ranges that it has found
     nodes              the local ZooKeeper
     side_processes     servers beside the data path: metrics
     status_report      state.json, for ``status``
@@ -66,6 +67,7 @@ from .nodes import Nodes
 from .opening import Opening
 from .removal import Removals
 from .repairs import Repairs
+from .scrubbing import Scrubbing
 from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
 from .systemd import Notifier
@@ -238,11 +240,12 @@ class Supervisor:
         self._opening = Opening(*common, self._workers, self._coordinator)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
+        self._scrubbing = Scrubbing(*(config, data_dir, hosted, children, actions), self._workers)
         self._repairs = Repairs(data_dir, hosted, children, actions, self._writers, self._opening, self._coordinator)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
             *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
-            *(self._repairs, self._sides),
+            *(self._repairs, self._scrubbing, self._sides),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -317,6 +320,7 @@ class Supervisor:
 
     def _on_serving(self) -> None:
         self._coordinator.end_wait()
+        self._scrubbing.start()
         self._report.enter("serving")  # before the line is printed, so that a reader of the line finds this state
         listeners = " ".join(f"{name}={text}" for name, text in self._report.listeners.items() if name != LOCAL)
         print(f"appliance: serving {listeners} data={self._data_dir} pid={os.getpid()}", flush=True)
@@ -388,6 +392,7 @@ class Supervisor:
             self._coordinator.reload(config, values)
             self._writers.reload(config, values)
             self._sides.reload(config, values)
+            self._scrubbing.reload(config, values)
             logger.info("configuration reloaded")
         self._notifier.send("READY=1")
 
@@ -406,7 +411,8 @@ class Supervisor:
         self._wait_until(lambda: not self._writers, deadline_ms)
         self._coordinator.stop()
         self._sides.stop()
-        self._wait_until(lambda: not self._coordinator.runs and self._sides.stopped, deadline_ms)
+        self._scrubbing.stop()
+        self._wait_until(lambda: self._sides.stopped and not self._coordinator.runs | self._scrubbing.runs, deadline_ms)
         self._nodes.ask_to_end()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 

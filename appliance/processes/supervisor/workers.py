@@ -107,6 +107,8 @@ class Workers:
         self._by_index[index] = worker
         for partition, table in self._hosted.tables():
             self._children.send(worker, ["table", *partition, table])
+            if self._hosted[partition].damaged:
+                self._children.send(worker, self._hosted[partition].damage_message(partition))
         self._on_started(index)
 
     def _make_arena(self, index: int) -> None:

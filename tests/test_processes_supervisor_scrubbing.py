@@ -1,0 +1,98 @@
+"""The scrubber: damage in flushed data is found while nobody reads it, and only that range is out of service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.log.files import log_path
+from appliance.log.scrub import DamagedRange
+from appliance.processes.supervisor.scrubber import FILE_NAME, RANGES_MAX, merged
+
+from .command_line import run, succeeding
+from .server import Server, wait_for
+
+LINES = [b"line %d\n" % number for number in range(100)]
+
+
+@pytest.fixture
+def server(make_appliance: Callable[..., Server]) -> Server:
+    """An appliance that reads its logs all the time, with a topic of five batches in its first partition."""
+    server = make_appliance(**{"scrub.every_ms": 100, "scrub.bytes_per_second": 1 << 30})
+    at = ("--data", str(server.data_dir))
+    succeeding("topics", "create", "web", "--partitions", "2", *at)
+    for start in range(0, len(LINES), 20):
+        succeeding("produce", "web", "--partition", "0", *at, stdin=b"".join(LINES[start : start + 20]))
+    return server
+
+
+def batches(server: Server) -> list[dict[str, Any]]:
+    said = succeeding("log", "dump", "web-0", "--json", "--data", str(server.data_dir))
+    return [json.loads(line) for line in said.out.splitlines()]
+
+
+def damage(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(b"\xa5" * 5)
+
+
+def row(server: Server) -> dict[str, Any]:
+    seen: dict[str, Any] = succeeding("status", "--json", "--data", str(server.data_dir)).json["partitions"][0]
+    return seen
+
+
+def test_a_damaged_range_is_out_of_service_until_it_is_repaired(server: Server) -> None:
+    at = ("--data", str(server.data_dir))
+    rows = batches(server)
+    third, before = rows[2], sum(row["messages"] for row in rows[:2])
+    behind = before + third["messages"]
+    file = log_path(server.data_dir / "web-0", 0)
+    damage(file, third["position"] + 62)
+    wait_for(lambda: "damaged" in json.dumps(succeeding("status", "--json", *at).json["partitions"]), "it is found")
+    seen = row(server)
+    (found,) = seen["damaged"]
+    assert seen["state"] == "damaged" and f"{file.name}:{third['position']}: " in seen["reason"]
+    assert (found["start"], found["stop"]) == (third["position"], third["position"] + third["bytes"])
+    assert f"web-0 is damaged: {file.name}:{third['position']}: " in server.log()
+
+    said = run("consume", "web", "--partition", "0", "--from", "earliest", "--timeout", "0.5", *at)
+    assert said.out.encode() == b"".join(LINES[:before])  # no line of a damaged batch
+    assert said.status == 74 and f"web-0 is damaged: {file.name}:{third['position']}: " in said.err
+    said = succeeding("consume", "web", "--partition", "0", "--from", str(found["stop"]), "--timeout", "0.5", *at)
+    assert said.out.encode() == b"".join(LINES[behind:])
+    succeeding("produce", "web", "--partition", "0", *at, stdin=b"it is written on\n")
+
+    for pid in server.pids("network"):
+        server.kill(pid)  # their successors are told
+    assert (
+        run("consume", "web", "--partition", "0", "--from", str(found["start"]), "--timeout", "0.5", *at).status == 74
+    )
+    server.stop()
+    server.settings["scrub.every_ms"] = 3_600_000  # it is remembered, not found again
+    server.start()
+    wait_for(lambda: row(server)["state"] == "damaged", "the range is out of service again")
+
+    succeeding("log", "repair", "web-0", *at)
+    assert row(server)["state"] == "online" and "damaged" not in row(server)
+    said = succeeding("consume", "web", "--partition", "0", "--from", "earliest", "--timeout", "0.5", *at)
+    assert said.out.encode() == b"".join([*LINES[:before], *LINES[behind:], b"it is written on\n"])
+
+
+def test_a_scrubber_that_dies_is_started_again(server: Server) -> None:
+    (pid,) = server.pids("scrubber")
+    server.kill(pid)
+    wait_for(lambda: server.pids("scrubber") not in ([], [pid]), "another one runs")
+    wait_for(lambda: (server.data_dir / FILE_NAME).exists(), "it stores where it is")
+    assert server.stop() == 0 and server.leftovers() == []
+
+
+def test_many_ranges_become_few() -> None:
+    ranges = [DamagedRange(100 * number, 100 * number + 50, "f", 100 * number, "why") for number in range(40)]
+    few = merged(ranges)
+    assert len(few) == RANGES_MAX and few[:-1] == ranges[: RANGES_MAX - 1]
+    assert (few[-1].start, few[-1].stop) == (ranges[RANGES_MAX - 1].start, ranges[-1].stop)
