@@ -36,6 +36,7 @@ import msgspec
 
 from .errors import ApplianceError, InvalidTopic, StorageFault, disk_fault
 from .names import TopicPartition, check_topic
+from .reserve import with_reserve
 
 FILE_NAME = "catalog.json"
 LEADER_EPOCH = 0
@@ -170,7 +171,7 @@ class Catalog:
         self.in_doubt = False
 
     def change(self, *changes: Change) -> None:
-        """Make all changes in one store, or none of them.
+        """Make all changes in one store, or none of them.  On a full disk, removals use what is kept in reserve.
 
         Raises:
             DiskFull, StorageFault: no change is made.
@@ -185,8 +186,12 @@ class Catalog:
                 self.removals.remove(done)
             if note is not None and note not in self.removals:
                 self.removals.append(note)
+        only_removes = all(put is None and (drop or done) for put, drop, _, done in changes)
         try:
-            self.store()
+            if only_removes:
+                with_reserve(self.path.parent, self.store)
+            else:
+                self.store()
         except ApplianceError:
             self.topics, self.removals = before
             raise

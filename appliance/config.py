@@ -149,6 +149,9 @@ class Disk(Struct, frozen=True):
     free_bytes_min: Annotated[
         int, Meta(ge=0, description="bytes kept free on the disk by deleting old segments; 0 = not checked")
     ] = GIB
+    free_bytes_warn: Annotated[
+        int, Meta(ge=0, description="with less than this free on the disk, `status` and journal warn; 0 = not")
+    ] = 2 * GIB
     check_ms: Annotated[int, Meta(ge=100, description="how often retention is enforced")] = 30_000
 
 

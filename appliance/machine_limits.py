@@ -28,6 +28,7 @@ PROCESSES: Final = "processes"
 MEMORY: Final = "memory"
 OPEN_FILES: Final = "open files"
 DISK: Final = "disk"
+DISK_WARN: Final = "disk.free_bytes_warn"
 SHARED_MEMORY: Final = "/dev/shm"
 CONNECTIONS_MAX: Final = "network.connections_max"
 
@@ -45,6 +46,7 @@ ADVICE: Final = {
     MEMORY: "raise MemoryMax= of the service, or give the machine more",
     OPEN_FILES: "raise fs.file-max",
     DISK: "make room, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
+    DISK_WARN: "make room in time, or keep less: `appliance topics alter NAME --setting retention.bytes=10GiB`",
     SHARED_MEMORY: "enlarge it, or lower network.arena_bytes or network.workers, or delete topics",
     CONNECTIONS_MAX: "raise it, or network.workers",
 }

@@ -39,7 +39,9 @@ class SmallMachine:
         subprocess.run([*self.wrapper, "mount", "-o", f"remount,size={size}", "/dev/shm"], check=True)
 
     def server(self, log_path: Path, **settings: object) -> Server:
-        server = Server(self.path / "box", **{"network.workers": 1, "disk.free_bytes_min": 0} | settings)
+        server = Server(
+            self.path / "box", **{"network.workers": 1, "disk.free_bytes_min": 0, "disk.free_bytes_warn": 0} | settings
+        )
         server.within = self.wrapper
         server.log_path = log_path
         return server

@@ -13,7 +13,7 @@ from .coordinator_fixture import Rig
 
 
 def start(tmp_path: Path, *settings: str) -> Rig:
-    keys = ["zookeeper.nodes=0", "disk.check_ms=100", "disk.free_bytes_min=0", *settings]
+    keys = ["zookeeper.nodes=0", "disk.check_ms=100", "disk.free_bytes_min=0", "disk.free_bytes_warn=0", *settings]
     return Rig(tmp_path, configs.load(overrides=keys))
 
 

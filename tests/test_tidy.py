@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "kafka_settings"},
-    {"names", "addresses", "machine_limits", "partition_states"},
+    {"names", "addresses", "machine_limits", "partition_states", "reserve"},
     {"config_keys", "security"},
     {"config", "catalog"},
     {"records", "retention"},

@@ -165,7 +165,9 @@ class Coordinator:
             self._authorizer,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)
-        self._retention = RetentionEnforcer(data_dir, topics, partitions, clock_ms)
+        self._retention = RetentionEnforcer(
+            *(data_dir, topics, partitions, clock_ms), on_disk=lambda seen: self._send(["disk", seen])
+        )
         self._change_log = ChangeLog(self._audit)
         self._kafka.on_answer = self._change_log.on_kafka
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from ... import reserve
 from ...config import Config
 from ...errors import Unavailable
 from ...log.files import log_path
@@ -31,20 +32,33 @@ log = logging.getLogger(__name__)
 
 
 class RetentionEnforcer:
-    """Checks all partitions stored here in one :meth:`run`."""
+    """Checks all partitions stored here, and the disk, in one :meth:`run`.
 
-    def __init__(self, data_dir: Path, topics: Topics, partitions: Partitions, clock_ms: Callable[[], int]) -> None:
+    ``on_disk`` is called with the size and the used bytes of the disk while less than ``disk.free_bytes_warn`` are
+    free, else with None.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        topics: Topics,
+        partitions: Partitions,
+        clock_ms: Callable[[], int],
+        on_disk: Callable[[tuple[int, int] | None], None],
+    ) -> None:
         self._data_dir = data_dir
         self._topics = topics
         self._partitions = partitions
         self._clock_ms = clock_ms
         self._sealed: dict[TopicPartition, dict[int, SegmentUse]] = {}
-        self._lacking = False
+        self._on_disk = on_disk
+        self._lacking = self._warned = False
 
     async def run(self, config: Config) -> None:
         """Measure all partitions stored here, and order deletions."""
-        uses = await self._uses()
         disk = config.disk
+        self._watch_disk(disk.free_bytes_warn)
+        uses = await self._uses()
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
         deletions, lacking, rolls = plan(uses, self._clock_ms(), bytes_max=disk.bytes_max, lacking_bytes=lacking)
         for deletion in sorted(deletions, key=lambda deletion: deletion.reason != "room")[:ORDERS_MAX]:
@@ -61,6 +75,22 @@ class RetentionEnforcer:
                 self._data_dir,
             )
         self._lacking = bool(lacking)
+
+    def _watch_disk(self, warn_bytes: int) -> None:
+        """Warn early of a disk that fills up, and keep room for deletions while there is plenty."""
+        reserve.fill(self._data_dir)
+        system = os.statvfs(self._data_dir)
+        free, total = system.f_bavail * system.f_frsize, system.f_blocks * system.f_frsize
+        warned, self._warned = self._warned, free < warn_bytes
+        if self._warned and not warned:
+            log.warning(
+                "the disk of %s has %d bytes free, less than %d (disk.free_bytes_warn): make room, or keep less",
+                *(self._data_dir, free, warn_bytes),
+            )
+        elif warned and not self._warned:
+            log.warning("the disk of %s has %d bytes free again", self._data_dir, free)
+        if self._warned or warned:
+            self._on_disk((total, total - free) if self._warned else None)
 
     async def _uses(self) -> list[PartitionUse]:
         uses: list[PartitionUse] = []

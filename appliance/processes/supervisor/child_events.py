@@ -29,6 +29,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
+                       ["disk", [size, used] | nil]    less than disk.free_bytes_warn is free, or enough again
                        ["roll", topic, partition]             ["repair", token, topic, partition, cut]
 
 ``error`` is the name of a class of ``errors``, "" after success.
@@ -116,6 +117,9 @@ class ChildEvents:
                 self._on_removed(_outcomes(rows))
             case ["repaired", topic, number, error, message, result]:
                 self._repairs.on_repaired(TopicPartition(topic, number), error, message, result)
+            case ["disk", seen]:
+                self._coordinator.on_disk(seen)
+                self._on_change()
             case ["damaged", topic, number, ranges]:
                 self._scrubbing.on_damaged(TopicPartition(topic, number), ranges)
                 self._on_change()

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...config import Config
+from ...machine_limits import DISK_WARN
 from ...shared.heartbeats import Heart
 from ..child import become_child
+from ..clock import wall_s
 from ..control import Channel
 from .actions import Actions
 from .children import Children
@@ -45,6 +47,8 @@ class CoordinatorChild:
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
+        self.disk: list[dict[str, Any]] = []
+        """The row of a disk that fills up, for status."""
         self._start = actions.define("start the coordinator", lambda _: self._fork())
         self._connect = actions.define("connect workers and the coordinator", self._join)
         self._waits = True
@@ -98,6 +102,14 @@ class CoordinatorChild:
     def on_end(self, child: Child) -> None:
         self._child = None
         self._children.start_again(child, self._start)
+
+    def on_disk(self, seen: list[int] | None) -> None:
+        """Note the size and the used bytes of a disk that fills up; None: it has room again."""
+        since_s = self.disk[0]["since"] if self.disk else wall_s()
+        self.disk = []
+        if seen is not None:
+            value, in_use = seen
+            self.disk = [{"limit": DISK_WARN, "process": "", "value": value, "in_use": in_use, "since": since_s}]
 
     # ---- messages
 

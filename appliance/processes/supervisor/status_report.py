@@ -88,7 +88,7 @@ class StatusReport:
 
     def _limits(self) -> list[dict[str, Any]]:
         """The limits that are reached: those of the machine that cause refusals, and those of workers."""
-        rows = self._workers.limits()
+        rows = self._workers.limits() + self._coordinator.disk
         for limit, since_s in self._actions.limits().items():
             value, in_use = measure(limit, self._data_dir)
             rows.append({"limit": limit, "process": "", "value": value, "in_use": in_use, "since": since_s})

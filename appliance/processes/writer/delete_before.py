@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...log import Log
+from ...reserve import with_reserve
 from .producers import Producers
 
 
@@ -35,7 +36,7 @@ def delete_before(
     if offset > min(log.high_watermark, log.flushed) or not covered:
         flush()
     if not covered:
-        producers.store_all()
+        with_reserve(log.path.parent, producers.store_all)
     log.retire_before(offset)
     show()
     if log.must_flush_to_unlink:
