@@ -268,6 +268,24 @@ def test_a_segment_that_runs_into_the_next_loses_what_is_too_much(path: Path) ->
     assert verify(path).problems == [] and content(path) == before
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_files_that_a_backup_shares_are_not_changed(path: Path, cut: bool) -> None:
+    log = filled(path, RAWS)
+    log.close(clean=False)
+    overwrite(log_path(path, 0), boundaries(RAWS)[2] + 70, b"\0\0\0\0")
+    os.truncate(log_path(path, log.bases[1]), 100)
+    shared = {file.name: file.read_bytes() for file in [*path.glob("*.log"), *path.glob("*.index")]}
+    backup = path / "backup"
+    backup.mkdir()
+    for name in shared:
+        (backup / name).hardlink_to(path / name)
+    repair(path, SETTINGS.index_interval_bytes, cut=cut)
+    assert verify(path).sound
+    assert {name: (backup / name).read_bytes() for name in shared if name.endswith(".log")} == {
+        name: data for name, data in shared.items() if name.endswith(".log")
+    }
+
+
 def test_repair_keeps_the_start_of_a_retired_log(path: Path) -> None:
     log = filled(path, RAWS)
     start, end = log.bases[1] + 10, log.end_offset

@@ -173,6 +173,7 @@ class _Repair:
             self._actions.append(f"{path}: is cut at {end - base}, where the next segment starts")
             if not self._dry_run:
                 self._keep(path, end - base, size, "cut")
+                self._own(path)
                 os.truncate(path, end - base)
         if base + position == end:
             return end
@@ -199,6 +200,7 @@ class _Repair:
                 self._actions.append(f"{path}: one bit of the batch at {position} is put back: {damage.reason}")
                 if not self._dry_run:
                     self._keep(path, position, position + size, "damaged")
+                    self._own(path)
                     target = File(path, os.O_RDWR)
                     files.write_at(target.fd, data, position)
                     os.fsync(target.fd)
@@ -219,6 +221,7 @@ class _Repair:
         if self._dry_run:
             return
         self._keep(path, position, min(stop, size), "damaged")
+        self._own(path)
         self._shorten_index(index_path(self._directory, base))
         if stop > size:
             os.truncate(path, stop)
@@ -234,6 +237,7 @@ class _Repair:
         self._actions.append(f"{path}: is cut at {position}, {size - position} bytes go: {reason}")
         if not self._dry_run:
             self._keep(path, position, size, "cut")
+            self._own(path)
             self._shorten_index(path.with_suffix(files.INDEX_SUFFIX))
             os.truncate(path, position)
         return position
@@ -257,9 +261,18 @@ class _Repair:
             files.sync_directory(self._directory)
             self._actions.append(f"{path}: the bytes {position} to {stop} are kept as {kept.name}")
 
+    def _own(self, path: Path) -> None:
+        """Take a copy of a file that a backup shares with the log, before it is changed."""
+        if path.stat().st_nlink > 1:
+            temporary = path.with_name(f"{path.name}.tmp")
+            files.copy(File(path), 0, path.stat().st_size, temporary)
+            temporary.rename(path)
+            files.sync_directory(self._directory)
+
     def _shorten_index(self, path: Path) -> None:
         """Truncate an index to its first entry.  Recovery can rebuild all but that: the number of records before."""
         if not self._dry_run and path.exists() and path.stat().st_size > ENTRY_BYTES:
+            self._own(path)
             os.truncate(path, ENTRY_BYTES)
 
     def _remove(self, path: Path) -> None:

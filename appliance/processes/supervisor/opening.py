@@ -124,7 +124,7 @@ class Opening:
             for partition in self._unplaced:
                 self._show_as_offline(partition)
             if placed:
-                self._open_all(placed)
+                self.open_all(placed)
 
     def _show_as_offline(self, partition: TopicPartition) -> None:
         row = self._hosted[partition]
@@ -143,7 +143,7 @@ class Opening:
         row = self._hosted[partition] = HostedPartition(topic_id, settings)
         row.table = table
         self._unshown.add(partition)
-        self._open_all([partition])
+        self.open_all([partition])
 
     def drop(self, partition: TopicPartition) -> None:
         """Remove a partition and its table; the next attempt to place other partitions finds the freed room."""
@@ -181,7 +181,7 @@ class Opening:
         """Start later openers with another configuration."""
         self._config = config
 
-    def _open_all(self, partitions: list[TopicPartition]) -> None:
+    def open_all(self, partitions: list[TopicPartition]) -> None:
         """Note partitions to be opened at the end of this turn, together with all others."""
         for partition in partitions:
             self._hosted.opening[partition] = self._hosted.opening.get(partition, 0) + 1
@@ -229,14 +229,6 @@ class Opening:
                 self._coordinator.send_listeners()
         return known
 
-    def open_again(self, partition: TopicPartition) -> None:
-        """Open a partition whose files were changed: all who have read them forget what they know."""
-        row = self._hosted[partition]
-        row.damaged = []
-        self._workers.send_all(row.damage_message(partition))
-        self._send_all(["forget", *partition])
-        self._open_all([partition])
-
     def on_lacking(self, limit: str) -> None:
         """Note the limit of the machine that an opener has reached; its outcomes follow."""
         self._limit = limit
@@ -254,7 +246,7 @@ class Opening:
             if partition not in again
         ]
         if again and not self._children.stopping:
-            self._open_all(again)
+            self.open_all(again)
         return self.on_opened(given_up) if given_up else []
 
     def _reopen(self) -> object:
@@ -262,7 +254,7 @@ class Opening:
         lacking, self._lacking = self._lacking, set()
         if not lacking:
             return None
-        self._open_all(sorted(lacking))
+        self.open_all(sorted(lacking))
         return UNDER_WAY
 
     def _report_lacking(self) -> None:

@@ -33,6 +33,7 @@ from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .opening import Opening, Outcome
+from .workers import Workers
 from .writers import Writers
 
 logger = logging.getLogger(__name__)
@@ -64,11 +65,12 @@ class Repairs:
         actions: Actions,
         writers: Writers,
         opening: Opening,
+        workers: Workers,
         coordinator: CoordinatorChild,
     ) -> None:
         self._data_dir = data_dir
         self._hosted, self._children, self._writers = hosted, children, writers
-        self._opening, self._coordinator = opening, coordinator
+        self._opening, self._workers, self._coordinator = opening, workers, coordinator
         self._pid = os.getpid()
         self._repairs: dict[TopicPartition, Repair] = {}
         self._runs = False
@@ -127,7 +129,11 @@ class Repairs:
         self._start_repairer.done(partition)
         if partition in self._hosted:
             self._repairs[partition].repaired = True
-            self._opening.open_again(partition)
+            self._hosted[partition].damaged = []
+            self._workers.send_all(self._hosted[partition].damage_message(partition))
+            self._workers.send_all(["forget", *partition])
+            self._coordinator.send(["forget", *partition])
+            self._opening.open_all([partition])
         else:
             self._end(partition)
 

@@ -241,7 +241,9 @@ class Supervisor:
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._scrubbing = Scrubbing(*(config, data_dir, hosted, children, actions), self._workers)
-        self._repairs = Repairs(data_dir, hosted, children, actions, self._writers, self._opening, self._coordinator)
+        self._repairs = Repairs(
+            *(data_dir, hosted, children, actions, self._writers, self._opening, self._workers, self._coordinator)
+        )
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
             *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
