@@ -19,6 +19,7 @@ import typer
 
 from ..errors import AlreadyRunning, NoDirectory
 from . import output
+from .asking import DryRun, Yes, confirm, how_many
 from .faults import STORAGE
 from .target import Data, Json, address, data_dir
 
@@ -202,8 +203,9 @@ def _report_row(report: Report) -> dict[str, Any]:
 @app.command()
 def repair(
     partitions: Partitions = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
-    cut: Annotated[bool, typer.Option("--cut", help="End the log at the first damage that cannot be mended.")] = False,
+    dry_run: DryRun = False,
+    cut: Annotated[bool, typer.Option("--cut", help="End the log at damage that cannot be mended; asks.")] = False,
+    yes: Yes = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -218,15 +220,20 @@ def repair(
         appliance log repair --data /var/lib/appliance --dry-run
 
         appliance log repair web-0 --data /var/lib/appliance
+
+        appliance log repair web-0 --data /var/lib/appliance --cut --dry-run
     """
     from ..log import tools
     from ..log.repair import repair as repaired
 
     damaged = [one for one in directories(partitions, data) if not tools.verify(one).sound]
+    planned = {one: repaired(one, cut=cut, dry_run=True) for one in damaged if cut or dry_run}
+    if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
+        lost = [f"{one.name}: {output.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
+        confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
     rows = []
     for one in damaged:
-        done = repaired(one, cut=cut, dry_run=True)._asdict() if dry_run else _repair(one, cut)
-        rows.append({"partition": one.name, **done})
+        rows.append({"partition": one.name, **(planned[one]._asdict() if dry_run else _repair(one, cut))})
     if as_json:
         output.print_json(rows)
         return

@@ -32,6 +32,7 @@ from ..errors import BadValue, NoDirectory, disk_fault
 from ..log.files import DIRECTORY_MODE, FILE_MODE, index_path, log_path, sizes, sync_directory
 from ..log.partition_directory import METADATA_NAME, directory_of
 from ..log.recovery import POINT_NAME
+from ..reserve import RESERVE_NAME
 from ..status import LOCK_FILE, STATE_FILE
 from .data_format import check_format
 
@@ -40,7 +41,7 @@ ATTEMPTS_MAX: Final = 5
 """How often a partition is begun anew because retention removed a segment in the middle of the copy."""
 NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 ENSEMBLE: Final = "zookeeper"
-LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CATALOG_NAME})
+LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CATALOG_NAME, RESERVE_NAME})
 
 
 @dataclass(slots=True)

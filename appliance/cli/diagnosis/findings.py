@@ -70,9 +70,9 @@ def _partitions(before: Sample, now: Sample) -> Iterator[Finding]:
         return
     for row in now.status["partitions"]:
         name = f"{row['topic']}-{row['partition']}"
-        if row["state"] == "offline":
+        if row["state"] in ("offline", "damaged"):
             do = f"appliance log verify {name} shows the damage, appliance log repair {name} --dry-run what can be kept"
-            yield Finding(WRONG, f"{name} is offline", row.get("reason", ""), do, "damage-and-repair", DAMAGED)
+            yield Finding(WRONG, f"{name} is {row['state']}", row.get("reason", ""), do, "damage-and-repair", DAMAGED)
         elif row["state"] == "opening":
             yield Finding(WARNING, f"{name} is being opened", "its log is recovered", "wait", "faults")
     full = [f"{row['topic']}-{row['partition']}" for row in now.status["partitions"] if row["state"] == "disk full"]
