@@ -26,6 +26,7 @@ from msgspec import Meta, Struct
 
 from .addresses import PLAINTEXT, Listener, parse_listeners
 from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides
+from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
 from .security.configuration import Security, Tls, faults_of, is_loopback
@@ -142,26 +143,6 @@ class Network(Struct, frozen=True):
 
 class Writer(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long ends")] = 60_000
-
-
-class Disk(Struct, frozen=True):
-    bytes_max: Annotated[int, Meta(ge=0, description="most bytes of all logs together; 0 = no limit")] = 0
-    free_bytes_min: Annotated[
-        int, Meta(ge=0, description="bytes kept free on the disk by deleting old segments; 0 = not checked")
-    ] = GIB
-    free_bytes_warn: Annotated[
-        int, Meta(ge=0, description="with less than this free on the disk, `status` and journal warn; 0 = not")
-    ] = 2 * GIB
-    check_ms: Annotated[int, Meta(ge=100, description="how often retention is enforced")] = 30_000
-
-
-class Scrub(Struct, frozen=True):
-    bytes_per_second: Annotated[
-        int, Meta(ge=0, le=GIB, description="how fast all logs are read in the background, to find damage; 0 = not")
-    ] = 4 * MIB
-    every_ms: Annotated[int, Meta(ge=100, description="time between the beginnings of two rounds of that")] = (
-        7 * 24 * 3_600_000
-    )
 
 
 class Producers(Struct, frozen=True):

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "kafka_settings"},
     {"names", "addresses", "machine_limits", "partition_states", "reserve"},
-    {"config_keys", "security"},
+    {"config_keys", "disk_settings", "security"},
     {"config", "catalog"},
     {"records", "retention"},
     {"wire"},

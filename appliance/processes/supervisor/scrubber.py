@@ -23,7 +23,8 @@ from typing import Final
 import msgspec
 
 from ...catalog import replace_file
-from ...config import Config, Scrub
+from ...config import Config
+from ...disk_settings import Scrub
 from ...errors import ApplianceError, StorageFault, WriterGone
 from ...log.scrub import DamagedRange, scrub, still_damaged
 from ...shared import memory
