@@ -54,16 +54,14 @@ class Admission:
         return {kind: self._guarded(handler) for kind, handler in handlers.items()}
 
     def _guarded(self, handler: Handler) -> Handler:
-        metering = self._metering
+        metering, enforced = self._metering, self._authorizer.enforced
 
         def begin(connection: Connection, request: Any, start: int, frame: memoryview) -> bool:
             if not self._asks:
                 return handler(connection, request, start, frame)
-            if not metering.admits(connection):
+            if connection.session.held or (enforced and not self.admit(connection, request)):
                 return False
-            if self._authorizer.enforced and not self.admit(connection, request):
-                return False
-            if not metering.active:
+            if not self._quotas:
                 return handler(connection, request, start, frame)
             if type(request) is Fetch:
                 metering.limit_fetch(connection, request, frame)
@@ -107,7 +105,10 @@ class Admission:
             connection.session.held = True
             return False
         kind = type(request)
-        access = self.access(connection)
+        session = connection.session
+        access = session.access
+        if access is None or access.rights is not self._authorizer.rights or access.principal != session.principal:
+            access = self.access(connection)
         if kind is Produce:
             decisions = access.writable
         elif kind is Fetch:

@@ -64,10 +64,6 @@ class Metering:
 
     # ---- requests
 
-    def admits(self, connection: Connection) -> bool:
-        """Whether a request of a connection may start."""
-        return not connection.session.held
-
     def charge(self, connection: Connection, request: Request, frame: memoryview) -> None:
         """Take what a request that has started uses from the buckets of its client."""
         meter = self._meter(connection, frame)
