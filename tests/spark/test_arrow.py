@@ -27,6 +27,7 @@ from appliance.records.batch import (
 )
 from appliance.records.decode import decode_batch
 from appliance.records.encode import Fields, encode_batch, encode_values
+from appliance.records.holes import hole
 from appliance.spark import arrow
 from appliance.spark.arrow import SCHEMA, SCHEMA_WITH_HEADERS, Decoder
 
@@ -267,3 +268,14 @@ def test_any_payload_is_survived(payload: bytes, count: int) -> None:
     reseal(data)
     with suppress(CorruptBatch):
         rows(data)
+
+
+@pytest.mark.parametrize("size", [HEADER_BYTES, 68, 300])
+def test_holes_have_no_rows_and_what_stands_behind_keeps_its_offsets(size: int) -> None:
+    first = log([encode_values([b"one", b"two"], 5)])
+    later = bytearray(encode_values([b"three"], 6))
+    place(memoryview(later), 0, len(first) + size, len(later), 1)
+    data = first + hole(len(first), size, "why") + later
+    found = [(row["offset"], row["value"]) for row in rows(data)]
+    end = len(data)
+    assert found == [(len(first) - 2, b"one"), (len(first) - 1, b"two"), (end - 1, b"three")]
