@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,19 @@ def test_what_is_too_large_is_refused(server: Server, ask: Ask) -> None:
     with socket.create_connection((host, int(port)), timeout=20) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nEndless: " + b"x" * 300_000)
         assert sock.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_answers_on_one_connection_do_not_wait_for_each_other(server: Server) -> None:
+    """With Nagle's algorithm each answer after the first would wait 40 ms for an acknowledgement."""
+    connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=20)
+    took_s = []
+    with contextlib.closing(connection):
+        for _ in range(10):
+            begun_s = time.perf_counter()
+            connection.request("GET", "/console.css")
+            connection.getresponse().read()
+            took_s.append(time.perf_counter() - begun_s)
+    assert min(took_s[1:]) < 0.035
 
 
 def test_an_open_page_does_not_delay_the_stop(make_appliance: Callable[..., Server]) -> None:
