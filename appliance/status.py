@@ -101,6 +101,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     served = state is not None
     state = state or {"state": "stopped", "pid": None} | NOTHING
     tables, offline, damaged = (state.pop(part, {}) for part in ("tables", "offline", "damaged"))
+    state.pop("pages", None)
     partitions = []
     catalog = Catalog.load(data_dir)
     for name, topic, partition in hosted(data_dir, catalog):

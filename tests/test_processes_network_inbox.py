@@ -48,7 +48,7 @@ class Client:
         """As a worker does: receive, take some of the whole frames, leave the others, settle."""
         inbox = self.inbox
         inbox.starved = False
-        assert inbox.receive(self.transport)
+        assert inbox.receive(self.transport) >= 0
         stalled = False
         if not inbox.starved:
             for number, (start, stop) in enumerate(inbox.frames(FRAME_BYTES_MAX, FRAME_BYTES_MAX)):

@@ -57,7 +57,7 @@ def fetch(*offsets: int, bytes_min: int = 1, wait_ms: int = 500) -> Fetch:
 
 
 def delayed(deadline_ms: int = 500, owner: Answers | None = None, request: Fetch | None = None) -> DelayedRequest:
-    pending = Pending(cast(Connection, SimpleNamespace(delayed=None)), request or fetch(0))
+    pending = Pending(cast(Connection, SimpleNamespace(delayed=None, read_ns=0)), request or fetch(0))
     return DelayedRequest(pending, deadline_ms, cast(Answers, owner))
 
 

@@ -10,6 +10,11 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def now_ns() -> int:
+    """Monotonic nanoseconds: for times that are measured."""
+    return time.monotonic_ns()
+
+
 def wall_ms() -> int:
     """Milliseconds since 1970: for stored timestamps."""
     return time.time_ns() // 1_000_000

@@ -25,7 +25,8 @@ before the sender died are still received: EOF comes after them.
 
 Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
 
-    worker → writer   ["handoff", token, protocol, acks, buffer bytes, received bytes] +fd
+    worker → writer   ["handoff", token, protocol, number of its kind of listener, acks,
+                       buffer bytes, received bytes] +fd
                       ["recall"]                          give all connections back
     writer → worker   ["received", token, bytes] ...      bytes received but not parsed, in order
                       ["unsent", token, bytes] ...        bytes of replies not sent yet, in order

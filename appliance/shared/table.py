@@ -16,10 +16,16 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     8  RECORDS         number of records up to the high watermark since the log began
     9  COUNTERS        7 cells for metrics: see COUNTER_NAMES
     16 WAITS           64 cells, one per network worker: the high watermark that it waits for, else 0
-    80 ROWS...         base offset of segment i at cell 80 + i % ROW_COUNT
+    80 FLUSH_TIMES     20 cells for metrics: buckets and sum of the times of flushes, see ``counters``
+    100 HANDED_OVER    9 times 26 cells for metrics: a row and bytes in and out for the produce requests of connections
+                       that were handed over, by the kind of their listener
+    334 PARTS          parts of produce requests that have arrived, for metrics
+    336 FETCHED        64 times 2 cells for metrics, one pair per network worker: bytes sent to consumers, and replies
+                       with any
+    464 ROWS...        base offset of segment i at cell 464 + i % ROW_COUNT
 
-The partition's writer stores cells 0 to 15 and ROWS.  Before its first writer runs, the opener does, and the supervisor
-waits for that.  Network worker w stores wait cell w.
+The partition's writer stores cells 0 to 15, 80 to 335 and ROWS.  Before its first writer runs, the opener does, and the
+supervisor waits for that.  Network worker w stores wait cell w and pair w of FETCHED.
 
 Publishing order.  The writer stores the row, then TAIL, then HIGH_WATERMARK.  It raises START, then HEAD, before a row
 is reused.  Readers load in the opposite order: HIGH_WATERMARK, TAIL, HEAD, the rows, then HEAD again.  So every byte
@@ -40,23 +46,26 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..errors import WriterGone
-
-MAGIC_V1: Final = 0x31_47_45_53_4C_50_50_41  # b"APPLSEG1", read little-endian
-MAGIC, EPOCH, HEAD, TAIL, HIGH_WATERMARK, START, LOG_END, STATE, RECORDS, COUNTERS, WAITS, ROWS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    9,
-    16,
-    80,
+from .counters import (
+    BUCKETS,
+    LISTENERS,
+    ROW_CELLS,
+    TIMES_CELLS,
+    ListenerCounters,
+    RequestCounts,
+    add_time,
+    read_row,
 )
-WORKERS_MAX: Final = ROWS - WAITS
+
+MAGIC_V2: Final = 0x32_47_45_53_4C_50_50_41  # b"APPLSEG2", read little-endian
+MAGIC, EPOCH, HEAD, TAIL, HIGH_WATERMARK, START, LOG_END, STATE, RECORDS, COUNTERS, WAITS = (*range(10), 16)
+FLUSH_TIMES, HANDED_OVER, PARTS, FETCHED, ROWS = 80, 100, 334, 336, 464
+WORKERS_MAX: Final = FLUSH_TIMES - WAITS
+HANDED_OVER_CELLS: Final = ROW_CELLS + 2
+"""A row, bytes in, bytes out."""
+assert FLUSH_TIMES + TIMES_CELLS <= HANDED_OVER
+assert HANDED_OVER + len(LISTENERS) * HANDED_OVER_CELLS <= PARTS
+assert FETCHED + 2 * WORKERS_MAX <= ROWS
 CELL_COUNT: Final = 2048
 ROW_COUNT: Final = CELL_COUNT - ROWS
 TABLE_BYTES: Final = CELL_COUNT * 8
@@ -77,6 +86,27 @@ class TableSnapshot(NamedTuple):
     bases: tuple[int, ...]
     start: int
     high_watermark: int
+
+
+class TableCounts(NamedTuple):
+    """Numbers of one partition for metrics.
+
+    ``state``: see :mod:`appliance.partition_states`; ``counters``: by COUNTER_NAMES; ``handed_over``: by listener, the
+    produce requests of connections that were handed over, with their bytes in and out.
+    """
+
+    start: int
+    high_watermark: int
+    log_end: int
+    state: int
+    records: int
+    counters: dict[str, int]
+    parts: int
+    flush_times: tuple[int, ...]
+    flush_ns: int
+    handed_over: dict[str, tuple[RequestCounts, int, int]]
+    fetched_bytes: int
+    fetched_parts: int
 
 
 class SegmentTable:
@@ -102,7 +132,7 @@ class SegmentTable:
         """
         cells = self._cells
         assert 0 < len(bases) < self._row_count and bases[0] <= start <= end
-        if cells[MAGIC] == MAGIC_V1 and cells[EPOCH] % 2 == 0 and self._continues(bases, start, end):
+        if cells[MAGIC] == MAGIC_V2 and cells[EPOCH] % 2 == 0 and self._continues(bases, start, end):
             self.publish_high_watermark(end, records)
             return
         epoch = cells[EPOCH] | 1
@@ -112,7 +142,7 @@ class SegmentTable:
         cells[HEAD], cells[TAIL] = 0, len(bases)
         cells[RECORDS], cells[START], cells[HIGH_WATERMARK] = records, start, end
         cells[EPOCH] = epoch + 1
-        cells[MAGIC] = MAGIC_V1
+        cells[MAGIC] = MAGIC_V2
 
     def _continues(self, bases: Sequence[int], start: int, end: int) -> bool:
         try:
@@ -170,7 +200,27 @@ class SegmentTable:
         """Whether a worker waits for any high watermark.  Call after ``doorbell.fence``."""
         return any(self._cells[WAITS : WAITS + workers])
 
+    def count_parts(self, parts: int) -> None:
+        """Count parts of produce requests that have arrived."""
+        self._cells[PARTS] += parts
+
+    def count_flush(self, elapsed_ns: int) -> None:
+        """Count a flush and its time."""
+        self._cells[COUNTERS + COUNT_FLUSHES] += 1
+        add_time(self._cells, FLUSH_TIMES, elapsed_ns)
+
+    def handed_over(self, listener: int) -> ListenerCounters:
+        """Counts the produce requests of connections of one kind of listener (an index into LISTENERS)."""
+        at = HANDED_OVER + listener * HANDED_OVER_CELLS
+        return ListenerCounters(self._cells, at, at + ROW_CELLS)
+
     # ---- a network worker's side
+
+    def count_fetched(self, worker: int, size: int) -> None:
+        """Count bytes that a reply takes to a consumer."""
+        at = FETCHED + 2 * worker
+        self._cells[at] += size
+        self._cells[at + 1] += 1
 
     def set_wait(self, worker: int, end: int) -> None:
         """Request a ring of the doorbell when the high watermark reaches ``end``; 0 cancels it."""
@@ -200,6 +250,29 @@ class SegmentTable:
 
     def counters(self) -> dict[str, int]:
         return {name: int(self._cells[COUNTERS + index]) for index, name in enumerate(COUNTER_NAMES)}
+
+    def counts(self) -> TableCounts:
+        """Copy the numbers for metrics; each is as it was at some instant."""
+        values = list(self._cells[:ROWS])
+        handed_over = {}
+        for number, name in enumerate(LISTENERS):
+            at = HANDED_OVER + number * HANDED_OVER_CELLS
+            if any(values[at : at + HANDED_OVER_CELLS]):
+                handed_over[name] = (read_row(values, at), values[at + ROW_CELLS], values[at + ROW_CELLS + 1])
+        return TableCounts(
+            start=values[START],
+            high_watermark=values[HIGH_WATERMARK],
+            log_end=values[LOG_END],
+            state=values[STATE],
+            records=values[RECORDS],
+            counters=dict(zip(COUNTER_NAMES, values[COUNTERS:], strict=False)),
+            parts=values[PARTS],
+            flush_times=tuple(values[FLUSH_TIMES : FLUSH_TIMES + BUCKETS]),
+            flush_ns=values[FLUSH_TIMES + BUCKETS],
+            handed_over=handed_over,
+            fetched_bytes=sum(values[FETCHED:ROWS:2]),
+            fetched_parts=sum(values[FETCHED + 1 : ROWS : 2]),
+        )
 
     def snapshot(self) -> TableSnapshot:
         """Take a consistent snapshot without stopping the writer.

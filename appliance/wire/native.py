@@ -66,6 +66,7 @@ from ..names import CLIENT_ID_CHARACTERS_MAX, PARTITION_MAX, TOPIC_CHARACTERS_MA
 from .bounds import FETCH_BYTES_MAX, PARTS_MAX_MAX, Limits
 from .frames import SIZE_BYTES
 from .requests import (
+    ADMIN_API,
     Fetch,
     FetchPart,
     FetchResult,
@@ -268,7 +269,7 @@ class NativeCodec:
             return Login(header.correlation, header.mechanism, header.message)
         if len(frame) > self._limits.forwarded_bytes_max:
             raise FrameTooLarge(len(frame), self._limits.forwarded_bytes_max)
-        return Forwarded(header.correlation)
+        return Forwarded(header.correlation, api=METADATA if kind is MetadataRequest else ADMIN_API)
 
     def _check_count(self, parts: list[Any]) -> None:
         if len(parts) > self._limits.parts_max:

@@ -18,6 +18,9 @@ MAX_TIMESTAMP = -3
 """Special values of :attr:`OffsetsPart.timestamp`; values >= 0 are milliseconds since 1970."""
 
 
+ADMIN_API: Final = 79
+"""Stands for the native admin verbs among Kafka's API keys, none of which is as high."""
+
 NONE_DENIED: Final[frozenset[int]] = frozenset()
 
 
@@ -70,10 +73,13 @@ class Produce:
     ``overlap``, here and below: requests of one connection with the same value may be in progress together.  Any other
     request starts when all before it have taken effect.  "" overlaps with nothing.
 
+    ``api``, here and below: Kafka's key of the API, also of the native request that does the same.
+
     ``denied``, here and below: the numbers of the parts that the client has no right to; the handler refuses them.
     """
 
     overlap: ClassVar[str] = "produce"
+    api: ClassVar[int] = 0
     context: Any
     acks: int
     timeout_ms: int
@@ -85,6 +91,7 @@ class Produce:
 @dataclass(slots=True)
 class Fetch:
     overlap: ClassVar[str] = ""
+    api: ClassVar[int] = 1
     context: Any
     wait_ms_max: int
     bytes_min: int
@@ -103,6 +110,7 @@ class Offsets:
     """``counted``: the answers include the number of records before each offset."""
 
     overlap: ClassVar[str] = ""
+    api: ClassVar[int] = 2
     context: Any
     parts: list[OffsetsPart]
     counted: bool = True
@@ -115,6 +123,7 @@ class Forwarded:
 
     context: Any
     overlap: str = ""
+    api: int = ADMIN_API
 
 
 @dataclass(slots=True)
@@ -122,6 +131,7 @@ class Login:
     """A message of a login: the choice of a mechanism, a message of its exchange, or both (None: not in this one)."""
 
     overlap: ClassVar[str] = ""
+    api: ClassVar[int] = 36
     context: Any
     mechanism: str | None
     message: bytes | None
@@ -135,6 +145,7 @@ class Local:
     """
 
     overlap: ClassVar[str] = ""
+    api: ClassVar[int] = 18
     reply: bytes
     close: bool = False
     free: bool = False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...addresses import Listener
 from ...security.principals import Origin
+from ...shared.counters import ListenerCounters
 from ...wire.requests import Codec, FileRange, Request
 from ...wire.transport import Transport
 from .client_session import ClientSession
@@ -53,14 +54,18 @@ class HandoffCount:
 
 
 class Pending:
-    """A request that waits for its reply, or ``count`` joined requests.  ``reply`` is None until it is ready."""
+    """A request that waits for its reply, or ``count`` joined requests.  ``reply`` is None until it is ready.
 
-    __slots__ = ("connection", "count", "missing", "reply", "request", "results")
+    ``since_ns``: when its connection was last read.
+    """
+
+    __slots__ = ("connection", "count", "missing", "reply", "request", "results", "since_ns")
 
     def __init__(self, connection: Connection, request: Request, count: int = 1) -> None:
         self.connection = connection
         self.request = request
         self.count = count
+        self.since_ns = connection.read_ns
         self.results: list[Any] = []
         self.missing = 0
         self.reply: list[bytes | FileRange] | None = None
@@ -75,6 +80,7 @@ class Connection:
         "close_when_sent",
         "closed",
         "codec",
+        "counters",
         "delayed",
         "events",
         "hand_over_to",
@@ -85,6 +91,7 @@ class Connection:
         "out_bytes",
         "overlap",
         "peer",
+        "read_ns",
         "requests",
         "session",
         "sock",
@@ -110,6 +117,8 @@ class Connection:
         self.listener, self.peer, self.codec = listener, peer, codec
         self.inbox = inbox
         self.session = session
+        self.counters: ListenerCounters
+        """Counts for its listener; set when it is added."""
         self.requests: deque[Pending] = deque()
         self.unanswered = 0
         self.started = 0
@@ -126,7 +135,7 @@ class Connection:
         self.out_bytes = 0
         self.events = 0
         """The events that epoll watches the socket for."""
-        self.active_ms = 0
+        self.active_ms = self.read_ns = 0
         self.closed = False
         self.close_when_sent = False
         """No request starts any more."""
@@ -187,8 +196,8 @@ class Connection:
         self.requests = deque(requests)
         self.unanswered = sum(one.count for one in self.requests)
 
-    def send(self) -> bool:
-        """Send as much as the socket takes; False when it takes nothing.
+    def send(self) -> int:
+        """Send as much as the socket takes; return the number of bytes.
 
         Raises:
             OSError: the connection is gone.
@@ -204,7 +213,7 @@ class Connection:
                     self._send_file(piece)
         except BlockingIOError:
             pass
-        return self.out_bytes < before
+        return before - self.out_bytes
 
     def _send_bytes(self) -> None:
         out = self.out

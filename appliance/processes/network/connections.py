@@ -21,6 +21,7 @@ from typing import Any, Final
 from ...config import Network
 from ...errors import ProtocolFault, TlsOnPlain
 from ...security.audit_log import Audit, Reason
+from ...shared.counters import Counters
 from ...wire.requests import FileRange, Local, Login, Produce, Request, decode_frames
 from .connection_state import Connection, Pending
 from .inbox import Buffers
@@ -49,8 +50,11 @@ class Connections:
 
     throttle: Callable[[Pending, list[bytes | FileRange]], list[bytes | FileRange]]
 
-    def __init__(self, turn: Turn, epoll: select.epoll, buffers: Buffers, limits: Network) -> None:
+    def __init__(
+        self, turn: Turn, epoll: select.epoll, buffers: Buffers, limits: Network, counters: Counters | None = None
+    ) -> None:
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
+        self._counters = counters or Counters()
         self.by_fd: dict[int, Connection] = {}
         self.touched: dict[Connection, None] = {}
         """Connections that may have something to send, or to start, at the end of this turn."""
@@ -80,7 +84,8 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         """Add a new connection."""
-        connection.active_ms = self._turn.now_ms
+        connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
+        connection.counters = self._counters.of(connection.listener)
         connection.events = select.EPOLLIN
         fd = connection.sock.fileno()
         self.by_fd[fd] = connection
@@ -97,12 +102,14 @@ class Connections:
     def read(self, connection: Connection, first: bool = False) -> None:
         """Receive, and start whole requests; ``first``: no other connection has waited longer for the arena."""
         inbox = connection.inbox
-        connection.active_ms = self._turn.now_ms
+        connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
         inbox.starved = bool(self.starved) and not first and not inbox
         if not inbox.starved:
-            if not inbox.receive(connection.transport):
+            received = inbox.receive(connection.transport)
+            if received < 0:
                 self._end(connection)
                 return
+            connection.counters.received(received)
             if not self._take_frames(connection):
                 return
         if inbox.starved:
@@ -226,6 +233,7 @@ class Connections:
         connection = pending.connection
         pending.reply = reply if connection.session.meter is None else self.throttle(pending, reply)
         connection.started -= 1
+        connection.counters.answered(pending.request.api, pending.count, pending.since_ns)
         self.touched[connection] = None
 
     def advance_touched(self) -> None:
@@ -239,8 +247,10 @@ class Connections:
             return
         connection.collect()
         try:
-            if connection.send():
+            sent = connection.send()
+            if sent:
                 connection.active_ms = self._turn.now_ms
+                connection.counters.sent(sent)
         except OSError:
             self.close(connection)
             return

@@ -56,7 +56,7 @@ class Fetching:
             if self._delay(delayed, request, partitions, results):
                 return True
             results, size = plan.fetch(request, partitions)
-        self._reply(pending, request, results)
+        self._reply(pending, request, partitions, results, size)
         return True
 
     def _delay(
@@ -71,7 +71,17 @@ class Fetching:
         high_watermarks = [result.high_watermark for result in results]
         return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, high_watermarks))
 
-    def _reply(self, pending: Pending, request: Fetch, results: list[FetchResult]) -> None:
+    def _reply(
+        self,
+        pending: Pending,
+        request: Fetch,
+        partitions: Sequence[Partition | None],
+        results: list[FetchResult],
+        size: int,
+    ) -> None:
+        """Answer; ``size``: bytes of the results together, -1 when one of them is an error."""
+        if size:
+            self._count(pending, partitions, results)
         self._connections.answer(pending, pending.connection.codec.encode_fetch(request, results))
 
     def retry(self, delayed: DelayedRequest) -> None:
@@ -85,14 +95,24 @@ class Fetching:
             if self._delay(delayed, request, partitions, results):
                 return
             results, size = plan.fetch(request, partitions)
-        self._reply(delayed.pending, request, results)
+        self._reply(delayed.pending, request, partitions, results, size)
 
     def answer(self, delayed: DelayedRequest) -> None:
         """Answer with the bytes that can be read now."""
         request = delayed.pending.request
         assert isinstance(request, Fetch)
         self._wait_lists.remove(delayed)
-        self._reply(delayed.pending, request, plan.fetch(request, self._partitions.of(request))[0])
+        partitions = self._partitions.of(request)
+        self._reply(delayed.pending, request, partitions, *plan.fetch(request, partitions))
+
+    def _count(self, pending: Pending, partitions: Sequence[Partition | None], results: Sequence[FetchResult]) -> None:
+        """Count what a reply has, by partition."""
+        number = self._partitions.number
+        for partition, result in zip(partitions, results, strict=True):
+            if result.error:
+                pending.connection.counters.failed(Fetch.api)
+            elif result.size and partition is not None:
+                partition.table.count_fetched(number, result.size)
 
 
 def awaited_by(request: Fetch, wait_lists: Sequence[WaitList], high_watermarks: Sequence[int]) -> list[Awaited]:

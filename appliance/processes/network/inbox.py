@@ -96,29 +96,29 @@ class Inbox:
         """The number of bytes that are not parsed yet."""
         return self._filled - self._parsed
 
-    def receive(self, transport: Transport) -> bool:
-        """Read once; False at the end of the stream.  With ``starved`` set nothing was read."""
+    def receive(self, transport: Transport) -> int:
+        """Read once; return the number of bytes, -1 at the end of the stream.  With ``starved`` set it is 0."""
         private = self._private
         if private is not None:
             if self._filled == len(private):
-                return True  # whole, or without room: see frames()
+                return 0  # whole, or without room: see frames()
             target = memoryview(private)[self._filled :]
         else:
             extent = self.extent or self._allocate()
             if extent is None:
                 self.starved = True
-                return True
+                return 0
             if self._filled == extent.stop:
-                return True  # whole frames that wait
+                return 0  # whole frames that wait
             target = self._buffers.memory[self._filled : extent.stop]
         try:
             count = transport.receive_into(target)
         except BlockingIOError:
-            return True
+            return 0
         except OSError:
-            return False
+            return -1
         self._filled += count
-        return count > 0
+        return count or -1
 
     def _allocate(self) -> Extent | None:
         buffers = self._buffers

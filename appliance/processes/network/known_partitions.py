@@ -50,7 +50,7 @@ class KnownPartitions:
     """
 
     def __init__(self, data_dir: Path, number: int, arena_bytes: int, epoll: select.epoll) -> None:
-        self._data_dir, self._number, self._epoll = data_dir, number, epoll
+        self._data_dir, self.number, self._epoll = data_dir, number, epoll
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
         self.files = FileCache(OPEN_FILES_MAX)
@@ -69,7 +69,7 @@ class KnownPartitions:
             OSError: the machine has no memory or descriptor for it now.
         """
         table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
-        table.set_wait(self._number, 0)  # a killed worker may have left its cell set
+        table.set_wait(self.number, 0)  # a killed worker may have left its cell set
         name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
         self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)

@@ -57,6 +57,11 @@ class Metering:
         """Whether there is anything to do: quotas, or connections that are muted."""
         return bool(self._quotas) or bool(self._muted)
 
+    @property
+    def muted(self) -> int:
+        """How many connections are muted."""
+        return len(self._muted)
+
     def take_quotas(self, quotas: Iterable[Quota]) -> None:
         """Take new quotas.  Muted connections stay so for as long as they were told."""
         self._quotas = Quotas(quotas)

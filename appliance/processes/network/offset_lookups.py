@@ -105,6 +105,8 @@ class OffsetLookups:
                 continue
             self._bytes_left -= lookup.look(self._bytes_left)
             if lookup.done:
+                if errors := sum(bool(result.error) for result in lookup.results):
+                    connection.counters.failed(Offsets.api, errors)
                 self._connections.answer(pending, [connection.codec.encode_offsets(lookup.request, lookup.results)])
             else:
                 self._queue.append((pending, lookup))

@@ -56,6 +56,11 @@ class Producing:
         self._waiting: set[Partition] = set()
         """The partitions whose append requests wait for a writer."""
 
+    @property
+    def waiting(self) -> int:
+        """How many partitions have append requests that wait for a writer."""
+        return len(self._waiting)
+
     # ---- requests
 
     def start(self, connection: Connection, request: Produce, start: int, frame: memoryview) -> bool:
@@ -82,6 +87,7 @@ class Producing:
             connection.begin(pending)
         else:
             connection.started += len(parts)
+            connection.counters.unanswered(Produce.api, request.count)
             connection.overlap = request.overlap
         extent = connection.inbox.extent
         assert extent is not None
@@ -189,6 +195,8 @@ class Producing:
         connection, pending, index = target
         if connection.closed:
             return
+        if result.error:
+            connection.counters.failed(Produce.api)
         if pending is None:
             connection.started -= 1
             if result.error:  # acks=0 has no reply: closing is the only way to report an error

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from ...security.audit_log import Audit
-from ..clock import now_ms
+from ..clock import now_ns
 
 COMPLAINTS_MAX: Final = 20
 """Lines about peers in the log per second: garbage at full speed must not fill the host's disk."""
@@ -15,15 +15,20 @@ logger = logging.getLogger(__name__)
 
 
 class Turn:
-    """The present turn of the loop.  The worker sets ``now_ms`` when a turn begins, and ``stopping`` once."""
+    """The present turn of the loop; it began at ``now_ns`` and ``now_ms``.  The worker sets ``stopping`` once."""
 
-    __slots__ = ("_complaints", "_complaints_ms", "audit", "now_ms", "stopping")
+    __slots__ = ("_complaints", "_complaints_ms", "audit", "now_ms", "now_ns", "stopping")
 
     def __init__(self) -> None:
-        self.now_ms = now_ms()
+        self.begin()
         self.audit = Audit(lambda: self.now_ms)
         self.stopping = False
         self._complaints = self._complaints_ms = 0
+
+    def begin(self) -> None:
+        """Begin a turn."""
+        self.now_ns = now_ns()
+        self.now_ms = self.now_ns // 1_000_000
 
     def complain(self, text: str, *arguments: str) -> None:
         """Log a line about a peer, at most COMPLAINTS_MAX per second; the others are counted."""

@@ -133,6 +133,11 @@ class WaitLists:
         self.unfinished = False
         """The last turn has left requests whose high watermark has come."""
 
+    @property
+    def waiting(self) -> int:
+        """How many requests have a deadline; some of them may have been answered since."""
+        return len(self._deadlines) - self._stale
+
     def delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
         """Let a request wait at all these partitions; False when a high watermark has come meanwhile.
 

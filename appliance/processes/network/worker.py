@@ -41,6 +41,7 @@ from ...security.configuration import Tls
 from ...security.local_users import user_of
 from ...security.principals import ANONYMOUS, principal_of
 from ...shared import memory
+from ...shared.counters import Counters
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
@@ -94,6 +95,8 @@ class WorkerArguments(NamedTuple):
     listeners: list[tuple[Listener, socket.socket]]
     doorbell: Doorbell
     tls: TlsFiles | None
+    page_name: str = ""
+    """Of its counters; "": nobody reads them."""
     heart: Heart = alone()
 
 
@@ -122,7 +125,9 @@ class NetworkWorker:
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
         self._tls = arguments.tls
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
-        self._connections = connections = Connections(turn, epoll, buffers, limits)
+        page = arguments.page_name
+        self._counters = Counters(memoryview(memory.attach(page)).cast("Q") if page else None)
+        self._connections = connections = Connections(turn, epoll, buffers, limits, self._counters)
         self._handing_over = HandingOver(turn, connections, buffers, limits.handoff_bytes_max)
         self._producing = Producing(turn, connections, partitions, self._handing_over, buffers, self._request_writer)
         self._fetching = Fetching(turn, connections, partitions, wait_lists)
@@ -213,7 +218,7 @@ class NetworkWorker:
     def _begin_turn(self) -> None:
         """Continue the work that earlier turns have left."""
         self._heart.beat()
-        self._turn.now_ms = now_ms()
+        self._turn.begin()
         if self._accepting.resume_ms:
             self._accepting.resume()
         self._lookups.begin_turn()
@@ -382,9 +387,21 @@ class NetworkWorker:
         if limits != self._limits:
             self._limits = limits
             self._control.send(["limits", limits])
+        self._show_gauges()
         if refusals := self._turn.audit.take_counts():
             self._control.send(["refusals", refusals])
         stats = (count, self._accepting.refused)
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+
+    def _show_gauges(self) -> None:
+        connections, buffers = self._connections, self._buffers
+        self._counters.set_gauges(
+            (
+                *(len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd)),
+                *(self._metering.muted, len(connections.starved), self._wait_lists.waiting),
+                *(self._producing.waiting, buffers.arena.used_bytes, buffers.arena.size_bytes),
+                *(buffers.private_bytes, self._accepting.refused),
+            )
+        )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...addresses import Listener
 from ...shared.arena import Extent
+from ...shared.counters import listener_number
 from ...wire.requests import Codec
 from .. import handoff
 from ..answers import Answer
@@ -249,7 +250,9 @@ class WriterLink:
         self._token += 1
         received = connection.inbox.copy()
         acks = connection.handoff_count.acks
-        message = ("handoff", self._token, connection.listener.protocol, acks, buffer_bytes, received)
+        listener = connection.listener
+        kind = listener_number(listener)
+        message = ("handoff", self._token, listener.protocol, kind, acks, buffer_bytes, received)
         self._send(message, (connection.sock.fileno(),))
         self._handed_over[self._token] = HandedOver(
             connection.listener, connection.peer, connection.codec, connection.session, buffer_bytes

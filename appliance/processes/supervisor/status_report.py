@@ -76,6 +76,7 @@ class StatusReport:
             "insecure": self.insecure,
             "zookeeper": self._coordinator.zookeeper,
             "processes": self._processes(),
+            "pages": self._workers.pages,
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
             "damaged": {f"{topic}-{number}": row.damaged for (topic, number), row in rows if row.damaged},

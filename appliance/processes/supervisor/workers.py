@@ -11,6 +11,7 @@ from typing import Any
 from ...addresses import Listener
 from ...config import Config
 from ...shared import memory
+from ...shared.counters import PAGE_BYTES
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart
 from ...shared.table import WORKERS_MAX
@@ -43,6 +44,7 @@ class Workers:
         self._by_index: dict[int, Child] = {}
         self._arenas: dict[int, str] = {}
         self._unused_arenas: set[int] = set()
+        self._pages: dict[int, str] = {}
         self._stats: dict[int, dict[str, int]] = {}
         self._limits: dict[int, list[dict[str, Any]]] = {}
         self._listeners: list[tuple[Listener, socket.socket]] = []
@@ -96,6 +98,7 @@ class Workers:
             self._listeners,
             self.doorbells[index],
             self._tls,
+            self._pages[index],
         )
         pid = self._pid
 
@@ -112,7 +115,13 @@ class Workers:
         self._on_started(index)
 
     def _make_arena(self, index: int) -> None:
-        """Create a worker's arena; first unlink the old one, whose pages are free once no writer maps it."""
+        """Create a worker's arena, and once the page of its counters.
+
+        An old arena is unlinked first: its pages are free once no writer maps it.
+        """
+        if index not in self._pages:
+            self._pages[index], page = memory.create(self._instance, f"counters{index}", PAGE_BYTES)
+            page.close()
         if index in self._arenas:
             memory.unlink(self._arenas.pop(index))
         self._arenas[index], mapped = memory.create(self._instance, f"arena{index}", self._config.network.arena_bytes)
@@ -143,6 +152,11 @@ class Workers:
     def arena(self, index: int) -> str:
         """The name of a worker's arena."""
         return self._arenas[index]
+
+    @property
+    def pages(self) -> dict[str, str]:
+        """The names of the pages of counters, by process."""
+        return {f"network {index}": name for index, name in self._pages.items()}
 
     def index_of(self, arena: str) -> int | None:
         """The worker that has this arena; None when it is an earlier worker's."""

@@ -35,11 +35,12 @@ class Appender:
         group: list[tuple[memoryview, BatchInfo]] = []
         self._group = group
         ready: list[ReadyAnswer] = []
-        refused = 0
+        refused = parts = 0
         position = self._log.end_offset
         self._append_ms = wall_ms() if self._log.settings.message_timestamp_type == "LogAppendTime" else -1
         for source, (token, acks, positions) in arrived:
             arena = source.arena
+            parts += len(positions) // 2
             results: list[int] = []
             messages: dict[int, str] = {}
             for index in range(0, len(positions), 2):
@@ -52,6 +53,7 @@ class Appender:
                     if len(messages) < TEXTS_MAX:
                         messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
             ready.append(ReadyAnswer(source, acks, token, Answer(results, messages, self._append_ms)))
+        self._table.count_parts(parts)
         if refused:
             self._table.count(COUNT_REFUSED, refused)
         return ready

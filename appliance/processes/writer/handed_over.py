@@ -24,11 +24,13 @@ from typing import Any, Final, NamedTuple
 from ...config import Config, Network
 from ...errors import ProtocolFault
 from ...names import TopicPartition
+from ...shared.counters import ListenerCounters
 from ...shared.table import SegmentTable
 from ...wire.frames import SIZE_BYTES, split
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
+from ..clock import now_ns
 from ..handoff import pieces
 from .worker_link import AppendRequest, Link, Source
 
@@ -73,8 +75,8 @@ class HandedOverConnections:
         return bool(self._by_fd)
 
     def accept(self, link: Link, terms: Sequence[Any], fds: Sequence[int], now_ms: int) -> None:
-        """Take a connection over; ``terms``: token, protocol, acks, buffer bytes, received bytes, from the message."""
-        token, protocol, acks, buffer_bytes, received = terms
+        """Take a connection over; ``terms``: what is in the message behind its first word."""
+        token, protocol, listener, acks, buffer_bytes, received = terms
         if not fds:
             with self.lock:
                 link.send(("gone", token))
@@ -84,7 +86,9 @@ class HandedOverConnections:
         codec = codec_of(protocol, self._config, greeted=True)
         buffer = bytearray(max(buffer_bytes, len(received)))
         buffer[: len(received)] = received
-        handed = HandedOver(self._common, link, token, socket.socket(fileno=fds[0]), codec, acks, buffer, len(received))
+        counters = self._common.table.handed_over(listener)
+        sock = socket.socket(fileno=fds[0])
+        handed = HandedOver(self._common, link, token, sock, codec, counters, acks, buffer, len(received))
         self._by_fd[fds[0]] = handed
         with self.lock:
             handed.watch()
@@ -149,6 +153,7 @@ class HandedOver:
         "_answered",
         "_codec",
         "_common",
+        "_counters",
         "_filled",
         "_parsed",
         "_sock",
@@ -169,6 +174,7 @@ class HandedOver:
         token: int,
         sock: socket.socket,
         codec: Codec,
+        counters: ListenerCounters,
         acks: int,
         buffer: bytearray,
         filled: int,
@@ -178,6 +184,7 @@ class HandedOver:
         self.turns = TURNS_TO_KEEP  # the first check comes before it has had CHECK_MS
         self.watched = self.leaving = False
         self._common, self._token, self._sock, self._codec, self._acks = common, token, sock, codec, acks
+        self._counters = counters
         self._parsed, self._filled = 0, filled
         self._taken = 0  # stored by the loop alone
         self._answered = 0  # stored with the lock held
@@ -197,7 +204,8 @@ class HandedOver:
         """Read once.
 
         Returns:
-            Append requests, each with its produce request as token; False at EOF, or when another request has come.
+            Append requests, whose token is the produce request and when it came; False at EOF, or when another request
+            has come.
         """
         if not self._make_room():
             return [], False
@@ -209,6 +217,8 @@ class HandedOver:
             count = 0
         self._filled += count
         more = count > 0
+        since_ns = now_ns()
+        self._counters.received(count)
         appends: list[AppendRequest] = []
         frames: list[tuple[int, int]] = []
         taken = 0
@@ -218,7 +228,7 @@ class HandedOver:
                 if not self._is_usual(request):
                     break
                 assert isinstance(request, Produce)
-                appends.append((request, self._acks, _positions(request, start)))
+                appends.append(((request, since_ns), self._acks, _positions(request, start)))
                 taken += request.count
         except ProtocolFault:
             more = False  # the worker parses it again, and closes the connection
@@ -257,8 +267,11 @@ class HandedOver:
     def answer(self, answers: Sequence[tuple[Any, Answer]]) -> None:
         log_start = self._common.table.start
         replies = []
-        for request, answer in answers:
+        for (request, since_ns), answer in answers:
             self._answered += request.count
+            self._counters.answered(Produce.api, request.count, since_ns)
+            if answer.texts:
+                self._counters.failed(Produce.api, sum(map(bool, answer.numbers[::3])))
             replies.append(self._codec.encode_produce(request, list(answer.results(log_start))))
         self._send(b"".join(replies))
         if self.may_move:
@@ -272,6 +285,7 @@ class HandedOver:
         if not self._unsent:
             try:
                 sent = self._sock.send(data)
+                self._counters.sent(sent)
             except BlockingIOError:
                 pass
             except OSError:  # the worker gets the same error

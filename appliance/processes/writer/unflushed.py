@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from ...log import FlushTicket, Log
 from ...shared.doorbell import Doorbell, fence
-from ...shared.table import COUNT_FLUSHES, SegmentTable
-from ..clock import now_ms
+from ...shared.table import SegmentTable
+from ..clock import now_ms, now_ns
 from .flusher import Flusher
 from .producers import Producers
 from .worker_link import ReadyAnswer, send_answers
@@ -25,15 +25,20 @@ FLUSH_DELAY_MS: Final = 20
 """Maximum delay of a flush that no one waits for.  Waiting lets one flush cover more batches."""
 
 
-class _Job(NamedTuple):
+class _Job:
     """A job of the flusher: a ticket of the log, and how many records the log has up to the ticket's end."""
 
-    ticket: FlushTicket
-    records: int
+    __slots__ = ("elapsed_ns", "records", "ticket")
+
+    def __init__(self, ticket: FlushTicket, records: int) -> None:
+        self.ticket, self.records = ticket, records
+        self.elapsed_ns = 0
 
     def sync(self) -> None:
         """Raises StorageFault: the flush has failed, and is never retried."""
+        started_ns = now_ns()
         self.ticket.sync()
+        self.elapsed_ns = now_ns() - started_ns
 
 
 class Unflushed:
@@ -161,7 +166,7 @@ class Unflushed:
     def _flushed(self, job: _Job, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
         """In the flusher's thread: publish and acknowledge everything below the ticket's end."""
         self._log.flush_done(job.ticket)
-        self._table.count(COUNT_FLUSHES, 1)
+        self._table.count_flush(job.elapsed_ns)
         if job.ticket.end > self._log.high_watermark:
             self._publish(job.ticket.end, job.records)
         send_answers(waiting)

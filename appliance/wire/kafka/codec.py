@@ -91,7 +91,7 @@ class KafkaCodec:
         if key in APIS and key != API_VERSIONS:
             if len(frame) > self._forwarded_bytes_max:
                 raise FrameTooLarge(len(frame), self._forwarded_bytes_max)
-            return Forwarded((key, version), COMMITS if key == OFFSET_COMMIT else "")
+            return Forwarded((key, version), COMMITS if key == OFFSET_COMMIT else "", key)
         if key == API_VERSIONS:
             reply = _API_VERSIONS.get(version, _API_VERSIONS_UNKNOWN)
         else:
