@@ -6,12 +6,15 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
 
     {"state": "serving",                          from the supervisor; "stopped" when nothing runs
      "data": "/var/lib/appliance", "pid": 4711,   pid null when stopped
+     "version": "0.1.0", "started": 1763800000.0, seconds since 1970; both null when stopped
      "listeners": {"native": "127.0.0.1:9091", "kafka": "127.0.0.1:9092,SASL_SSL://10.0.0.1:9093",
                    "local": "unix:/var/lib/appliance/native.sock"},
      "insecure": ["kafka 10.0.0.1:9092"],         open to other hosts without TLS and authentication
      "zookeeper": {"connect": "…", "state": "connected"},
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
+     "restarts": {"network": 1}, "hangs": {"writer": 1},      by role; hangs: those that were killed because they hung
+     "disk": {"bytes_max", "free_bytes_min"},     of the configuration
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
@@ -43,11 +46,16 @@ LOCK_FILE = "lock"
 NOTHING: dict[str, Any] = {
     "listeners": {},
     "insecure": [],
+    "disk": {},
+    "restarts": {},
+    "hangs": {},
     "zookeeper": {},
     "processes": [],
     "refused": [],
     "limits": [],
     "refusals": {},
+    "version": None,
+    "started": None,
 }
 """The default parts of a state, for a directory that is not served."""
 
@@ -69,7 +77,7 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
         state = {}
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not written yet
         state = {"pid": pid, "state": "starting"}
-    return NOTHING | {"tables": {}, "offline": {}} | state
+    return NOTHING | {"tables": {}, "pages": {}, "offline": {}} | state
 
 
 def holder(data_dir: Path) -> int:

@@ -112,10 +112,15 @@ def test_sd_notify_is_spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         server = Server(tmp_path / "data")
         with server:
             assert server.process is not None
-            assert b"STATUS=serving" in hear(manager, b"READY=1")
+            hear(manager, b"STATUS=serving 0 partitions")
+            hear(manager, b"READY=1")
             hear(manager, b"WATCHDOG=1")
+            with Peer(server.native) as peer:
+                peer.create("t", partitions=2)
+            hear(manager, b"STATUS=serving 2 partitions")
             server.process.terminate()
             hear(manager, b"STOPPING=1")
+            hear(manager, b"STATUS=stopping")
 
 
 def hear(manager: socket.socket, start: bytes) -> bytes:

@@ -18,6 +18,7 @@ from appliance.processes.answers import Answer
 from appliance.processes.control import Channel
 from appliance.processes.writer.handed_over import CHECK_MS, TURNS_TO_KEEP, HandedOverConnections
 from appliance.processes.writer.worker_link import AppendRequest, Link, Source
+from appliance.shared.counters import LISTENERS
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 from appliance.wire.frames import split
@@ -45,7 +46,7 @@ class Desk:
         self.client.setblocking(False)
         self.server.setblocking(False)
         self.fd = os.dup(self.server.fileno())
-        terms = (TOKEN, "native", acks, BUFFER_BYTES, already)
+        terms = (TOKEN, "native", LISTENERS.index("native"), acks, BUFFER_BYTES, already)
         self.handoffs.accept(self.link, terms, [self.fd], now_ms=0)
 
     def _wake(self) -> None:
@@ -61,7 +62,7 @@ class Desk:
     def answer(self, taken: list[tuple[Source, AppendRequest]]) -> None:
         with self.handoffs.lock:
             for source, (token, _, _) in taken:
-                source.answer([(token, Answer([0, 1, 2] * token.count, {}, -1))])
+                source.answer([(token, Answer([0, 1, 2] * token[0].count, {}, -1))])
 
     def batches(self, taken: list[tuple[Source, AppendRequest]]) -> list[bytes]:
         return [

@@ -28,7 +28,7 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"records", "retention"},
     {"wire"},
     {"shared", "log"},
-    {"broker", "zookeeper", "groups", "status"},
+    {"broker", "zookeeper", "groups", "status", "health"},
     {"kafka_apis", "data_directory"},
     {"processes", "client"},
     {"console", "metrics", "spark"},

@@ -16,6 +16,7 @@ from appliance.wire import native
 from appliance.wire.bounds import FETCH_BYTES_MAX, Limits
 from appliance.wire.frames import split
 from appliance.wire.requests import (
+    ADMIN_API,
     Fetch,
     FetchPart,
     FetchResult,
@@ -116,7 +117,8 @@ def test_offsets(c: int, parts: list[tuple[str, int, int, int]]) -> None:
 
 @pytest.mark.parametrize("header", [[native.METADATA, 5, None], [native.ADMIN, 5, "status", {}]])
 def test_the_rest_is_for_the_coordinator(header: list[Any]) -> None:
-    assert greeted().decode(body(header)) == Forwarded(5)
+    api = native.METADATA if header[0] == native.METADATA else ADMIN_API
+    assert greeted().decode(body(header)) == Forwarded(5, api=api)
 
 
 def test_replies() -> None:

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ..health import findings
+from ..partition_states import STATE_NAMES
+from ..processes.clock import now_ms
 from ..processes.supervisor.side_processes import SideArguments
+from .disk_forecast import SAMPLE_S, DiskForecast
+from .exposition import CONTENT_TYPE, Snapshot, expose
+from .lag_watch import LagWatch
+from .readings import Reader, Readings
 
 CONNECTIONS_MAX: Final = 16
 TIMEOUT_S: Final = 10
@@ -34,18 +42,64 @@ def text(status: int, lines: str) -> Page:
     return Page(status, "text/plain; charset=utf-8", lines.encode())
 
 
+class Pages:
+    """Makes the pages, for any thread."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.lag_watch = LagWatch(data_dir)
+        self._reader = Reader(data_dir)
+        self._forecast = DiskForecast()
+        self._lock = threading.Lock()
+        self._noted_ms = now_ms() - SAMPLE_S * 1000
+
+    def _read(self) -> Readings:
+        with self._lock:
+            readings = self._reader.read()
+            self._forecast.note(readings.at_s, readings.room)
+        return readings
+
+    def note_disk(self) -> None:
+        """Take a sample for the forecast, once a minute."""
+        if now_ms() - self._noted_ms >= SAMPLE_S * 1000:
+            self._noted_ms = now_ms()
+            self._read()
+
+    def metrics(self) -> Page:
+        readings, lags = self._read(), self.lag_watch.lags
+        age_s = (now_ms() - lags.measured_ms) / 1000 if lags else 0.0
+        until_full_s = self._forecast.seconds_until_full(readings.at_s, readings.room)
+        return Page(200, CONTENT_TYPE, expose(Snapshot(readings, lags, age_s, until_full_s)))
+
+    def live(self) -> Page:
+        """Live: the supervisor runs, since this process does."""
+        return text(200, "live\n")
+
+    def ready(self) -> Page:
+        """Ready: clients are served; what is wrong all the same is in the body."""
+        readings = self._read()
+        states = {f"{key.topic}-{key.partition}": STATE_NAMES[row.state] for key, row in readings.partitions.items()}
+        found = findings(readings.state, states)
+        ready = not any(one.stops_all for one in found)
+        return text(
+            200 if ready else 503,
+            "".join(f"{line}\n" for line in ("ready" * ready, *(one.text for one in found)) if line),
+        )
+
+
 class MetricsServer(ThreadingHTTPServer):
-    """Answers GET and HEAD of ``pages``; :meth:`serve` turns at least every TURN_S."""
+    """Answers GET and HEAD of ``pages``; :meth:`serve` turns at least every TURN_S, and calls ``on_turn`` then."""
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, arguments: SideArguments, pages: dict[str, Callable[[], Page]]) -> None:
+    def __init__(
+        self, arguments: SideArguments, pages: Mapping[str, Callable[[], Page]], on_turn: Callable[[], None]
+    ) -> None:
         super().__init__(arguments.sock.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = arguments.sock
         self.pages = pages
-        self._arguments = arguments
+        self._arguments, self._on_turn = arguments, on_turn
         self._room = threading.Semaphore(CONNECTIONS_MAX)
         self._stopping = False
 
@@ -72,6 +126,7 @@ class MetricsServer(ThreadingHTTPServer):
             heart.beat()
             for message, _ in channel.receive():
                 self._stopping = self._stopping or message == ["stop"]
+            self._on_turn()
             self.handle_request()
 
 
@@ -101,4 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve(arguments: SideArguments) -> None:
     """Run the side process ``metrics``."""
-    MetricsServer(arguments, {"/live": lambda: text(200, "live\n")}).serve()
+    pages = Pages(arguments.data_dir)
+    pages.lag_watch.start()
+    routes = {"/metrics": pages.metrics, "/live": pages.live, "/ready": pages.ready}
+    MetricsServer(arguments, routes, pages.note_disk).serve()

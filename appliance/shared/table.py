@@ -91,10 +91,12 @@ class TableSnapshot(NamedTuple):
 class TableCounts(NamedTuple):
     """Numbers of one partition for metrics.
 
-    ``state``: see :mod:`appliance.partition_states`; ``counters``: by COUNTER_NAMES; ``handed_over``: by listener, the
-    produce requests of connections that were handed over, with their bytes in and out.
+    ``base``: of the oldest segment; ``state``: see :mod:`appliance.partition_states`; ``counters``: by COUNTER_NAMES;
+    ``handed_over``: by listener, the produce requests of connections that were handed over, with their bytes in and
+    out.
     """
 
+    base: int
     start: int
     high_watermark: int
     log_end: int
@@ -260,6 +262,7 @@ class SegmentTable:
             if any(values[at : at + HANDED_OVER_CELLS]):
                 handed_over[name] = (read_row(values, at), values[at + ROW_CELLS], values[at + ROW_CELLS + 1])
         return TableCounts(
+            base=int(self._cells[ROWS + values[HEAD] % self._row_count]),
             start=values[START],
             high_watermark=values[HIGH_WATERMARK],
             log_end=values[LOG_END],

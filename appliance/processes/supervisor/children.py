@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
@@ -42,6 +43,8 @@ class Restarts:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, Any], int] = {}
         self._delays: dict[tuple[str, Any], int] = {}
+        self.totals: Counter[str] = Counter()
+        """Deaths by role, also of processes that are forgotten."""
 
     def count(self, role: str, key: Any) -> int:
         return self._counts.get((role, key), 0)
@@ -50,6 +53,7 @@ class Restarts:
         """Note a death; returns the delay of the next start in ms, 0 for a process that had lived long."""
         name = (role, key)
         self._counts[name] = self._counts.get(name, 0) + 1
+        self.totals[role] += 1
         if lived_ms >= YOUNG_MS:
             self._delays.pop(name, None)
             return 0
@@ -89,6 +93,8 @@ class Children:
         self._liveness = Liveness(self._heartbeats, timeout_ms, now_ms, state_of)
         self._check_hearts = actions.define("kill processes that hang", lambda _: self._kill_hanging())
         self.restarts = Restarts()
+        self.hangs: Counter[str] = Counter()
+        """Processes that were killed because they hung, by role."""
         self.stopping = False
         """The appliance stops: a child that ends is not started again."""
 
@@ -228,6 +234,7 @@ class Children:
                 "%s %s (pid %d) has not moved for %d ms (liveness.timeout_ms): killed",
                 *(child.role, child.key, child.pid, self._timeout_ms),
             )
+            self.hangs[child.role] += 1
             child.kill()
 
     def kill_all(self) -> None:

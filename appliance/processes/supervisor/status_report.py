@@ -1,4 +1,4 @@
-"""Writes state.json, from which ``appliance status`` shows the running processes."""
+"""Writes state.json, from which ``appliance status`` shows the running processes, and systemd's status line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from ... import __version__
+from ...config import Disk
+from ...health import status_line
 from ...machine_limits import ADVICE, measure
 from ..clock import now_ms, wall_s
 from .actions import Actions
@@ -17,6 +20,7 @@ from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .nodes import Nodes
 from .state_file import StateFile
+from .systemd import Notifier
 from .workers import Workers
 
 WRITE_MS: Final = 200
@@ -36,9 +40,11 @@ class StatusReport:
         workers: Workers,
         coordinator: CoordinatorChild,
         nodes: Nodes,
+        notifier: Notifier,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
+        self.disk = Disk()
         self.insecure: list[str] = []
         """Listeners that other hosts reach without TLS and authentication."""
         self._pid, self._started_s = os.getpid(), wall_s()
@@ -47,6 +53,7 @@ class StatusReport:
         self._written_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
+        self._notifier, self._line = notifier, ""
         self._refusals: Counter[str] = Counter()
         self._save = actions.define("write state.json", lambda _: self.write())
 
@@ -72,10 +79,15 @@ class StatusReport:
             "pid": self._pid,
             "instance": self._instance,
             "state": self.state,
+            "version": __version__,
+            "started": self._started_s,
+            "disk": {"bytes_max": self.disk.bytes_max, "free_bytes_min": self.disk.free_bytes_min},
             "listeners": self.listeners,
             "insecure": self.insecure,
             "zookeeper": self._coordinator.zookeeper,
             "processes": self._processes(),
+            "restarts": dict(self._children.restarts.totals),
+            "hangs": dict(self._children.hangs),
             "pages": self._workers.pages,
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
@@ -85,6 +97,9 @@ class StatusReport:
             "refusals": dict(self._refusals),
         }
         self._written_ms = now_ms()
+        if (line := status_line(content, len(rows))) != self._line:
+            self._line = line
+            self._notifier.send(f"STATUS={line}")
         self._file.replace(msgspec.json.encode(content))
 
     def _limits(self) -> list[dict[str, Any]]:

@@ -256,7 +256,7 @@ class Supervisor:
         self._report = StatusReport(
             data_dir,
             self._instance,
-            *(hosted, children, actions, self._workers, self._coordinator, self._nodes),
+            *(hosted, children, actions, self._workers, self._coordinator, self._nodes, self._notifier),
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
@@ -283,6 +283,7 @@ class Supervisor:
         self._listeners = listen(self._config, self._data_dir)
         self._certificates.prepare(any(one.tls for one, _ in self._listeners))
         self._sides.prepare()
+        self._report.disk = self._config.disk
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
         self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
         catalog = Catalog.load(self._data_dir)
@@ -326,8 +327,7 @@ class Supervisor:
         self._report.enter("serving")  # before the line is printed, so that a reader of the line finds this state
         listeners = " ".join(f"{name}={text}" for name, text in self._report.listeners.items() if name != LOCAL)
         print(f"appliance: serving {listeners} data={self._data_dir} pid={os.getpid()}", flush=True)
-        warning = f"; INSECURE: {', '.join(self._report.insecure)}" if self._report.insecure else ""
-        self._notifier.send("READY=1", f"STATUS=serving {len(self._hosted)} partitions{warning}")
+        self._notifier.send("READY=1")
 
     def _turn(self) -> None:
         """Wait for events, handle them, run the actions that are due."""
@@ -387,6 +387,8 @@ class Supervisor:
             logger.error("configuration not reloaded: %s", error)
         else:
             self._config = config
+            self._report.disk = config.disk
+            self._on_change()
             values = msgspec.to_builtins(config)
             self._workers.reload(config)
             self._certificates.reload(config)
@@ -402,7 +404,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Stop workers, writers, coordinator and ZooKeeper in this order, within ``stop.timeout_ms``."""
-        self._notifier.send("STOPPING=1", "STATUS=stopping")
+        self._notifier.send("STOPPING=1")
         logger.info("stopping")
         self._report.enter("stopping")
         self._children.stopping = True

@@ -1,0 +1,230 @@
+"""Turns a reading into the metrics of Prometheus.
+
+Names follow Prometheus' conventions: base units (seconds, bytes), ``_total`` for what only grows.  Labels have few
+values: kinds of listeners, Kafka's APIs, states; topics, of which TOPICS_MAX are shown (the first by name), the others
+together as OTHERS; groups (:mod:`.lag_watch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from ..partition_states import STATE_NAMES
+from ..shared.counters import BOUNDS_S, RequestCounts
+from .lag_watch import Lags
+from .readings import Readings, TopicReading
+
+TOPICS_MAX: Final = 500
+OTHERS: Final = "(others)"
+"""No topic can be called that."""
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+STATES: Final = ("starting", "serving", "stopping")
+ZOOKEEPER_STATES: Final = ("off", "connecting", "connected", "suspended", "lost")
+
+Samples = Iterable[tuple[Sequence[str], float]]
+
+
+class Snapshot(Collector):
+    """One reading as metrics."""
+
+    def __init__(self, readings: Readings, lags: Lags | None, lag_age_s: float, until_full_s: float | None) -> None:
+        self._readings, self._lags = readings, lags
+        self._lag_age_s, self._until_full_s = lag_age_s, until_full_s
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._appliance()
+        yield from self._requests()
+        yield from self._topics()
+        yield from self._workers()
+        yield from self._lag()
+        yield from self._disk()
+
+    # ---- parts
+
+    def _appliance(self) -> Iterator[Metric]:
+        state = self._readings.state or {}
+        yield _gauge("build_info", "Always 1; the version is a label.", ["version"], [([str(state.get("version"))], 1)])
+        yield _gauge("start_time_seconds", "When it was started, since 1970.", [], [([], state.get("started") or 0)])
+        now = state.get("state", "stopped")
+        yield _gauge("state", "1 for the present state.", ["state"], [([one], one == now) for one in STATES])
+        zookeeper = str(state.get("zookeeper", {}).get("state", "off"))
+        rows = [([one], one == zookeeper) for one in sorted({*ZOOKEEPER_STATES, zookeeper})]
+        yield _gauge("zookeeper_state", "1 for the present state of the session.", ["state"], rows)
+        processes: dict[str, int] = {}
+        for row in state.get("processes", ()):
+            processes[row["role"]] = processes.get(row["role"], 0) + 1
+        yield _gauge("processes", "Processes that run.", ["role"], _by(processes))
+        about = "Processes that ended by themselves and were replaced."
+        yield _counter(
+            "process_restarts", about, ["role"], _by(dict.fromkeys(processes, 0) | state.get("restarts", {}))
+        )
+        about = "Processes that were killed because their heartbeat stopped (liveness.timeout_ms)."
+        yield _counter("process_hangs", about, ["role"], _by(dict.fromkeys(processes, 0) | state.get("hangs", {})))
+        about = "1 for each limit of machine or configuration that is reached now."
+        yield _gauge("limit_reached", about, ["limit"], [([row["limit"]], 1) for row in state.get("limits", ())])
+        about = "Steps that the machine refuses now."
+        rows = [([row["action"]], row["waiting"]) for row in state.get("refused", ())]
+        yield _gauge("actions_refused", about, ["action"], rows)
+        about = "What was refused to clients: logins, rights, quotas, TLS."
+        yield _counter("client_refusals", about, ["reason"], _by(state.get("refusals", {})))
+        about = "Listeners that other hosts reach without TLS and authentication."
+        yield _gauge("insecure_listeners", about, [], [([], len(state.get("insecure", ())))])
+
+    def _requests(self) -> Iterator[Metric]:
+        rows = sorted(self._readings.requests.items())
+        labels = ["listener", "api"]
+        yield _counter("requests", "Requests that were answered.", labels, [(key, row.requests) for key, row in rows])
+        about = "Errors in answers; a request with several partitions may have several."
+        yield _counter("request_errors", about, labels, [(key, row.errors) for key, row in rows])
+        about = "From the arrival of a request to its answer, with the wait of a fetch for messages."
+        yield _histogram("request_seconds", about, labels, [(key, row) for key, row in rows if any(row.buckets)])
+        traffic = [(name, sizes) for name, sizes in self._readings.traffic.items() if any(sizes)]
+        about = "Bytes received from clients."
+        yield _counter("listener_received_bytes", about, ["listener"], [([name], got) for name, (got, _) in traffic])
+        yield _counter(
+            "listener_sent_bytes", "Bytes sent to clients.", ["listener"], [([n], out) for n, (_, out) in traffic]
+        )
+        yield _histogram("flush_seconds", "Times of fdatasync of a log.", [], [([], self._readings.flushes)])
+
+    def _topics(self) -> Iterator[Metric]:
+        topics = _bounded(self._readings.topics)
+        for name, about in _TOPIC_COUNTERS.items():
+            rows = [([topic], getattr(row, name)) for topic, row in topics]
+            yield _counter(f"topic_{name}", about, ["topic"], rows)
+        for name, about in _TOPIC_GAUGES.items():
+            yield _gauge(f"topic_{name}", about, ["topic"], [([topic], getattr(row, name)) for topic, row in topics])
+        states: dict[str, int] = dict.fromkeys(STATE_NAMES, 0)
+        for _, row in topics:
+            for state, count in row.states.items():
+                states[state] += count
+        offline = (self._readings.state or {}).get("offline", {})  # some of them have no table
+        states["offline"] = max(states["offline"], len(offline))
+        yield _gauge("partitions", "Partitions by state.", ["state"], _by(states))
+
+    def _workers(self) -> Iterator[Metric]:
+        gauges = self._readings.gauges.items()
+        rows = [
+            ([worker, state], row[name])
+            for worker, row in gauges
+            for state, name in (("open", "connections"), *((name, name) for name in _CONNECTION_STATES))
+        ]
+        about = "open: served by the worker; muted and starved are of these; handed_over: served by writers."
+        yield _gauge("connections", about, ["worker", "state"], rows)
+        for name, about in _WORKER_GAUGES.items():
+            yield _gauge(name, about, ["worker"], [([worker], row[name]) for worker, row in gauges])
+        about = "Connections refused for lack of room."
+        yield _counter("connections_refused", about, ["worker"], [([worker], row["refused"]) for worker, row in gauges])
+
+    def _lag(self) -> Iterator[Metric]:
+        rows = sorted(self._lags.by_group.items()) if self._lags else []
+        for name, about in _LAG_GAUGES.items():
+            yield _gauge(
+                f"group_lag_{name}", about, ["group", "topic"], [(key, getattr(lag, name)) for key, lag in rows]
+            )
+        about = "Time since lag was last measured."
+        yield _gauge("group_lag_age_seconds", about, [], [([], self._lag_age_s)] if self._lags else [])
+        about = "Groups whose lag is not measured, because there are too many."
+        yield _gauge("groups_left_out", about, [], [([], self._lags.left_out)] if self._lags else [])
+
+    def _disk(self) -> Iterator[Metric]:
+        room = self._readings.room
+        yield _gauge("disk_size_bytes", "The file system of the data directory.", [], [([], room.size)])
+        yield _gauge("disk_free_bytes", "Bytes free for the appliance.", [], [([], room.free)])
+        yield _gauge("disk_log_bytes", "Bytes of all logs.", [], [([], room.logs)])
+        yield _gauge("disk_log_max_bytes", "disk.bytes_max; absent when 0.", [], [([], room.cap)] if room.cap else [])
+        yield _gauge("disk_reserve_bytes", "disk.free_bytes_min.", [], [([], room.reserve)])
+        about = "How long the room lasts at the rate of the last 24 hours, until old segments go early; or +Inf."
+        rows: Samples = [] if self._until_full_s is None else [([], self._until_full_s)]
+        yield _gauge("disk_seconds_until_full", about, [], rows)
+
+
+_TOPIC_COUNTERS: Final = {
+    "received_bytes": "Bytes of record batches that were appended.",
+    "messages": "Messages that consumers can read, or could before retention, since the log began.",
+    "batches": "Record batches that were appended.",
+    "produce_requests": "Parts of produce requests for the topic.",
+    "refused": "Record batches that were refused.",
+    "duplicates": "Record batches that were sent again and are there already.",
+    "fetched_bytes": "Bytes of record batches sent to consumers.",
+    "fetches": "Parts of fetches for the topic that were answered with data.",
+}
+_TOPIC_GAUGES: Final = {
+    "partitions": "Partitions on this appliance.",
+    "log_bytes": "Bytes of the logs on the disk.",
+    "unflushed_bytes": "Bytes that consumers cannot read yet, since they are not flushed.",
+}
+_CONNECTION_STATES: Final = ("handed_over", "handshakes", "muted", "starved")
+_WORKER_GAUGES: Final = {
+    "fetches_waiting": "Fetches that wait for messages.",
+    "appends_waiting": "Partitions with produce requests that wait for a writer.",
+    "arena_used_bytes": "Memory for received bytes that is taken.",
+    "arena_bytes": "Memory for received bytes.",
+    "private_bytes": "Memory for unfinished requests beside the arena.",
+}
+_LAG_GAUGES: Final = {
+    "messages": "Messages behind the end, of all partitions here.",
+    "bytes": "Bytes behind the end, of all partitions here.",
+    "seconds": "Age of the oldest message that the group has not read.",
+}
+
+
+def expose(snapshot: Snapshot) -> bytes:
+    """The text of /metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(snapshot)
+    return generate_latest(registry)
+
+
+def _bounded(topics: dict[str, TopicReading]) -> list[tuple[str, TopicReading]]:
+    rows = list(topics.items())
+    if len(rows) <= TOPICS_MAX:
+        return rows
+    rest = [row for _, row in rows[TOPICS_MAX:]]
+    states: dict[str, int] = {}
+    for row in rest:
+        for state, count in row.states.items():
+            states[state] = states.get(state, 0) + count
+    numbers = {name: sum(getattr(row, name) for row in rest) for name in TopicReading._fields if name != "states"}
+    return [*rows[:TOPICS_MAX], (OTHERS, TopicReading(states=states, **numbers))]
+
+
+def _by(counts: dict[str, int]) -> Samples:
+    return [([name], count) for name, count in sorted(counts.items())]
+
+
+def _gauge(name: str, about: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(f"appliance_{name}", about, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _counter(name: str, about: str, labels: Sequence[str], samples: Samples) -> Metric:
+    family = CounterMetricFamily(f"appliance_{name}", about, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def _histogram(
+    name: str, about: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], RequestCounts]]
+) -> Metric:
+    family = HistogramMetricFamily(f"appliance_{name}", about, labels=labels)
+    for values, row in rows:
+        count, buckets = 0, []
+        for bound, number in zip((*map(repr, BOUNDS_S), "+Inf"), row.buckets, strict=True):
+            count += number
+            buckets.append((bound, count))
+        family.add_metric(values, buckets, row.sum_ns / 1e9)
+    return family

@@ -1,0 +1,136 @@
+"""Measures how far groups are behind, in a thread, so that no scrape waits for it.
+
+Committed offsets come from the coordinator, over the Unix socket in the data directory, one group at a time; everything
+else from the tables and indexes.  A round is followed by a pause of at least PAUSE_S, and of PAUSE_RATIO times as long
+as the round took: so it costs less than 1 % of a core, however many groups and partitions there are.  A partition is
+measured again only when its committed offset or its end has changed.
+
+Each broker measures the partitions that it stores.  Bounds: GROUPS_MAX groups, those with the first names.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..client.admin import Admin
+from ..errors import ApplianceError, OffsetOutOfRange, StorageFault, WriterGone
+from ..log import FileCache, LogReader
+from ..names import TopicPartition
+from ..processes.clock import now_ms, wall_ms
+from ..shared.table import SegmentTable
+from ..status import read_state
+from .readings import Reader
+
+GROUPS_MAX: Final = 500
+PAUSE_S: Final = 10
+PAUSE_RATIO: Final = 150
+PAUSE_S_MAX: Final = 600
+FILES_MAX: Final = 64
+ASK_MS: Final = 10_000
+
+logger = logging.getLogger(__name__)
+
+
+class Lag(NamedTuple):
+    """How far a group is behind in a topic; ``seconds``: the age of the oldest message that it has not read."""
+
+    messages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def with_partition(self, other: Lag) -> Lag:
+        return Lag(self.messages + other.messages, self.bytes + other.bytes, max(self.seconds, other.seconds))
+
+
+class Lags(NamedTuple):
+    """The result of a round: ``measured_ms`` is its monotonic time, ``left_out`` how many groups are too many."""
+
+    by_group: Mapping[tuple[str, str], Lag]
+    measured_ms: int
+    left_out: int
+
+
+class LagWatch:
+    """Measures again and again.  ``lags``: the last result, None before the first; another thread may read it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._reader = Reader(data_dir)
+        self._files = FileCache(FILES_MAX)
+        self._known: dict[tuple[str, TopicPartition], tuple[tuple[int, int], tuple[int, int, int]]] = {}
+        self.lags: Lags | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began_ms = now_ms()
+            try:
+                self.lags = self.measure()
+            except ApplianceError as error:
+                logger.info("lag is not measured: %s", error)
+            took_s = (now_ms() - began_ms) / 1000
+            self._stop.wait(min(max(PAUSE_S, PAUSE_RATIO * took_s), PAUSE_S_MAX))
+
+    def measure(self) -> Lags:
+        """One round.
+
+        Raises:
+            ApplianceError: nobody answers.
+        """
+        state = read_state(self._data_dir)
+        local = str(state["listeners"].get("local", "")) if state else ""
+        if not local or not state or state["zookeeper"].get("state") != "connected":
+            self._known.clear()
+            return Lags({}, now_ms(), 0)
+        tables = self._reader.tables()
+        found: dict[tuple[str, str], Lag] = {}
+        known: dict[tuple[str, TopicPartition], tuple[tuple[int, int], tuple[int, int, int]]] = {}
+        with Admin(local, client_name="metrics", request_timeout_ms=ASK_MS) as admin:
+            groups = sorted(row["group"] for row in admin.groups())
+            for group in groups[:GROUPS_MAX]:
+                for (topic, number), offset in admin.offsets(group).items():
+                    part = TopicPartition(topic, number)
+                    if part not in tables:
+                        continue
+                    measured = self._measure(group, part, tables[part], offset)
+                    if measured is None:
+                        continue
+                    known[group, part] = measured
+                    messages, size, since_ms = measured[1]
+                    lag = Lag(messages, size, max(0, wall_ms() - since_ms) / 1000 if size else 0.0)
+                    found[group, topic] = found.get((group, topic), Lag()).with_partition(lag)
+        self._known = known
+        self._files.drop_unlinked()
+        return Lags(found, now_ms(), max(0, len(groups) - GROUPS_MAX))
+
+    def _measure(
+        self, group: str, part: TopicPartition, table: SegmentTable, offset: int
+    ) -> tuple[tuple[int, int], tuple[int, int, int]] | None:
+        """((offset, end), (messages, bytes, time of the next message in ms)); None when the log cannot be read now."""
+        try:
+            bases, start, end = table.snapshot()
+            at = min(max(offset, start), end)
+            before = self._known.get((group, part))
+            if before is not None and before[0] == (at, end):
+                return before
+            if at >= end:
+                return (at, end), (0, 0, 0)
+            reader = LogReader(self._data_dir.absolute() / f"{part.topic}-{part.partition}", self._files)
+            timestamp, records = reader.at(bases, end, at)
+        except (WriterGone, StorageFault, OffsetOutOfRange, OSError):
+            return None
+        return (at, end), (max(0, table.records - records), end - at, timestamp)
+
+
+def as_json(lags: Lags | None) -> list[dict[str, Any]]:
+    """Rows for people: group, topic, messages, bytes, seconds."""
+    rows = sorted((lags.by_group if lags else {}).items())
+    return [{"group": group, "topic": topic, **lag._asdict()} for (group, topic), lag in rows]

@@ -1,0 +1,228 @@
+"""Reads what the processes of an appliance have counted, and how they are, into one value.
+
+A :class:`Reader` needs no listener, no ZooKeeper and no free worker: it reads ``state.json``, the pages of counters and
+the tables of the partitions, which it keeps mapped between two readings.  It works in any process that may read the
+data directory::
+
+    reader = Reader(Path("/var/lib/appliance"))
+    before = reader.read()
+    after = reader.read()
+    rates = after.totals.since(before.totals)
+
+All numbers grow from the start of the appliance on, unless a name says otherwise.  A difference of two readings,
+divided by ``after.at_s - before.at_s``, is a rate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..errors import WriterGone
+from ..names import TopicPartition
+from ..partition_states import STATE_NAMES
+from ..processes.clock import wall_s
+from ..shared import memory
+from ..shared.counters import API_NAMES, BUCKETS, LISTENERS, PageCounts, RequestCounts, read_page
+from ..shared.table import COUNTER_NAMES, SegmentTable, TableCounts
+from ..status import read_state
+from ..wire.requests import Produce
+from .disk_forecast import Room
+
+NO_REQUESTS: Final = RequestCounts((0,) * BUCKETS, 0, 0, 0)
+
+
+class TopicReading(NamedTuple):
+    """The partitions of a topic together.  ``states``, ``log_bytes`` and ``unflushed_bytes`` are of now."""
+
+    partitions: int = 0
+    states: Mapping[str, int] = {}
+    received_bytes: int = 0
+    messages: int = 0
+    batches: int = 0
+    produce_requests: int = 0
+    refused: int = 0
+    duplicates: int = 0
+    fetched_bytes: int = 0
+    fetches: int = 0
+    log_bytes: int = 0
+    unflushed_bytes: int = 0
+
+
+class Totals(NamedTuple):
+    """The whole appliance, from its start on."""
+
+    received_bytes: int = 0
+    messages: int = 0
+    fetched_bytes: int = 0
+    requests: int = 0
+    errors: int = 0
+
+    def since(self, before: Totals) -> Totals:
+        """The difference of two readings; nothing is less than 0, since the appliance may have been started again."""
+        return Totals(*(max(0, now - then) for now, then in zip(self, before, strict=True)))
+
+
+class Readings(NamedTuple):
+    """One reading.
+
+    ``state``: what the supervisor has written (:mod:`appliance.status`), None when nothing runs.  ``requests``: by kind
+    of listener and API.  ``traffic``: bytes in and out by kind of listener.  ``gauges``: of each network worker.
+    """
+
+    at_s: float
+    state: Mapping[str, Any] | None
+    partitions: Mapping[TopicPartition, TableCounts]
+    requests: Mapping[tuple[str, str], RequestCounts]
+    traffic: Mapping[str, tuple[int, int]]
+    gauges: Mapping[str, Mapping[str, int]]
+    flushes: RequestCounts
+    room: Room
+
+    @property
+    def topics(self) -> dict[str, TopicReading]:
+        """The topics, sorted by name."""
+        by_topic: dict[str, list[TableCounts]] = {}
+        for key, counts in sorted(self.partitions.items()):
+            by_topic.setdefault(key.topic, []).append(counts)
+        return {topic: _together(rows) for topic, rows in by_topic.items()}
+
+    @property
+    def totals(self) -> Totals:
+        rows = self.partitions.values()
+        return Totals(
+            sum(row.counters["bytes"] for row in rows),
+            sum(row.records for row in rows),
+            sum(row.fetched_bytes for row in rows),
+            sum(row.requests for row in self.requests.values()),
+            sum(row.errors for row in self.requests.values()),
+        )
+
+
+def _together(rows: Iterable[TableCounts]) -> TopicReading:
+    rows = list(rows)
+    counters = {name: sum(row.counters[name] for row in rows) for name in COUNTER_NAMES}
+    return TopicReading(
+        partitions=len(rows),
+        states=Counter(STATE_NAMES[row.state] for row in rows),
+        received_bytes=counters["bytes"],
+        messages=sum(row.records for row in rows),
+        batches=counters["batches"],
+        produce_requests=sum(row.parts for row in rows),
+        refused=counters["refused"],
+        duplicates=counters["duplicates"],
+        fetched_bytes=sum(row.fetched_bytes for row in rows),
+        fetches=sum(row.fetched_parts for row in rows),
+        log_bytes=sum(max(0, row.log_end - row.base) for row in rows),
+        unflushed_bytes=sum(max(0, row.log_end - row.high_watermark) for row in rows),
+    )
+
+
+class Mapped:
+    """Shared memory of a running appliance by name, mapped once."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, memoryview] = {}
+
+    def keep(self, names: Iterable[str], pid: int) -> None:
+        """Map these, and unmap all others.  One that is gone is left out."""
+        wanted = set(names)
+        for name in self._views.keys() - wanted:
+            self._views.pop(name).release()
+        for name in wanted - self._views.keys():
+            try:
+                self._views[name] = memoryview(memory.attach_elsewhere(name, pid)).cast("Q")
+            except (OSError, WriterGone):
+                continue
+
+    def __getitem__(self, name: str) -> memoryview:
+        return self._views[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._views
+
+
+class Reader:
+    """Reads the appliance of a data directory again and again.  Not thread-safe."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._mapped = Mapped()
+
+    def read(self) -> Readings:
+        """Read once; some 10 microseconds for each partition.
+
+        Raises:
+            NoDirectory: there is no such directory.
+        """
+        state = read_state(self._data_dir)
+        tables, pages = (state["tables"], state["pages"]) if state else ({}, {})
+        self._mapped.keep([*tables.values(), *pages.values()], state["pid"] if state else 0)
+        partitions = {
+            _key(name): SegmentTable(self._mapped[shown]).counts()
+            for name, shown in tables.items()
+            if shown in self._mapped
+        }
+        copies = {process: read_page(self._mapped[shown]) for process, shown in pages.items() if shown in self._mapped}
+        requests, traffic = _served(copies.values(), partitions.values())
+        flushes = NO_REQUESTS
+        for counts in partitions.values():
+            flushes += RequestCounts(counts.flush_times, counts.flush_ns, 0, 0)
+        return Readings(
+            wall_s(),
+            state,
+            partitions,
+            requests,
+            traffic,
+            {
+                process.removeprefix("network "): page.gauges
+                for process, page in copies.items()
+                if process != "coordinator"
+            },
+            flushes,
+            self._room(state, partitions),
+        )
+
+    def tables(self) -> dict[TopicPartition, SegmentTable]:
+        """The tables of the partitions that the last reading has found."""
+        state = read_state(self._data_dir)
+        names = state["tables"] if state else {}
+        self._mapped.keep(names.values(), state["pid"] if state else 0)
+        return {_key(name): SegmentTable(self._mapped[shown]) for name, shown in names.items() if shown in self._mapped}
+
+    def _room(self, state: Mapping[str, Any] | None, partitions: Mapping[TopicPartition, TableCounts]) -> Room:
+        disk = os.statvfs(self._data_dir)
+        limits = state["disk"] if state else {}
+        logs = sum(max(0, counts.log_end - counts.base) for counts in partitions.values())
+        size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+        return Room(size, free, logs, limits.get("bytes_max", 0), limits.get("free_bytes_min", 0))
+
+
+def _served(
+    pages: Iterable[PageCounts], partitions: Iterable[TableCounts]
+) -> tuple[dict[tuple[str, str], RequestCounts], dict[str, tuple[int, int]]]:
+    """Add what workers, the coordinator and writers (for connections that were handed over) have counted."""
+    requests: dict[tuple[str, str], RequestCounts] = {}
+    traffic = dict.fromkeys(LISTENERS, (0, 0))
+
+    def add(listener: str, api: str, counts: RequestCounts) -> None:
+        requests[listener, api] = requests.get((listener, api), NO_REQUESTS) + counts
+
+    for page in pages:
+        for (listener, api), counts in page.requests.items():
+            add(listener, api, counts)
+        for listener, (received, sent) in page.traffic.items():
+            traffic[listener] = (traffic[listener][0] + received, traffic[listener][1] + sent)
+    for partition in partitions:
+        for listener, (counts, received, sent) in partition.handed_over.items():
+            add(listener, API_NAMES[Produce.api], counts)
+            traffic[listener] = (traffic[listener][0] + received, traffic[listener][1] + sent)
+    return requests, traffic
+
+
+def _key(name: str) -> TopicPartition:
+    topic, _, partition = name.rpartition("-")
+    return TopicPartition(topic, int(partition))
