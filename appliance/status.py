@@ -14,6 +14,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
      "restarts": {"network": 1}, "hangs": {"writer": 1},      by role; hangs: those that were killed because they hung
+     "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min"},     of the configuration
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
@@ -47,6 +48,7 @@ NOTHING: dict[str, Any] = {
     "listeners": {},
     "insecure": [],
     "disk": {},
+    "reload": {"count": 0, "error": "", "changed": [], "needs_restart": []},
     "restarts": {},
     "hangs": {},
     "zookeeper": {},

@@ -98,7 +98,9 @@ def test_a_damaged_partition_is_offline_and_repaired_while_all_else_serves(stopp
     (stopped.data_dir / "web-0" / "clean-shutdown").unlink()
     path = damage(stopped, third["position"] + 62, 5)
     stopped.start()
-    row = succeeding("status", "--json", *at).json["partitions"][0]
+    seen = run("status", "--json", *at)
+    assert seen.status == run("health", *at).status == 74
+    row = seen.json["partitions"][0]
     assert row["state"] == "offline" and str(third["position"]) in row["reason"] and path.name in row["reason"]
     succeeding("produce", "web", "--partition", "1", *at, stdin=b"still serving\n")
     (done,) = succeeding("log", "repair", "web-0", "--json", *at).json

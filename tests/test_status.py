@@ -45,11 +45,13 @@ def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:
     assert run("status", "--connect", server.native, "--json").json["partitions"] == seen["partitions"]
 
     server.stop()
-    seen = succeeding("status", "--json", *at).json
+    stopped = run("status", "--json", *at)
+    seen = stopped.json
+    assert stopped.status == run("health", "-q", *at).status == 75
     assert (seen["state"], seen["pid"], seen["listeners"], seen["processes"]) == ("stopped", None, {}, [])
     assert rows(seen) == expected
     assert {row["state"] for row in seen["partitions"]} == {"stopped"}
-    assert "stopped" in succeeding("status", *at).out
+    assert "stopped" in run("status", *at).out
 
     server.start()
     succeeding("produce", "web", "--partition", "1", *at, stdin=b"d\n")
@@ -109,5 +111,5 @@ def test_deletions_that_are_not_complete_are_shown(tmp_path: Path) -> None:
         {"topic": "web", "partitions": [2], "whole": False},
     ]
     assert [row["topic"] for row in collect(tmp_path)["removals"]] == ["old", "new", "web"]
-    assert "Being deleted" not in succeeding("status", "--data", str(tmp_path)).out
-    assert "old\t0 1\tTrue" in succeeding("status", "--data", str(tmp_path)).out
+    assert "Being deleted" not in run("status", "--data", str(tmp_path)).out
+    assert "old\t0 1\tTrue" in run("status", "--data", str(tmp_path)).out

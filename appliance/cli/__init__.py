@@ -20,6 +20,7 @@ from . import (
     config_commands,
     data_commands,
     groups_commands,
+    health_commands,
     interactive_shell,
     log_commands,
     output,
@@ -76,6 +77,7 @@ def _root(
 
 
 service_commands.register(app)
+health_commands.register(app)
 data_commands.register(app)
 tail_command.register(app)
 app.add_typer(topics_commands.app, name="topics", rich_help_panel="Topics and groups")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,10 @@ import typer
 
 from ..config import KEYS, Config, load
 from ..errors import BadValue
+from ..health import exit_status, findings
+from ..processes.clock import wall_s
 from . import output
+from .health_commands import states_of
 from .target import Connect, Data, Json, cluster, data_dir
 
 if TYPE_CHECKING:
@@ -100,34 +104,104 @@ SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"console": _serve_c
 """The processes beside the data path, each with its key ROLE.listen.  They import what they need after the fork."""
 
 
-def status(data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def status(
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+    watch: Annotated[
+        float | None,
+        typer.Option("--watch", metavar="SECONDS", min=0.2, help="Show it again and again, until Ctrl-C."),
+    ] = None,
+) -> None:
     """Show listeners, processes and partitions, of a running appliance or of a data directory.
+
+    The exit status is that of [b]appliance health[/b]: 0, 75 or 74.
 
     [b]Examples[/b]
 
         appliance status --data /var/lib/appliance
 
         appliance status --connect logs.example.net:9091 --json
+
+        appliance status --data /var/lib/appliance --watch 2
     """
     directory = None if connect else data_dir(data)
     if data is not None and connect is not None:
         raise typer.BadParameter("--data and --connect: give one of them")
+    meter = Meter(directory)
+    if not as_json and watch is None:
+        meter.measure(RATES_S)
+    while True:
+        seen = _status_of(directory, connect)
+        if as_json:
+            output.print_json(seen)
+        else:
+            if watch is not None:
+                output.clear()
+            _print_status(seen, meter.rates())
+        if watch is None:
+            raise typer.Exit(exit_status(findings(seen, states_of(seen))))
+        sys.stdout.flush()
+        meter.measure(watch)
+
+
+RATES_S = 0.25
+"""How long a single status looks at the counters."""
+
+
+class Meter:
+    """Measures rates of an appliance on this host, between two readings of its counters."""
+
+    def __init__(self, directory: Path | None) -> None:
+        from ..metrics.readings import Reader
+
+        self._reader = Reader(directory) if directory is not None else None
+        self._before = self._after = self._reader.read() if self._reader else None
+
+    def measure(self, seconds: float) -> None:
+        """Wait, then read again."""
+        if self._reader is None or self._before is None or self._before.state is None:
+            time.sleep(seconds if self._reader is None else 0)
+            return
+        self._before = self._after
+        time.sleep(seconds)
+        self._after = self._reader.read()
+
+    def rates(self) -> dict[str, float]:
+        """Per second, by their names; nothing before there are two readings."""
+        before, after = self._before, self._after
+        if before is None or after is None or after.at_s <= before.at_s or after.state is None:
+            return {}
+        grown = after.totals.since(before.totals)._asdict()
+        return {name: count / (after.at_s - before.at_s) for name, count in grown.items()}
+
+
+def _status_of(directory: Path | None, connect: str | None) -> dict[str, Any]:
     if directory is not None:
         from ..status import collect
 
-        seen = collect(directory)
-    else:
-        with cluster(None, connect) as asked:
-            seen = asked.admin("status", {})
-    if as_json:
-        output.print_json(seen)
-    else:
-        _print_status(seen)
+        return collect(directory)
+    with cluster(None, connect) as asked:
+        seen: dict[str, Any] = asked.admin("status", {})
+        return seen
 
 
-def _print_status(seen: dict[str, Any]) -> None:
+def _print_status(seen: dict[str, Any], rates: dict[str, float]) -> None:
     zookeeper = seen["zookeeper"]
     head = [("state", seen["state"]), ("data", seen["data"]), *seen["listeners"].items()]
+    if seen["started"]:
+        head.insert(1, ("version", f"{seen['version']}, up {duration(wall_s() - seen['started'])}"))
+    if rates:
+        sizes = (f"{output.size(int(rates[name]))}/s {what}" for name, what in _RATES_BYTES)
+        numbers = (f"{rates[name]:.0f}/s {what}" for name, what in _RATES)
+        head.append(("rates", ", ".join([*sizes, *numbers])))
+    for one in findings(seen, states_of(seen)):
+        head.append(("WRONG", one.text))
+    if waiting := seen["reload"]["needs_restart"]:
+        changes = ", ".join(f"{key}: {was} -> {now}" for key, was, now in waiting)
+        head.append(("reload", f"needs a restart: {changes}"))
+    if seen["reload"]["error"]:
+        head.append(("reload", f"the last one changed nothing: {' '.join(seen['reload']['error'].split())}"))
     if seen["insecure"]:
         head.append(("INSECURE", f"open to other hosts without TLS and authentication: {', '.join(seen['insecure'])}"))
     head.append(("zookeeper", " ".join(filter(None, (zookeeper["state"], zookeeper["connect"])))))
@@ -163,6 +237,22 @@ def _print_status(seen: dict[str, Any]) -> None:
         if any("reason" in row for row in seen["partitions"]):
             columns.append("reason")
         output.print_rows(seen["partitions"], columns, title="Partitions")
+
+
+_RATES_BYTES = (("received_bytes", "in"), ("fetched_bytes", "out"))
+_RATES = (("messages", "messages"), ("requests", "requests"), ("errors", "errors"))
+
+
+def duration(seconds: float) -> str:
+    """A time for people: "3 d 4 h", "5 min 6 s"."""
+    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    left = int(seconds)
+    words: list[str] = []
+    for name, size in units:
+        count, left = divmod(left, size)
+        if count or (name == "s" and not words):
+            words.append(f"{count} {name}")
+    return " ".join(words[:2])
 
 
 def _moment(seconds: float) -> str:

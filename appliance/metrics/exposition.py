@@ -25,7 +25,7 @@ from ..shared.counters import BOUNDS_S, RequestCounts
 from .lag_watch import Lags
 from .readings import Readings, TopicReading
 
-TOPICS_MAX: Final = 500
+TOPICS_MAX: Final = 300
 OTHERS: Final = "(others)"
 """No topic can be called that."""
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST

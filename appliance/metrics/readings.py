@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from ..partition_states import STATE_NAMES
 from ..processes.clock import wall_s
 from ..shared import memory
 from ..shared.counters import API_NAMES, BUCKETS, LISTENERS, PageCounts, RequestCounts, read_page
-from ..shared.table import COUNTER_NAMES, SegmentTable, TableCounts
+from ..shared.table import SegmentTable, TableCounts
 from ..status import read_state
 from ..wire.requests import Produce
 from .disk_forecast import Room
@@ -102,23 +102,19 @@ class Readings(NamedTuple):
         )
 
 
-def _together(rows: Iterable[TableCounts]) -> TopicReading:
-    rows = list(rows)
-    counters = {name: sum(row.counters[name] for row in rows) for name in COUNTER_NAMES}
-    return TopicReading(
-        partitions=len(rows),
-        states=Counter(STATE_NAMES[row.state] for row in rows),
-        received_bytes=counters["bytes"],
-        messages=sum(row.records for row in rows),
-        batches=counters["batches"],
-        produce_requests=sum(row.parts for row in rows),
-        refused=counters["refused"],
-        duplicates=counters["duplicates"],
-        fetched_bytes=sum(row.fetched_bytes for row in rows),
-        fetches=sum(row.fetched_parts for row in rows),
-        log_bytes=sum(max(0, row.log_end - row.base) for row in rows),
-        unflushed_bytes=sum(max(0, row.log_end - row.high_watermark) for row in rows),
+def _numbers(row: TableCounts) -> tuple[int, ...]:
+    """The numbers of a partition for the fields of :class:`TopicReading` that are sums."""
+    counters = row.counters
+    return (
+        *(counters["bytes"], row.records, counters["batches"], row.parts),
+        *(counters["refused"], counters["duplicates"], row.fetched_bytes, row.fetched_parts),
+        *(max(0, row.log_end - row.base), max(0, row.log_end - row.high_watermark)),
     )
+
+
+def _together(rows: Sequence[TableCounts]) -> TopicReading:
+    states = Counter([STATE_NAMES[row.state] for row in rows])
+    return TopicReading(len(rows), states, *map(sum, zip(*map(_numbers, rows), strict=True)))
 
 
 class Mapped:
@@ -151,6 +147,8 @@ class Reader:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._mapped = Mapped()
+        self._tables: dict[str, tuple[TopicPartition, SegmentTable]] = {}
+        """By name of the shared memory, as mapped."""
 
     def read(self) -> Readings:
         """Read once; some 10 microseconds for each partition.
@@ -159,18 +157,12 @@ class Reader:
             NoDirectory: there is no such directory.
         """
         state = read_state(self._data_dir)
-        tables, pages = (state["tables"], state["pages"]) if state else ({}, {})
-        self._mapped.keep([*tables.values(), *pages.values()], state["pid"] if state else 0)
-        partitions = {
-            _key(name): SegmentTable(self._mapped[shown]).counts()
-            for name, shown in tables.items()
-            if shown in self._mapped
-        }
+        pages = state["pages"] if state else {}
+        partitions = {key: table.counts() for key, table in self._map(state, pages.values())}
         copies = {process: read_page(self._mapped[shown]) for process, shown in pages.items() if shown in self._mapped}
         requests, traffic = _served(copies.values(), partitions.values())
-        flushes = NO_REQUESTS
-        for counts in partitions.values():
-            flushes += RequestCounts(counts.flush_times, counts.flush_ns, 0, 0)
+        flushed = (RequestCounts(counts.flush_times, counts.flush_ns, 0, 0) for counts in partitions.values())
+        flushes = RequestCounts.total([NO_REQUESTS, *flushed])
         return Readings(
             wall_s(),
             state,
@@ -188,10 +180,19 @@ class Reader:
 
     def tables(self) -> dict[TopicPartition, SegmentTable]:
         """The tables of the partitions that the last reading has found."""
-        state = read_state(self._data_dir)
-        names = state["tables"] if state else {}
-        self._mapped.keep(names.values(), state["pid"] if state else 0)
-        return {_key(name): SegmentTable(self._mapped[shown]) for name, shown in names.items() if shown in self._mapped}
+        return dict(self._map(read_state(self._data_dir), ()))
+
+    def _map(self, state: Mapping[str, Any] | None, pages: Iterable[str]) -> list[tuple[TopicPartition, SegmentTable]]:
+        """Map pages and the tables of all partitions, unmap others; return the tables."""
+        tables: dict[str, str] = state["tables"] if state else {}
+        self._mapped.keep([*tables.values(), *pages], state["pid"] if state else 0)
+        known = self._tables
+        self._tables = {
+            shown: known.get(shown) or (_key(name), SegmentTable(self._mapped[shown]))
+            for name, shown in tables.items()
+            if shown in self._mapped
+        }
+        return list(self._tables.values())
 
     def _room(self, state: Mapping[str, Any] | None, partitions: Mapping[TopicPartition, TableCounts]) -> Room:
         disk = os.statvfs(self._data_dir)
@@ -205,22 +206,18 @@ def _served(
     pages: Iterable[PageCounts], partitions: Iterable[TableCounts]
 ) -> tuple[dict[tuple[str, str], RequestCounts], dict[str, tuple[int, int]]]:
     """Add what workers, the coordinator and writers (for connections that were handed over) have counted."""
-    requests: dict[tuple[str, str], RequestCounts] = {}
+    found: dict[tuple[str, str], list[RequestCounts]] = {}
     traffic = dict.fromkeys(LISTENERS, (0, 0))
-
-    def add(listener: str, api: str, counts: RequestCounts) -> None:
-        requests[listener, api] = requests.get((listener, api), NO_REQUESTS) + counts
-
     for page in pages:
-        for (listener, api), counts in page.requests.items():
-            add(listener, api, counts)
+        for key, counts in page.requests.items():
+            found.setdefault(key, []).append(counts)
         for listener, (received, sent) in page.traffic.items():
             traffic[listener] = (traffic[listener][0] + received, traffic[listener][1] + sent)
     for partition in partitions:
         for listener, (counts, received, sent) in partition.handed_over.items():
-            add(listener, API_NAMES[Produce.api], counts)
+            found.setdefault((listener, API_NAMES[Produce.api]), []).append(counts)
             traffic[listener] = (traffic[listener][0] + received, traffic[listener][1] + sent)
-    return requests, traffic
+    return {key: RequestCounts.total(rows) for key, rows in found.items()}, traffic
 
 
 def _key(name: str) -> TopicPartition:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import platform
 import signal
@@ -57,6 +58,11 @@ def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGK
     _take_short_turns()
     if os.getppid() != supervisor_pid:
         os._exit(0)
+
+
+def set_log_level(level: str) -> None:
+    """Write events from this level on; ``level`` is a value of ``log.level``."""
+    logging.getLogger().setLevel(level.upper())
 
 
 def give_back_memory() -> None:

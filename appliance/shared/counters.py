@@ -25,7 +25,7 @@ Bounds: listeners by what secures them (LISTENERS), APIs by their keys.  Whateve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..addresses import SECURITY, Listener
@@ -150,10 +150,11 @@ class RequestCounts(NamedTuple):
     def requests(self) -> int:
         return sum(self.buckets) + self.unanswered
 
-    def __add__(self, other: RequestCounts) -> RequestCounts:  # type: ignore[override]
-        buckets = tuple(map(sum, zip(self.buckets, other.buckets, strict=True)))
-        rest = (mine + theirs for mine, theirs in zip(self[1:], other[1:], strict=True))
-        return RequestCounts(buckets, *rest)
+    @staticmethod
+    def total(rows: Iterable[RequestCounts]) -> RequestCounts:
+        """The sum of rows, one or more."""
+        buckets, *rest = zip(*rows, strict=True)
+        return RequestCounts(tuple(map(sum, zip(*buckets, strict=True))), *map(sum, rest))
 
 
 def read_row(values: Sequence[int], at: int = 0) -> RequestCounts:

@@ -88,6 +88,12 @@ class TableSnapshot(NamedTuple):
     high_watermark: int
 
 
+def _copy(cells: Cells, count: int) -> list[int]:
+    """The first cells as a list."""
+    copied: list[int] = cells[:count].tolist() if isinstance(cells, memoryview) else cells[:count]
+    return copied
+
+
 class TableCounts(NamedTuple):
     """Numbers of one partition for metrics.
 
@@ -255,9 +261,9 @@ class SegmentTable:
 
     def counts(self) -> TableCounts:
         """Copy the numbers for metrics; each is as it was at some instant."""
-        values = list(self._cells[:ROWS])
+        values = _copy(self._cells, ROWS)
         handed_over = {}
-        for number, name in enumerate(LISTENERS):
+        for number, name in enumerate(LISTENERS if any(values[HANDED_OVER:PARTS]) else ()):
             at = HANDED_OVER + number * HANDED_OVER_CELLS
             if any(values[at : at + HANDED_OVER_CELLS]):
                 handed_over[name] = (read_row(values, at), values[at + ROW_CELLS], values[at + ROW_CELLS + 1])

@@ -41,7 +41,7 @@ from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
-from ..child import give_back_memory
+from ..child import give_back_memory, set_log_level
 from ..clock import now_ms
 from ..control import Channel
 from .change_log import ChangeLog
@@ -249,6 +249,7 @@ class Coordinator:
     def _reload(self, config: Config) -> None:
         """Take the settings that may change while running: topic defaults, disk limits, advertised addresses."""
         self._config = config
+        set_log_level(config.log.level)
         self._broker.reload(config)
         self._brokers.reload(config)
         self._groups.offsets.count.offsets_max = config.committed_max

@@ -48,7 +48,7 @@ from ...wire.bounds import Limits
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Fetch, Forwarded, Login, Offsets, Produce
 from ...wire.transport import PlainTransport, Transport
-from ..child import become_child, give_back_memory
+from ..child import become_child, give_back_memory, set_log_level
 from ..clock import now_ms
 from ..control import Channel
 from ..tls_files import TlsFiles
@@ -305,6 +305,8 @@ class NetworkWorker:
                     self._control.send(message)
                 case ["tls", values]:
                     self._load_tls(msgspec.convert(values, Tls))
+                case ["log_level", level]:
+                    set_log_level(level)
                 case ["stop"]:
                     self._turn.stopping = True
 

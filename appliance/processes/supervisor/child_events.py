@@ -6,6 +6,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["writer", topic, partition] +fd        ["retire", topic, partition]
                        ["coordinator"] +fd                     ["forget", topic, partition]
                        ["damaged", topic, partition, [[start, stop] ...]]          all offsets that are not served
+                       ["log_level", level]
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
                        ["refusals", {reason: number}]    of clients since its last message; the coordinator, too

@@ -19,6 +19,7 @@ from .children import Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
 from .nodes import Nodes
+from .reloading import Reloads
 from .state_file import StateFile
 from .systemd import Notifier
 from .workers import Workers
@@ -41,10 +42,12 @@ class StatusReport:
         coordinator: CoordinatorChild,
         nodes: Nodes,
         notifier: Notifier,
+        reloads: Reloads,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
         self.disk = Disk()
+        self.reloads = reloads
         self.insecure: list[str] = []
         """Listeners that other hosts reach without TLS and authentication."""
         self._pid, self._started_s = os.getpid(), wall_s()
@@ -89,6 +92,7 @@ class StatusReport:
             "restarts": dict(self._children.restarts.totals),
             "hangs": dict(self._children.hangs),
             "pages": self._workers.pages,
+            "reload": self.reloads.last,
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
             "damaged": {f"{topic}-{number}": row.damaged for (topic, number), row in rows if row.damaged},

@@ -19,6 +19,7 @@ This module is the program: start, loop, reload, stop.  The parts::
     nodes              the local ZooKeeper
     side_processes     servers beside the data path: metrics
     status_report      state.json, for ``status``
+    reloading          what a reload changes
 
 The supervisor shares the data directory's lock with the writers: no other supervisor can start while a writer of a
 killed instance lives, so only one process writes a partition's files (I1).
@@ -55,6 +56,7 @@ from ...machine_limits import ADVICE, limit_of
 from ...names import TopicPartition
 from ...shared import memory
 from ...zookeeper.login import login_of
+from ..child import set_log_level
 from ..clock import now_ms
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
@@ -65,6 +67,7 @@ from .hosted import Hosted, HostedPartition
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .opening import Opening
+from .reloading import Reloads, text_of
 from .removal import Removals
 from .repairs import Repairs
 from .scrubbing import Scrubbing
@@ -257,6 +260,7 @@ class Supervisor:
             data_dir,
             self._instance,
             *(hosted, children, actions, self._workers, self._coordinator, self._nodes, self._notifier),
+            Reloads(config),
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
@@ -374,10 +378,7 @@ class Supervisor:
         self._on_change()
 
     def _reload_config(self) -> None:
-        """Read the configuration again.
-
-        Topic defaults, retention and limits change.  Sockets, arenas and the ensemble stay.
-        """
+        """Read the configuration again: :mod:`.reloading` says which keys change."""
         if self._reload is None:
             return
         self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -385,10 +386,10 @@ class Supervisor:
             config = self._reload()
         except ConfigFault as error:
             logger.error("configuration not reloaded: %s", error)
+            self._report.reloads.fail(str(error))
         else:
             self._config = config
             self._report.disk = config.disk
-            self._on_change()
             values = msgspec.to_builtins(config)
             self._workers.reload(config)
             self._certificates.reload(config)
@@ -397,7 +398,14 @@ class Supervisor:
             self._writers.reload(config, values)
             self._sides.reload(config, values)
             self._scrubbing.reload(config, values)
-            logger.info("configuration reloaded")
+            reloads = self._report.reloads
+            reloads.take(config)
+            set_log_level(config.log.level)
+            self._workers.send_all(["log_level", config.log.level])
+            logger.info("configuration reloaded: %s", text_of(reloads.last["changed"]) or "nothing has changed")
+            if waiting := text_of(reloads.last["needs_restart"]):
+                logger.warning("needs a restart: %s", waiting)
+        self._report.enter(self._report.state)
         self._notifier.send("READY=1")
 
     # ---- the end

@@ -37,7 +37,7 @@ from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
-from ..child import become_child
+from ..child import become_child, set_log_level
 from ..clock import now_ms, wall_ms
 from ..control import Channel
 from .appender import Appender
@@ -311,6 +311,7 @@ class Writer:
     def _change(self, arguments: WriterArguments) -> None:
         self._arguments = arguments
         self._log.settings = arguments.topic_settings
+        set_log_level(arguments.config.log.level)
 
     def _delete_before(self, offset: int) -> None:
         """Move the log start offset to ``offset``, at most to the end, and remove the segments before it.

@@ -1,0 +1,112 @@
+"""``appliance health`` and ``appliance reload``: one answer for scripts, one command for service managers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
+from ..processes.clock import now_ms
+from . import output
+from .target import Connect, Data, Json, cluster, data_dir
+
+RELOAD_MS_MAX = 20_000
+LOOK_S = 0.02
+
+
+def health(
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing; the exit status says it.")] = False,
+) -> None:
+    """Say whether all is well: 0 yes, 75 something passes or needs room, 74 a partition is offline.
+
+    Needs no free worker and no ZooKeeper with [b]--data[/b].  Each thing that is wrong is one line.
+
+    [b]Examples[/b]
+
+        appliance health --data /var/lib/appliance
+
+        appliance health --data /var/lib/appliance --json
+
+        appliance health -q --connect logs.example.net:9091 || echo look at it
+    """
+    from .. import health as judge
+
+    seen = _seen(data, connect)
+    found = judge.findings(seen, states_of(seen)) if seen else judge.findings(None, {})
+    status = judge.exit_status(found)
+    if as_json:
+        rows = [{"exit_status": one.exit_status, "stops_all": one.stops_all, "text": one.text} for one in found]
+        output.print_json({"healthy": status == 0, "exit_status": status, "findings": rows})
+    elif not quiet:
+        for line in [one.text for one in found] or ["all is well"]:
+            output.say(output.safe(line))
+    raise typer.Exit(status)
+
+
+def states_of(seen: dict[str, Any]) -> dict[str, str]:
+    """The state of each partition of a status, by name."""
+    return {f"{row['topic']}-{row['partition']}": row["state"] for row in seen["partitions"]}
+
+
+def _seen(data: Path | None, connect: str | None) -> dict[str, Any] | None:
+    """The status; None when nobody serves."""
+    if data is not None and connect is not None:
+        raise typer.BadParameter("--data and --connect: give one of them")
+    directory = None if connect else data_dir(data)
+    if directory is not None:
+        from ..status import collect
+
+        return collect(directory)
+    try:
+        with cluster(None, connect) as asked:
+            found: dict[str, Any] = asked.admin("status", {})
+            return found
+    except Unavailable:
+        return None
+
+
+def reload(data: Data = None) -> None:
+    """Let a running appliance read its configuration again, and wait until it has.
+
+    Prints what has changed and what needs a restart.  A file that cannot be used changes nothing: exit status 78.
+
+    [b]Examples[/b]
+
+        appliance reload --data /var/lib/appliance
+    """
+    directory = data_dir(data)
+    if directory is None:
+        raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
+    from ..status import read_state
+
+    state = read_state(directory)
+    if state is None or state.get("state") != "serving":
+        raise BrokerAway(f"no appliance serves {directory}")
+    before = state["reload"]["count"]
+    os.kill(state["pid"], signal.SIGHUP)
+    deadline_ms = now_ms() + RELOAD_MS_MAX
+    while (last := (read_state(directory) or state)["reload"])["count"] == before:
+        if now_ms() > deadline_ms:
+            raise RequestTimedOut(f"the appliance has not reloaded within {RELOAD_MS_MAX // 1000} s: see its log")
+        time.sleep(LOOK_S)
+    if last["error"]:
+        raise BadValue(f"nothing has changed: {last['error']}")
+    for key, was, now in last["changed"]:
+        output.say(f"{key}: {was} -> {now}")
+    if not last["changed"]:
+        output.say("nothing has changed")
+    for key, was, now in last["needs_restart"]:
+        output.say(f"needs a restart: {key}: {was} -> {now}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Running one")(health)
+    app.command(rich_help_panel="Running one")(reload)
