@@ -38,6 +38,8 @@ from .topic_api import TopicApi
 
 AT_ONCE_BYTES_MAX: Final = 16 * 1024
 """Frames up to here are decoded within 20 ms, whatever is in them; larger ones may take half a second."""
+API_KEY_BYTES: Final = 2
+"""Of a frame, at its beginning."""
 AT_ONCE_ROWS_MAX: Final = 1_000
 """Answers with up to this many rows in all arrays are encoded within 20 ms; larger ones may take a second."""
 
@@ -75,6 +77,15 @@ class _Codec:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _errors(answer: Mapping[str, Any]) -> int:
+    """The number of errors in an answer, at all depths."""
+    count = int(bool(answer.get("error_code")))
+    for value in answer.values():
+        if isinstance(value, list):
+            count += sum(_errors(element) for element in value if isinstance(element, dict))
+    return count
 
 
 def _rows(answer: Mapping[str, Any]) -> int:
@@ -122,6 +133,8 @@ class KafkaApis:
         assert not handlers, f"not advertised: {sorted(handlers)}"
         self.on_answer: Callable[[str, Call, Answer], object] = lambda api, call, answer: None
         """Called with the API and each answer before it is encoded."""
+        self.on_errors: Callable[[Origin, int, int], None] = lambda origin, api, count: None
+        """Called with the API and the number of errors of each answer that has any."""
         for api in apis:
             if isinstance(api, TopicApi):
                 api.on_created = lambda call, rows: self.on_answer("CreateTopics", call, {"topics": rows})
@@ -135,17 +148,23 @@ class KafkaApis:
         try:
             header, request = await self._codec.decode(frame, origin.peer)
         except ClientFault as error:
-            return forwarded.encode_refusal(frame, error.code)
+            return self._refuse(frame, error, origin)
         access = self._authorizer.access(origin)
         call = Call(request, header.api_version, header.correlation_id, header.client_id, origin, access)
         try:
             answer = refusal(APIS[header.api_key].name, call) or await self._handlers[header.api_key](call)
         except ApplianceError as error:  # something is missing just now; handlers answer all else themselves
-            return forwarded.encode_refusal(frame, error.code)
+            return self._refuse(frame, error, origin)
         if isinstance(answer, bytes):
             return answer
         self.on_answer(APIS[header.api_key].name, call, answer)
+        if errors := _errors(answer):
+            self.on_errors(origin, header.api_key, errors)
         return await self._codec.encode(answer, header.reply_to)
+
+    def _refuse(self, frame: bytes | memoryview, error: ApplianceError, origin: Origin) -> bytes:
+        self.on_errors(origin, int.from_bytes(frame[:API_KEY_BYTES], "big"), 1)
+        return forwarded.encode_refusal(frame, error.code)
 
     def close(self) -> None:
         self._codec.close()

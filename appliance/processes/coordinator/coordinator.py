@@ -36,6 +36,8 @@ from ...kafka_apis.handlers import KafkaApis
 from ...security.audit_log import Audit
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
+from ...shared import memory
+from ...shared.counters import Counters
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
@@ -71,19 +73,27 @@ def clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def run(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart | None = None) -> None:
+def run(
+    config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart | None = None, page: str = ""
+) -> None:
     """Run the coordinator process until the supervisor stops it or is gone.
+
+    Args:
+        page: the name of its counters; "": nobody reads them.
 
     Raises:
         StorageFault: the catalog cannot be read.
     """
-    asyncio.run(_serve(config, data_dir, instance, channel, heart or alone()))
+    counters = Counters(memoryview(memory.attach(page)).cast("Q") if page else None)
+    asyncio.run(_serve(config, data_dir, instance, channel, heart or alone(), counters))
 
 
-async def _serve(config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart) -> None:
+async def _serve(
+    config: Config, data_dir: Path, instance: str, channel: Channel, heart: Heart, counters: Counters
+) -> None:
     beating = asyncio.create_task(_beat(heart))
     try:
-        await Coordinator(config, data_dir, instance, channel).serve()
+        await Coordinator(config, data_dir, instance, channel, counters).serve()
     finally:
         beating.cancel()
 
@@ -101,8 +111,11 @@ class Coordinator:
     Most of its attributes are these parts, and most of its methods are called by one of them.
     """
 
-    def __init__(self, config: Config, data_dir: Path, instance: str, channel: Channel) -> None:
+    def __init__(
+        self, config: Config, data_dir: Path, instance: str, channel: Channel, counters: Counters | None = None
+    ) -> None:
         self._config = config
+        self._counters = counters or Counters()
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
@@ -170,6 +183,8 @@ class Coordinator:
         )
         self._change_log = ChangeLog(self._audit)
         self._kafka.on_answer = self._change_log.on_kafka
+        self._kafka.on_errors = self._on_errors
+        self._native.on_error = self._on_errors
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
@@ -362,6 +377,10 @@ class Coordinator:
             facts = self._broker.facts
             for stream in behind:
                 stream.publish(state, facts, topics, security)
+
+    def _on_errors(self, origin: Origin, api: int, count: int) -> None:
+        """Count errors in an answer; the worker counts the request and its time."""
+        self._counters.of(origin.listener).failed(api, count)
 
     async def _answer(self, origin: Origin, frame: bytes) -> bytes | None:
         try:

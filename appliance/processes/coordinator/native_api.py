@@ -43,6 +43,7 @@ from ...wire.native_admin import (
     RepairPartition,
     SelectAcls,
 )
+from ...wire.requests import ADMIN_API
 from ...zookeeper import login
 from .measuring import Measured, Measurements
 from .native_rights import check_rights
@@ -110,6 +111,8 @@ class NativeApi:
             "delete_acls": self._delete_acls,
         }
         assert self._verbs.keys() == native_admin.VERBS.keys()
+        self.on_error: Callable[[Origin, int, int], None] = lambda origin, api, count: None
+        """Called with the API and the number of errors of an answer that is one."""
 
     async def answer(self, frame: bytes, origin: Origin) -> bytes:
         """The reply to a forwarded frame.
@@ -123,6 +126,8 @@ class NativeApi:
             reply = self._metadata.native(request.topics, origin.listener, access)
             return native.encode_frame([request.correlation, 0, reply])
         code, message, result = await self._admin(request.verb, request.arguments, access)
+        if code:
+            self.on_error(origin, ADMIN_API, 1)
         return native.encode_frame([request.correlation, code, message, result])
 
     # ---- admin

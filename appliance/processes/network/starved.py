@@ -23,8 +23,9 @@ class Starved:
         self._since_ms = 0
         """When the first of them began to wait, or one was last fed."""
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        """How many connections wait."""
+        return len(self._waiting)
 
     @property
     def due_ms(self) -> int:

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from ...config import Config
 from ...machine_limits import DISK_WARN
+from ...shared import memory
+from ...shared.counters import PAGE_BYTES
 from ...shared.heartbeats import Heart
 from ..child import become_child
 from ..clock import wall_s
@@ -43,6 +45,8 @@ class CoordinatorChild:
         self._hosted, self._children, self._workers = hosted, children, workers
         self._pid = os.getpid()
         self._child: Child | None = None
+        self.page = ""
+        """The name of the page of its counters; "" before its first start."""
         self._listeners: dict[str, str] = {}
         self.zookeeper = {"connect": "", "state": "off"}
         if config.zookeeper.connect or config.zookeeper.nodes:
@@ -67,6 +71,9 @@ class CoordinatorChild:
         self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
 
     def _fork(self) -> None:
+        if not self.page:
+            self.page, mapped = memory.create(self._instance, "counters", PAGE_BYTES)
+            mapped.close()
         pid = self._pid
 
         def target(channel: Channel, heart: Heart) -> int:
@@ -74,7 +81,7 @@ class CoordinatorChild:
             with heart.working():
                 from .. import coordinator  # asyncio, kazoo and codecs of forwarded requests: 25 MB, needed only here
 
-            coordinator.run(self._config, self._data_dir, self._instance, channel, heart)
+            coordinator.run(self._config, self._data_dir, self._instance, channel, heart, self.page)
             return 0
 
         self._child = self._children.fork("coordinator", 0, target)

@@ -91,7 +91,7 @@ class StatusReport:
             "processes": self._processes(),
             "restarts": dict(self._children.restarts.totals),
             "hangs": dict(self._children.hangs),
-            "pages": self._workers.pages,
+            "pages": self._workers.pages | ({"coordinator": page} if (page := self._coordinator.page) else {}),
             "reload": self.reloads.last,
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
