@@ -100,6 +100,8 @@ READ = ("--from", "earliest", "--max", "2")
 CASES: dict[str, list[list[str]]] = {
     "start": [["--data", "{data}/x", "--set", f"{HOSTILE}=1"], ["--data", "{data}/x", "--config", "{config}"]],
     "status": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
+    "health": [["--data", "{data}"], ["--data", "{data}", "--json"], ["--data", f"/nowhere/{HOSTILE}"]],
+    "reload": [["--data", f"/nowhere/{HOSTILE}"]],
     "produce": [
         [HOSTILE, "{at}"],
         [TOPIC, f"/nowhere/{HOSTILE}", "{at}"],

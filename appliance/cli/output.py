@@ -57,12 +57,6 @@ def say(text: object = "") -> None:
     print(safe(text))
 
 
-def clear() -> None:
-    """Begin at the top of the terminal again; nothing happens where there is none."""
-    if sys.stdout.isatty():
-        print("\x1b[H\x1b[2J", end="")
-
-
 def json_text(value: object, indent: int | None = None) -> str:
     """JSON of ``value``; characters that :func:`safe` would escape become ``\\u`` escapes."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)

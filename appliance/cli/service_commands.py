@@ -136,7 +136,7 @@ def status(
         if as_json:
             output.print_json(seen)
         else:
-            if watch is not None:
+            if watch is not None and sys.stdout.isatty():
                 output.clear()
             _print_status(seen, meter.rates())
         if watch is None:
