@@ -13,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.metrics.disk_forecast import DiskForecast, Room
-from appliance.metrics.exposition import OTHERS, TOPICS_MAX, Snapshot, expose
+from appliance.metrics.exposition import OTHERS, TOPICS_MAX, Snapshot, Watched, expose
+from appliance.metrics.heart_watch import HeartWatch
 from appliance.metrics.lag_watch import Lag, Lags
 from appliance.metrics.readings import NO_REQUESTS, Readings, Totals
 from appliance.names import TopicPartition
@@ -55,7 +56,7 @@ def readings(topics: int = 1) -> Readings:
 
 def exposed(taken: Readings) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     lags = Lags({("readers", "topic-0000"): Lag(5, 50, 1.5)}, 0, 0)
-    text = expose(Snapshot(taken, lags, 2.0, 3_600.0)).decode()
+    text = expose(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}))).decode()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -94,13 +95,28 @@ def test_topics_are_bounded_and_nothing_is_lost() -> None:
 
 def test_nothing_runs() -> None:
     empty = Readings(1.0, None, {}, {}, {}, {}, NO_REQUESTS, ROOM)
-    text = expose(Snapshot(empty, None, 0.0, None)).decode()
+    text = expose(Snapshot(empty, Watched())).decode()
     assert not re.search("^appliance_disk_seconds_until_full ", text, re.MULTILINE)
     assert list(text_string_to_metric_families(text))
 
 
 def test_rates_are_never_negative() -> None:
     assert Totals(5, 5, 5, 5, 5).since(Totals(7, 1, 5, 0, 0)) == Totals(0, 4, 0, 5, 5)
+
+
+def test_how_long_ago_a_process_has_beaten() -> None:
+    cells = [5, 5, 5]
+    rows = [{"pid": pid, "role": "network" if pid < 3 else "writer", "heart": pid - 1} for pid in (1, 2, 3)]
+    watch = HeartWatch(cells.__getitem__)
+    watch.look([*rows, {"pid": 9, "role": "zookeeper"}], 0)
+    cells[0] += 1
+    watch.look(rows, 2_000)
+    assert watch.ages_s(rows, 3_000) == {"network": 3.0, "writer": 3.0}
+    cells[1] += 1
+    watch.look(rows[:2], 4_000)
+    assert watch.ages_s(rows, 4_000) == {"network": 2.0}, "what is gone has no age"
+    watch.look([{**rows[0], "pid": 7}], 9_000)
+    assert watch.ages_s([{**rows[0], "pid": 7}], 9_000) == {"network": 0.0}, "another process in the same cell"
 
 
 # ---- the disk
@@ -186,6 +202,6 @@ def test_prometheus_takes_rules_configuration_and_metrics(tmp_path: Path) -> Non
     for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         done = subprocess.run([PROMTOOL, "check", kind, HERE / name], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
-    text = expose(Snapshot(readings(), Lags({("g", "t"): Lag(1, 1, 1.0)}, 0, 0), 1.0, 1.0))
+    text = expose(Snapshot(readings(), Watched(Lags({("g", "t"): Lag(1, 1, 1.0)}, 0, 0), 1.0, 1.0, {"network": 1.0})))
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr

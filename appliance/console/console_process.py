@@ -33,7 +33,7 @@ def serve(arguments: SideArguments) -> None:
 
 
 async def _serve(arguments: SideArguments) -> None:
-    config, data_dir, sock, channel, heart = arguments
+    config, data_dir, sock, channel, heart, _ = arguments
     audit = Audit(now_ms)
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
     names = [config.broker.host, *config.console.hosts.split(",")]

@@ -7,8 +7,8 @@ together as OTHERS; groups (:mod:`.lag_watch`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -35,12 +35,20 @@ ZOOKEEPER_STATES: Final = ("off", "connecting", "connected", "suspended", "lost"
 Samples = Iterable[tuple[Sequence[str], float]]
 
 
+class Watched(NamedTuple):
+    """What takes longer to know than a reading: lag with its age, the forecast of the disk, ages of beats by role."""
+
+    lags: Lags | None = None
+    lag_age_s: float = 0.0
+    until_full_s: float | None = None
+    heartbeat_s: Mapping[str, float] = {}
+
+
 class Snapshot(Collector):
     """One reading as metrics."""
 
-    def __init__(self, readings: Readings, lags: Lags | None, lag_age_s: float, until_full_s: float | None) -> None:
-        self._readings, self._lags = readings, lags
-        self._lag_age_s, self._until_full_s = lag_age_s, until_full_s
+    def __init__(self, readings: Readings, watched: Watched) -> None:
+        self._readings, self._watched = readings, watched
 
     def collect(self) -> Iterator[Metric]:
         yield from self._appliance()
@@ -71,6 +79,8 @@ class Snapshot(Collector):
         )
         about = "Processes that were killed because their heartbeat stopped (liveness.timeout_ms)."
         yield _counter("process_hangs", about, ["role"], _by(dict.fromkeys(processes, 0) | state.get("hangs", {})))
+        about = "Time since the last beat of a process; the longest of a role."
+        yield _gauge("process_heartbeat_age_seconds", about, ["role"], _by(self._watched.heartbeat_s))
         about = "1 for each limit of machine or configuration that is reached now."
         yield _gauge("limit_reached", about, ["limit"], [([row["limit"]], 1) for row in state.get("limits", ())])
         about = "Steps that the machine refuses now."
@@ -127,15 +137,15 @@ class Snapshot(Collector):
         yield _counter("connections_refused", about, ["worker"], [([worker], row["refused"]) for worker, row in gauges])
 
     def _lag(self) -> Iterator[Metric]:
-        rows = sorted(self._lags.by_group.items()) if self._lags else []
+        rows = sorted(self._watched.lags.by_group.items()) if self._watched.lags else []
         for name, about in _LAG_GAUGES.items():
             yield _gauge(
                 f"group_lag_{name}", about, ["group", "topic"], [(key, getattr(lag, name)) for key, lag in rows]
             )
         about = "Time since lag was last measured."
-        yield _gauge("group_lag_age_seconds", about, [], [([], self._lag_age_s)] if self._lags else [])
+        yield _gauge("group_lag_age_seconds", about, [], [([], self._watched.lag_age_s)] if self._watched.lags else [])
         about = "Groups whose lag is not measured, because there are too many."
-        yield _gauge("groups_left_out", about, [], [([], self._lags.left_out)] if self._lags else [])
+        yield _gauge("groups_left_out", about, [], [([], self._watched.lags.left_out)] if self._watched.lags else [])
 
     def _disk(self) -> Iterator[Metric]:
         room = self._readings.room
@@ -145,7 +155,7 @@ class Snapshot(Collector):
         yield _gauge("disk_log_max_bytes", "disk.bytes_max; absent when 0.", [], [([], room.cap)] if room.cap else [])
         yield _gauge("disk_reserve_bytes", "disk.free_bytes_min.", [], [([], room.reserve)])
         about = "How long the room lasts at the rate of the last 24 hours, until old segments go early; or +Inf."
-        rows: Samples = [] if self._until_full_s is None else [([], self._until_full_s)]
+        rows: Samples = [] if self._watched.until_full_s is None else [([], self._watched.until_full_s)]
         yield _gauge("disk_seconds_until_full", about, [], rows)
 
 
@@ -166,7 +176,7 @@ _TOPIC_GAUGES: Final = {
 }
 _CONNECTION_STATES: Final = ("handed_over", "handshakes", "muted", "starved")
 _WORKER_GAUGES: Final = {
-    "fetches_waiting": "Fetches that wait for messages.",
+    "fetches_waiting": "Fetches that wait for messages, at each of their partitions.",
     "appends_waiting": "Partitions with produce requests that wait for a writer.",
     "arena_used_bytes": "Memory for received bytes that is taken.",
     "arena_bytes": "Memory for received bytes.",
@@ -199,7 +209,7 @@ def _bounded(topics: dict[str, TopicReading]) -> list[tuple[str, TopicReading]]:
     return [*rows[:TOPICS_MAX], (OTHERS, TopicReading(states=states, **numbers))]
 
 
-def _by(counts: dict[str, int]) -> Samples:
+def _by(counts: Mapping[str, float]) -> Samples:
     return [([name], count) for name, count in sorted(counts.items())]
 
 

@@ -17,8 +17,10 @@ from ..health import findings
 from ..partition_states import STATE_NAMES
 from ..processes.clock import now_ms
 from ..processes.supervisor.side_processes import SideArguments
+from ..status import read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
-from .exposition import CONTENT_TYPE, Snapshot, expose
+from .exposition import CONTENT_TYPE, Snapshot, Watched, expose
+from .heart_watch import HeartWatch
 from .lag_watch import LagWatch
 from .readings import Reader, Readings
 
@@ -26,6 +28,8 @@ CONNECTIONS_MAX: Final = 16
 TIMEOUT_S: Final = 10
 TURN_S: Final = 0.5
 """How long a stop waits at most for the main thread to notice."""
+LOOK_MS: Final = 2_000
+"""How often the heartbeats are looked at: state.json is read for that."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +49,13 @@ def text(status: int, lines: str) -> Page:
 class Pages:
     """Makes the pages, for any thread."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, seen: Callable[[int], int]) -> None:
         self.lag_watch = LagWatch(data_dir)
+        self._data_dir, self._hearts = data_dir, HeartWatch(seen)
         self._reader = Reader(data_dir)
         self._forecast = DiskForecast()
         self._lock = threading.Lock()
-        self._noted_ms = now_ms() - SAMPLE_S * 1000
+        self._looked_ms, self._noted_ms = 0, now_ms() - SAMPLE_S * 1000
 
     def _read(self) -> Readings:
         with self._lock:
@@ -58,8 +63,14 @@ class Pages:
             self._forecast.note(readings.at_s, readings.room)
         return readings
 
-    def note_disk(self) -> None:
-        """Take a sample for the forecast, once a minute."""
+    def look(self) -> None:
+        """Look at the heartbeats, and once a minute at the disk."""
+        if now_ms() - self._looked_ms < LOOK_MS:
+            return
+        self._looked_ms = now_ms()
+        state = read_state(self._data_dir)
+        with self._lock:
+            self._hearts.look(state["processes"] if state else (), now_ms())
         if now_ms() - self._noted_ms >= SAMPLE_S * 1000:
             self._noted_ms = now_ms()
             self._read()
@@ -68,7 +79,9 @@ class Pages:
         readings, lags = self._read(), self.lag_watch.lags
         age_s = (now_ms() - lags.measured_ms) / 1000 if lags else 0.0
         until_full_s = self._forecast.seconds_until_full(readings.at_s, readings.room)
-        return Page(200, CONTENT_TYPE, expose(Snapshot(readings, lags, age_s, until_full_s)))
+        with self._lock:
+            hearts = self._hearts.ages_s(readings.state["processes"] if readings.state else (), now_ms())
+        return Page(200, CONTENT_TYPE, expose(Snapshot(readings, Watched(lags, age_s, until_full_s, hearts))))
 
     def live(self) -> Page:
         """Live: the supervisor runs, since this process does."""
@@ -156,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve(arguments: SideArguments) -> None:
     """Run the side process ``metrics``."""
-    pages = Pages(arguments.data_dir)
+    pages = Pages(arguments.data_dir, arguments.seen)
     pages.lag_watch.start()
     routes = {"/metrics": pages.metrics, "/live": pages.live, "/ready": pages.ready}
-    MetricsServer(arguments, routes, pages.note_disk).serve()
+    MetricsServer(arguments, routes, pages.look).serve()

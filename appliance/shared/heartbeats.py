@@ -95,4 +95,8 @@ class Heartbeats:
 
     def seen(self, heart: Heart) -> int:
         """The value of the cell."""
-        return int(self._cells[heart.index])
+        return self.seen_at(heart.index)
+
+    def seen_at(self, index: int) -> int:
+        """The value of the cell with this index, also in a child that was forked meanwhile."""
+        return int(self._cells[index])

@@ -118,7 +118,7 @@ class TableCounts(NamedTuple):
 
 
 class SegmentTable:
-    """Reads and writes one table.
+    """Reads and writes one table.  Its many methods are one load or store each: only this module knows the layout.
 
     ``cells`` is the mapped memory cast to "Q".  A plain list of ints works, too: with lists, tests step a writer and a
     reader through every interleaving of their loads and stores.

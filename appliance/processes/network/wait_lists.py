@@ -135,8 +135,8 @@ class WaitLists:
 
     @property
     def waiting(self) -> int:
-        """How many requests have a deadline; some of them may have been answered since."""
-        return len(self._deadlines) - self._stale
+        """How many requests wait; one that waits at several partitions counts there."""
+        return sum(map(len, self._lists))
 
     def delay(self, delayed: DelayedRequest, awaited: Sequence[Awaited]) -> bool:
         """Let a request wait at all these partitions; False when a high watermark has come meanwhile.

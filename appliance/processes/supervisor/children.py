@@ -102,6 +102,14 @@ class Children:
         """All children, by pid."""
         return iter(sorted(set(self._by_fd.values()), key=lambda child: child.pid))
 
+    def heart_of(self, child: Child) -> int:
+        """The index of the cell in which a child beats."""
+        return self._liveness.heart_of(child)
+
+    def seen(self, heart: int) -> int:
+        """The value of a cell; a forked child sees the present one, too."""
+        return self._heartbeats.seen_at(heart)
+
     # ---- forking
 
     def close_in_child(self, close: Callable[[], object], name: str = "") -> None:

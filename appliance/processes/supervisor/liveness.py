@@ -53,6 +53,11 @@ class Liveness:
         if watched is not None:
             self._heartbeats.give_back(watched.heart)
 
+    def heart_of(self, child: Child) -> int:
+        """The index of the cell of a child that is watched; -1: it is not."""
+        watched = self._watched.get(child)
+        return -1 if watched is None else watched.heart.index
+
     def overdue(self) -> Iterable[Child]:
         """The children that hang; each is returned at every check until it is gone."""
         now = self._clock_ms()

@@ -45,6 +45,8 @@ class SideArguments(NamedTuple):
     sock: socket.socket
     channel: Channel
     heart: Heart
+    seen: Callable[[int], int]
+    """The value of a heart's cell; "heart" of a process in state.json has the index."""
 
 
 Serve = Callable[[SideArguments], None]
@@ -96,7 +98,9 @@ class SideProcesses:
 
         def target(channel: Channel, heart: Heart) -> int:
             become_child(role, pid)
-            self._roles[role](SideArguments(self._config, self._data_dir, self._sockets[role], channel, heart))
+            self._roles[role](
+                SideArguments(self._config, self._data_dir, self._sockets[role], channel, heart, self._children.seen)
+            )
             return 0
 
         self._running[role] = self._children.fork(role, role, target, {role})

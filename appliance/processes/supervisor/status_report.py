@@ -56,7 +56,7 @@ class StatusReport:
         self._written_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
-        self._notifier, self._line = notifier, ""
+        self._notifier = notifier
         self._refusals: Counter[str] = Counter()
         self._save = actions.define("write state.json", lambda _: self.write())
 
@@ -101,9 +101,7 @@ class StatusReport:
             "refusals": dict(self._refusals),
         }
         self._written_ms = now_ms()
-        if (line := status_line(content, len(rows))) != self._line:
-            self._line = line
-            self._notifier.send(f"STATUS={line}")
+        self._notifier.show(status_line(content, len(rows)))
         self._file.replace(msgspec.json.encode(content))
 
     def _limits(self) -> list[dict[str, Any]]:
@@ -120,6 +118,7 @@ class StatusReport:
         ]
         for child in self._children:
             row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
+            row["heart"] = self._children.heart_of(child)
             row["restarts"] = self._children.restarts.count(child.role, child.key)
             if child.role == "writer":
                 row["topic"], row["partition"] = child.key

@@ -21,6 +21,7 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._socket: socket.socket | None = None
+        self._line = ""
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         watchdog_us = int(environment.get("WATCHDOG_USEC", "0") or 0)
@@ -38,6 +39,12 @@ class Notifier:
             self._socket.sendto("\n".join(lines).encode(), address)
         except OSError:
             pass  # serve all the same, without a service manager that listens
+
+    def show(self, line: str) -> None:
+        """Send the status line, if it is another one."""
+        if line != self._line:
+            self._line = line
+            self.send(f"STATUS={line}")
 
     def close(self) -> None:
         """In a forked child: only the supervisor sends."""
