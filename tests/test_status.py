@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,3 +116,18 @@ def test_deletions_that_are_not_complete_are_shown(tmp_path: Path) -> None:
     assert [row["topic"] for row in collect(tmp_path)["removals"]] == ["old", "new", "web"]
     assert "Being deleted" not in run("status", "--data", str(tmp_path)).out
     assert "old\t0 1\tTrue" in run("status", "--data", str(tmp_path)).out
+
+
+def test_it_is_shown_again_and_again_with_rates(appliance: Server) -> None:
+    command = [sys.executable, "-m", "appliance", "status", "--data", str(appliance.data_dir), "--watch", "0.2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines: list[str] = []
+        while sum(line.startswith("state:") for line in lines) < 3:
+            lines.append(watching.stdout.readline())
+            assert lines[-1], "it has ended"
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(20) == 130
+    assert any(line.startswith("rates:") and "/s in" in line for line in lines)
+    assert any(line.startswith("version:") and " up " in line for line in lines)

@@ -73,7 +73,7 @@ def _seen(data: Path | None, connect: str | None) -> dict[str, Any] | None:
         return None
 
 
-def reload(data: Data = None) -> None:
+def reload(data: Data = None, as_json: Json = False) -> None:
     """Let a running appliance read its configuration again, and wait until it has.
 
     Prints what has changed and what needs a restart.  A file that cannot be used changes nothing: exit status 78.
@@ -81,6 +81,8 @@ def reload(data: Data = None) -> None:
     [b]Examples[/b]
 
         appliance reload --data /var/lib/appliance
+
+        appliance reload --data /var/lib/appliance --json
     """
     directory = data_dir(data)
     if directory is None:
@@ -99,6 +101,9 @@ def reload(data: Data = None) -> None:
         time.sleep(LOOK_S)
     if last["error"]:
         raise BadValue(f"nothing has changed: {last['error']}")
+    if as_json:
+        output.print_json({name: last[name] for name in ("changed", "needs_restart")})
+        return
     for key, was, now in last["changed"]:
         output.say(f"{key}: {was} -> {now}")
     if not last["changed"]:

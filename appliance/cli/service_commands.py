@@ -19,7 +19,7 @@ from ..config import KEYS, Config, load
 from ..errors import BadValue
 from ..health import exit_status, findings
 from ..processes.clock import wall_s
-from . import output
+from . import ending, output
 from .health_commands import states_of
 from .target import Connect, Data, Json, cluster, data_dir
 
@@ -129,20 +129,34 @@ def status(
     if data is not None and connect is not None:
         raise typer.BadParameter("--data and --connect: give one of them")
     meter = Meter(directory)
-    if not as_json and watch is None:
-        meter.measure(RATES_S)
-    while True:
-        seen = _status_of(directory, connect)
-        if as_json:
-            output.print_json(seen)
-        else:
-            if watch is not None and sys.stdout.isatty():
+    if watch is None:
+        if meter.reads and not as_json:
+            meter.measure(RATES_S)
+        seen = _show_status(directory, connect, meter, as_json)
+        raise typer.Exit(exit_status(findings(seen, states_of(seen))))
+    with ending.in_order():
+        while True:
+            if sys.stdout.isatty():
                 output.clear()
-            _print_status(seen, meter.rates())
-        if watch is None:
-            raise typer.Exit(exit_status(findings(seen, states_of(seen))))
-        sys.stdout.flush()
-        meter.measure(watch)
+            _show_status(directory, connect, meter, as_json)
+            sys.stdout.flush()
+            meter.measure(watch)
+
+
+def _show_status(directory: Path | None, connect: str | None, meter: Meter, as_json: bool) -> dict[str, Any]:
+    """Print the status once, and return it."""
+    if directory is not None:
+        from ..status import collect
+
+        seen = collect(directory)
+    else:
+        with cluster(None, connect) as asked:
+            seen = asked.admin("status", {})
+    if as_json:
+        output.print_json(seen)
+    else:
+        _print_status(seen, meter.rates())
+    return seen
 
 
 RATES_S = 0.25
@@ -158,14 +172,16 @@ class Meter:
         self._reader = Reader(directory) if directory is not None else None
         self._before = self._after = self._reader.read() if self._reader else None
 
+    @property
+    def reads(self) -> bool:
+        """Whether there is anything to read."""
+        return self._after is not None and self._after.state is not None
+
     def measure(self, seconds: float) -> None:
         """Wait, then read again."""
-        if self._reader is None or self._before is None or self._before.state is None:
-            time.sleep(seconds if self._reader is None else 0)
-            return
-        self._before = self._after
         time.sleep(seconds)
-        self._after = self._reader.read()
+        if self._reader is not None:
+            self._before, self._after = self._after, self._reader.read()
 
     def rates(self) -> dict[str, float]:
         """Per second, by their names; nothing before there are two readings."""
@@ -174,16 +190,6 @@ class Meter:
             return {}
         grown = after.totals.since(before.totals)._asdict()
         return {name: count / (after.at_s - before.at_s) for name, count in grown.items()}
-
-
-def _status_of(directory: Path | None, connect: str | None) -> dict[str, Any]:
-    if directory is not None:
-        from ..status import collect
-
-        return collect(directory)
-    with cluster(None, connect) as asked:
-        seen: dict[str, Any] = asked.admin("status", {})
-        return seen
 
 
 def _print_status(seen: dict[str, Any], rates: dict[str, float]) -> None:

@@ -1,0 +1,62 @@
+"""Lag of groups, measured from outside of the coordinator, beside what it says itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from appliance.client import Producer
+from appliance.client.admin import Admin
+from appliance.metrics.lag_watch import Lag, LagWatch
+from appliance.names import TopicPartition
+from appliance.zookeeper.ensemble import Ensemble
+
+from .server import Server, wait_for
+from .zookeeper_fixture import ACCESS, fresh_connect
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iterator[Server]:
+    settings: dict[str, Any] = {"topics.segment.bytes": 1024, "topics.index.interval.bytes": 256}
+    settings |= {"zookeeper.connect": fresh_connect(standalone)} | ACCESS
+    with Server(tmp_path_factory.mktemp("lag") / "data", **settings) as server:
+        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        yield server
+
+
+def test_lag_is_what_the_coordinator_says(server: Server) -> None:
+    with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
+        admin.create_topic("t", 2)
+        sent = [producer.send("t", b"x" * 100, partition=n % 2).result(20) for n in range(60)]
+        ends = {(row["partition"]): row["end"] for row in admin.topics(["t"])[0]["partitions"]}
+        watch = LagWatch(server.data_dir)
+        assert watch.measure().by_group == {}
+
+        admin.commit("half", {("t", 0): sent[30].offset, ("t", 1): ends[1]})
+        admin.commit("all", {("t", 0): ends[0], ("t", 1): ends[1]})
+        found = watch.measure()
+        assert found.left_out == 0
+        assert found.by_group["all", "t"] == Lag(0, 0, 0.0)
+        told = {row["partition"]: row for row in admin.group("half")["partitions"]}
+        half = found.by_group["half", "t"]
+        assert (half.messages, half.bytes) == (told[0]["lag_messages"], told[0]["lag_bytes"])
+        assert half.messages > 0
+        assert half.seconds == pytest.approx(told[0]["lag_seconds"], abs=5)
+
+        producer.send("t", b"late", partition=1).result(20)
+        wait_for(lambda: watch.measure().by_group["all", "t"].messages == 1, "the new message to count")
+        admin.commit("half", {("t", 0): ends[0]})
+        assert watch.measure().by_group["half", "t"].messages == 1, "only what is new in the other partition"
+
+
+def test_what_did_not_change_is_not_measured_again(server: Server) -> None:
+    with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
+        producer.send("u", b"x").result(20)
+        admin.commit("once", {("u", 0): 0})
+        watch = LagWatch(server.data_dir)
+        first = watch.measure()
+        known = watch._known["once", TopicPartition("u", 0)]
+        assert watch.measure().by_group["once", "u"].messages == first.by_group["once", "u"].messages == 1
+        assert watch._known["once", TopicPartition("u", 0)] is known
