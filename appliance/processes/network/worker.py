@@ -399,11 +399,7 @@ class NetworkWorker:
 
     def _show_gauges(self) -> None:
         connections, buffers = self._connections, self._buffers
-        self._counters.set_gauges(
-            (
-                *(len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd)),
-                *(self._metering.muted, len(connections.starved), self._wait_lists.waiting),
-                *(self._producing.waiting, buffers.arena.used_bytes, buffers.arena.size_bytes),
-                *(buffers.private_bytes, self._accepting.refused),
-            )
-        )
+        gauges = [len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd), self._metering.muted]
+        gauges += [len(connections.starved), self._wait_lists.waiting, self._producing.waiting]
+        gauges += [buffers.arena.used_bytes, buffers.arena.size_bytes, buffers.private_bytes, self._accepting.refused]
+        self._counters.set_gauges(gauges)
