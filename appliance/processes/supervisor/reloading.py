@@ -6,11 +6,15 @@ long as the file says something else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ...config import Config
 from ...config_keys import Scalar
+from ..child import set_log_level
+
+logger = logging.getLogger(__name__)
 
 RELOADED: Final = (
     "topics.", "disk.", "offsets.", "tls.", "writer.idle_ms", "native.advertised", "kafka.advertised",
@@ -31,7 +35,7 @@ class Reloads:
         self.last = {**self.last, "count": self.last["count"] + 1, "error": error, "changed": []}
 
     def take(self, config: Config) -> None:
-        """Note a new configuration."""
+        """Note a new configuration, and log what it changes."""
         wanted = config.flat()
         now = {key: wanted[key] if key.startswith(RELOADED) else self._started_with[key] for key in wanted}
         self.last = {
@@ -41,6 +45,10 @@ class Reloads:
             "needs_restart": _differences(now, wanted),
         }
         self._now = now
+        set_log_level(config.log.level)
+        logger.info("configuration reloaded: %s", text_of(self.last["changed"]) or "nothing has changed")
+        if waiting := text_of(self.last["needs_restart"]):
+            logger.warning("needs a restart: %s", waiting)
 
 
 def _differences(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[list[Scalar]]:

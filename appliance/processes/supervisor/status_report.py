@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from ... import __version__
-from ...config import Disk
+from ...disk_settings import Disk
 from ...health import status_line
 from ...machine_limits import ADVICE, measure
 from ..clock import now_ms, wall_s

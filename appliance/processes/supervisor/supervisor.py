@@ -56,7 +56,6 @@ from ...machine_limits import ADVICE, limit_of
 from ...names import TopicPartition
 from ...shared import memory
 from ...zookeeper.login import login_of
-from ..child import set_log_level
 from ..clock import now_ms
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
@@ -67,7 +66,7 @@ from .hosted import Hosted, HostedPartition
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .opening import Opening
-from .reloading import Reloads, text_of
+from .reloading import Reloads
 from .removal import Removals
 from .repairs import Repairs
 from .scrubbing import Scrubbing
@@ -398,13 +397,8 @@ class Supervisor:
             self._writers.reload(config, values)
             self._sides.reload(config, values)
             self._scrubbing.reload(config, values)
-            reloads = self._report.reloads
-            reloads.take(config)
-            set_log_level(config.log.level)
+            self._report.reloads.take(config)
             self._workers.send_all(["log_level", config.log.level])
-            logger.info("configuration reloaded: %s", text_of(reloads.last["changed"]) or "nothing has changed")
-            if waiting := text_of(reloads.last["needs_restart"]):
-                logger.warning("needs a restart: %s", waiting)
         self._report.enter(self._report.state)
         self._notifier.send("READY=1")
 
