@@ -76,7 +76,7 @@ def machine(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def apt(machine: Machine, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--quiet", *words]
-    return machine.run(*command, check=check)
+    return machine.run(*command, check=check, seconds_max=300)
 
 
 def lines(machine: Machine, topic: str) -> list[str]:
