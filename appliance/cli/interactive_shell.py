@@ -57,7 +57,10 @@ def _read_lines(app: typer.Typer, listener: str) -> None:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
 
-    session: Any = PromptSession(history=FileHistory(_history_file()), completer=_completer(app))
+    # Only Tab completes: not every key is worth a request.
+    session: Any = PromptSession(
+        history=FileHistory(_history_file()), completer=_completer(app), complete_while_typing=False
+    )
     output.say(f"{listener}: Tab completes, help lists the commands, Ctrl-D leaves")
     status = 0
     while True:
