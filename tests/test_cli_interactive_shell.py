@@ -35,6 +35,7 @@ def test_a_session(appliance: Server, topic: str, tmp_path: Path) -> None:
         terminal.until("process of its own")
         terminal.type("topics list 'open\r")
         terminal.until("No closing quotation")
+        terminal.until("appliance [2]>")
         terminal.type("\x03")
         terminal.type("exit\r")
         assert terminal.wait() == 0

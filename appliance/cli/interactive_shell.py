@@ -66,12 +66,11 @@ def _read_lines(app: typer.Typer, listener: str) -> None:
     while True:
         try:
             line = session.prompt(f"appliance{f' [{status}]' if status else ''}> ")
-        except KeyboardInterrupt:
+            words = shlex.split(line, comments=True)
+        except KeyboardInterrupt:  # in the prompt, or just before it
             continue
         except EOFError:
             return
-        try:
-            words = shlex.split(line, comments=True)
         except ValueError as error:
             output.remark(f"appliance: {error}")
             status = 2
