@@ -76,7 +76,7 @@ def test_a_backup_under_load_has_what_was_acknowledged(make_appliance: Callable[
         assert ours.samefile(theirs), "a sealed segment is copied"
     assert not log_path(tmp_path / "copy" / "web-0", active).samefile(log_path(server.data_dir / "web-0", active))
 
-    succeeding("topics", "delete", "web", *at)  # the accident that the backup is for
+    succeeding("topics", "delete", "web", "--yes", *at)  # the accident that the backup is for
     restored(tmp_path / "copy", server)
     found = lines(server, "web")
     assert len(found) >= before

@@ -126,7 +126,7 @@ def test_names_of_topics_cannot_break_the_format(server: Server) -> None:
         producer.send("a.b_c-D", b"x").result(20)
     with Consumer(server.native) as consumer:
         assert consumer is not None
-    assert samples(server)["appliance_topic_messages_total", ("a.b_c-D",)] == 1
+    wait_for(lambda: samples(server).get(("appliance_topic_messages_total", ("a.b_c-D",))) == 1, "the topic to be shown")
 
 
 def test_health_by_http(server: Server) -> None:

@@ -95,7 +95,7 @@ def test_a_topic_is_deleted_on_a_full_disk_and_makes_room_at_once(tmp_path: Path
             said = run("topics", "create", "more", *at)
             assert said.status == 75
             assert succeeding("topics", "list", "--json", *at).json[0]["name"] == "big"
-            succeeding("topics", "delete", "big", *at)
+            succeeding("topics", "delete", "big", "--yes", *at)
             assert not (server.data_dir / "big-0").exists()
             names = [row["name"] for row in succeeding("topics", "list", "--json", *at).json]
             assert names == ["small"]

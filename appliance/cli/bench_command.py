@@ -32,9 +32,7 @@ Directory = Annotated[
     typer.Option(
         "--directory",
         metavar="DIR",
-        exists=True,
-        file_okay=False,
-        writable=True,
+        readable=False,
         help="Where the brokers keep their data meanwhile: a disk to be measured; else a temporary one.",
     ),
 ]

@@ -227,6 +227,20 @@ def kafka_python_group(bootstrap: str, topic: str, group: str, count: int) -> li
 # aiokafka
 
 
+async def _start(producer: Any) -> None:
+    """Start a producer.  aiokafka asks for its first metadata once, and a proxy may cut that connection."""
+    from aiokafka.errors import KafkaConnectionError
+
+    for left in range(BOOTSTRAPS_MAX, 0, -1):
+        try:
+            await producer.start()
+            return
+        except KafkaConnectionError:
+            if left == 1:
+                await producer.stop()
+                raise
+
+
 def aiokafka_produce(bootstrap: str, topic: str, codec: str, count: int) -> list[int]:
     from aiokafka import AIOKafkaProducer
 
@@ -235,7 +249,7 @@ def aiokafka_produce(bootstrap: str, topic: str, codec: str, count: int) -> list
         producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap, compression_type=kind, linger_ms=50, enable_idempotence=True
         )
-        await producer.start()
+        await _start(producer)
         sent = []
         try:
             for index in range(count):
