@@ -31,6 +31,8 @@ DISK: Final = "disk"
 DISK_WARN: Final = "disk.free_bytes_warn"
 SHARED_MEMORY: Final = "/dev/shm"
 CONNECTIONS_MAX: Final = "network.connections_max"
+PER_ADDRESS_MAX: Final = "network.connections_per_address_max"
+PER_USER_MAX: Final = "network.connections_per_user_max"
 
 BY_ERRNO: Final = {
     errno.EAGAIN: PROCESSES,

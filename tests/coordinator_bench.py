@@ -80,7 +80,7 @@ class Bench:
         self.partitions = Partitions(self._take)
         catalog = Catalog(data_dir / "catalog.json", {"logs": Topic("logs", {0: [0], 1: [0], 2: [8]}, {}, "b" * 32)})
         clock_ms = lambda: 1_000_000  # noqa: E731
-        self.brokers = LiveBrokers(config, registry)
+        self.brokers = LiveBrokers(config, registry, lambda: self.security.state.secret)
         steps = TopicSteps(0, catalog, self.partitions, registry, config.topics.defaults)
         sync = TopicSync(0, steps, self.partitions, registry, self.spawn, clock_ms)
         self.topics = Topics(config, steps, self.partitions, registry, sync.synchronise_one)

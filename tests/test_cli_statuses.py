@@ -126,6 +126,10 @@ def taken(place: Place) -> int:
     return status
 
 
+def tls_keys(place: Place, key: str) -> list[str]:
+    return ["--set", f"tls.certificate={place.config}", "--set", f"tls.key={place.path / key}"]
+
+
 Way = Callable[[Place], int]
 WAYS: dict[int, dict[str, Way]] = {
     0: {"a right configuration": lambda p: run("config", "check", "--config", str(p.config)).status},
@@ -157,6 +161,9 @@ WAYS: dict[int, dict[str, Way]] = {
         "no topic that fits": lambda p: run("tail", "nowhere-*", "--connect", p.native).status,
         "no such data directory, for the doctor": lambda p: run("doctor", "--data", str(p.path / "no")).status,
         "no such file": lambda p: run("produce", "statuses", "/nowhere", "--connect", p.native).status,
+        "no such password file": lambda p: (
+            run("users", "add", "u", "--password-file", "/nowhere", "--connect", p.native).status
+        ),
         "no such pipeline": lambda p: run("log", "dump", "/nowhere").status,
     },
     70: {"a bug": lambda p: reported(ClientBroken("a bug"))},
@@ -179,14 +186,20 @@ WAYS: dict[int, dict[str, Way]] = {
         "somebody else's file": lambda p: alone(
             "produce", "t", str(p.locked / "x"), "--connect", p.native, as_other=True
         )[0],
+        "somebody else's password": lambda p: alone(
+            "users", "add", "u", "--password-file", str(p.locked / "x"), "--connect", p.native, as_other=True
+        )[0],
     },
     78: {
         "a wrong key": lambda p: run("start", "--data", str(p.path / "x"), "--set", "network.worker=1").status,
         "a host without Java": lambda p: run("check", "--set", "zookeeper.java=/nowhere").status,
         "no such configuration": lambda p: run("config", "check", "--config", "/nowhere.toml").status,
-        "a password file that cannot be read": lambda p: alone(
-            "users", "add", "u", "--password-file", str(p.locked / "x"), "--connect", p.native, as_other=True
-        )[0],
+        "a password file that others can read": lambda p: (
+            run("users", "add", "u", "--password-file", str(p.config), "--connect", p.native).status
+        ),
+        "no such key of a listener with TLS": lambda p: (
+            run("config", "check", *tls_keys(p, "nowhere.key"), "--set", "kafka.listen=SSL://127.0.0.1:0").status
+        ),
         "a configuration that cannot be read": lambda p: alone(
             "config", "check", "--config", str(p.locked / "appliance.toml"), as_other=True
         )[0],

@@ -91,6 +91,15 @@ def test_without_zookeeper_nothing_is_changed() -> None:
 
 
 @pytest.mark.parametrize("version", versions("DescribeAcls"))
+def test_who_may_not_see_rules_is_told_so(version: int) -> None:
+    made = cluster()
+    made.security = type(made.security)()
+    reply = run(Client(made).ask("DescribeAcls", version, **EVERYTHING))
+    assert (reply.error_code, reply.resources) == (Code.CLUSTER_AUTHORIZATION_FAILED, [])
+    assert reply.error_message == "not permitted on the cluster"
+
+
+@pytest.mark.parametrize("version", versions("DescribeAcls"))
 def test_without_an_authorizer_there_are_no_rules(version: int) -> None:
     client, disabled = Client(FakeCluster()), Code.SECURITY_DISABLED
     reply = run(client.ask("DescribeAcls", version, **EVERYTHING))

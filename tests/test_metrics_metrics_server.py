@@ -126,7 +126,8 @@ def test_names_of_topics_cannot_break_the_format(server: Server) -> None:
         producer.send("a.b_c-D", b"x").result(20)
     with Consumer(server.native) as consumer:
         assert consumer is not None
-    wait_for(lambda: samples(server).get(("appliance_topic_messages_total", ("a.b_c-D",))) == 1, "the topic to be shown")
+    key = ("appliance_topic_messages_total", ("a.b_c-D",))
+    wait_for(lambda: samples(server).get(key) == 1, "the topic to be shown")
 
 
 def test_health_by_http(server: Server) -> None:

@@ -95,6 +95,13 @@ def nobody(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=60, check=False, cwd="/")
 
 
+def python_of(user: int, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A script in Python of a user; without a shell, which may not be allowed to start this Python."""
+    words = [*become(user), sys.executable, "-c", script, *arguments]
+    here = Path(__file__).parent.parent
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=here)
+
+
 def pids(service: Service) -> list[str]:
     return [str(row["pid"]) for row in service.state["processes"]]
 
@@ -179,6 +186,23 @@ def test_sockets_have_no_names_that_others_could_use(service: Service) -> None:
 
 # ---- the local ensemble
 
+MEMBER = """
+import sys
+from appliance.client.cluster_client import Cluster
+from appliance.client.ensemble_login import ensemble_login
+print(ensemble_login(Cluster(sys.argv[1])).user)
+"""
+
+
+def test_the_password_of_the_ensemble_is_for_the_users_of_the_service_only(service: Service) -> None:
+    """Members of native groups need it: who is refused learns what to do."""
+    refused = python_of(NOBODY, MEMBER, service.native)
+    assert refused.returncode == 1 and refused.stdout == "", refused
+    assert "run this program as the user of the appliance" in refused.stderr
+    for user in (SERVICE, 0):
+        assert python_of(user, MEMBER, service.native).stdout == f"{LOCAL_USER}\n"
+
+
 GUEST = """
 import sys
 from kazoo.client import KazooClient
@@ -199,9 +223,9 @@ except Exception as error:
 @pytest.mark.parametrize("credentials", ["None", f"[('digest', '{LOCAL_USER}:guess')]"])
 def test_the_ensemble_serves_no_guest(service: Service, verb: str, arguments: list[str], credentials: str) -> None:
     connect = service.state["zookeeper"]["connect"]
-    words = [sys.executable, "-c", GUEST, connect, verb, credentials, *arguments]
-    done = nobody('cd "$1"; shift; exec "$@"', str(Path(__file__).parent.parent), *words)
-    assert done.returncode != 0 and done.stdout == "", done
+    done = python_of(NOBODY, GUEST, connect, verb, credentials, *arguments)
+    assert done.returncode == 1 and done.stdout == "", done
+    assert any(error in done.stderr for error in ("SessionClosedRequire", "KazooTimeout")), done
 
 
 @pytest.mark.parametrize("word", ["conf", "cons", "crst", "dump", "envi", "mntr", "stmk", "wchp", "dirs", "isro"])

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 
 from appliance.wire import native
 
+from .kafka_peer import KafkaPeer
 from .native_peer import Peer
 from .server import Server, wait_for
 
@@ -39,3 +53,43 @@ def test_each_change_has_a_line_and_what_is_refused_has_none(make_appliance: Cal
     ]
     wait_for(lambda: len(changes(server)) >= len(expected), "the lines are written")
     assert changes(server) == expected
+
+
+def test_changes_of_rules_users_and_quotas_over_kafka_have_lines(make_appliance: Callable[..., Server]) -> None:
+    """What was read, refused, or the password itself, is not there."""
+    server = make_appliance(**{"security.authorizer": "acl", "security.super_users": "User:ANONYMOUS"})
+    admin = AdminClient({"bootstrap.servers": server.kafka})
+    named = (ResourceType.TOPIC, "t", ResourcePatternType.LITERAL, "User:a", "*", AclOperation.READ)
+    binding = AclBinding(*named, AclPermissionType.ALLOW)
+    admin.create_acls([binding])[binding].result(20)
+    chosen = AclBindingFilter(*named, AclPermissionType.ALLOW)
+    assert len(admin.describe_acls(chosen).result(20)) == 1
+    assert len(admin.delete_acls([chosen])[chosen].result(20)) == 1
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    admin.alter_user_scram_credentials([UserScramCredentialUpsertion("u", info, b"secret")])["u"].result(20)
+    gone = UserScramCredentialDeletion("none", ScramMechanism.SCRAM_SHA_256)
+    assert admin.alter_user_scram_credentials([gone])["none"].exception(20) is not None
+    with KafkaPeer(server.kafka) as peer:
+        ops = [{"key": "producer_byte_rate", "value": 1024.0, "remove": False}]
+        entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": ops}
+        assert peer.ask("AlterClientQuotas", entries=[entry], validate_only=False).entries[0].error_code == 0
+    expected = [
+        'who=User:ANONYMOUS what=CreateAcls names="Allow User:a Read Topic t" done=1 refused=0',
+        'who=User:ANONYMOUS what=DeleteAcls names="Allow User:a Read Topic t" done=1 refused=0',
+        "who=User:ANONYMOUS what=AlterUserScramCredentials names=u done=1 refused=0",
+        "who=User:ANONYMOUS what=AlterClientQuotas names=u done=1 refused=0",
+    ]
+    rule = {"resource": "topic", "name": "n", "principal": "User:b", "operation": "Write"}
+    with Peer(server.native) as peer:
+        peer.admin("add_acls", acls=[rule | {"pattern": "Literal", "host": "*", "permission": "Deny"}])
+        assert len(peer.admin("delete_acls", name="n", dry_run=True)) == 1
+        peer.admin("delete_acls", name="n")
+        peer.admin("add_acls", acls=[])
+    expected += [
+        'who=User:ANONYMOUS what=add_acls names="Deny User:b Write topic n"',
+        'who=User:ANONYMOUS what=delete_acls names="Deny User:b Write Topic n"',
+        'who=User:ANONYMOUS what=add_acls names=""',
+    ]
+    wait_for(lambda: len(changes(server)) >= len(expected), "the lines are written")
+    assert changes(server) == expected
+    assert "secret" not in server.log()

@@ -8,13 +8,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from appliance.errors import StorageFault, ZooKeeperAway
 from appliance.processes.coordinator.security_registry import SecurityRegistry
 from appliance.security.scram import make_verifier
 from appliance.security.security_file import FILE_NAME
-from appliance.security.security_state import SecurityState
 from appliance.zookeeper.operations import Operation
 
 from .zookeeper_fixture import Tree
@@ -43,7 +43,7 @@ def registry_in(data_dir: Path, registry: Registry) -> SecurityRegistry:
 
 
 def add(user: str) -> Any:
-    return lambda state: SecurityState({**state.users, user: ALICE}, state.acls, state.quotas)
+    return lambda state: msgspec.structs.replace(state, users={**state.users, user: ALICE})
 
 
 def test_without_zookeeper_the_file_is_the_registry(tmp_path: Path) -> None:
@@ -93,11 +93,34 @@ def test_a_change_by_another_broker_arrives_and_a_zookeeper_that_lost_all_gets_i
         await mine.synchronise()
         await other.alter(add("alice"))
         await mine.synchronise()
-        assert mine.state.users.keys() == {"alice"} and mine.state.secret != other.state.secret
+        assert mine.state.users.keys() == {"alice"}
         session.tree = Tree()
         await mine.synchronise()
         await other.synchronise()
         assert other.state.users.keys() == {"alice"}
+
+    asyncio.run(scenario())
+
+
+def test_brokers_share_the_secret_of_the_first_one_whatever_zookeeper_loses(tmp_path: Path) -> None:
+    """A newcomer whose ZooKeeper has lost all stores its secret, and still takes the users of those who have them."""
+
+    async def scenario() -> None:
+        session = Registry(Tree())
+        for name in ("other", "new"):
+            (tmp_path / name).mkdir()
+        mine, other = registry_in(tmp_path, session), registry_in(tmp_path / "other", session)
+        assert mine.state.secret != other.state.secret
+        await mine.synchronise()
+        await other.synchronise()
+        assert mine.state.secret == other.state.secret == registry_in(tmp_path, session).state.secret
+        await mine.alter(add("alice"))
+        session.tree = Tree()
+        new = registry_in(tmp_path / "new", session)
+        for registry in (new, mine, other, new):
+            await registry.synchronise()
+        assert new.state.users.keys() == mine.state.users.keys() == {"alice"}
+        assert mine.state.secret == other.state.secret == new.state.secret
 
     asyncio.run(scenario())
 

@@ -37,7 +37,7 @@ def test_clients_get_addresses_of_listeners_like_their_own(bench: Bench) -> None
     """Method: a peer with a plain and a TLS listener; this broker advertises one of both, and listens everywhere."""
     bench.registry.brokers[8] = BrokerInfo("i", "h", native="h:1", kafka="h:2,SSL://h:3")
     config = Config(broker=Broker(host="us"), kafka=Kafka(advertised="SSL://name:9"))
-    brokers = LiveBrokers(config, cast(Any, bench.registry))
+    brokers = LiveBrokers(config, cast(Any, bench.registry), lambda: b"secret")
     told = {
         security: [tuple(row) for row in brokers.brokers(Listener("kafka", security, "here:4"))]
         for security in ("PLAINTEXT", "SSL", "SASL_SSL")

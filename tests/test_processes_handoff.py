@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from appliance.errors import CorruptBatch, UnknownPartition
+from appliance.errors import CorruptBatch, UnknownPartition, WriterGone
 from appliance.processes.handoff import CONNECTIONS_MAX
 from appliance.processes.network.connection_state import TURNS_TO_HAND_OVER
 from appliance.records.decode import decode_batch, decode_values
@@ -217,7 +217,7 @@ def test_a_killed_process_ends_the_connection_and_loses_nothing(server: Server, 
         assert peer.hung_up()
         with Peer(server.native) as again:
             answer = again.produce("t", BATCH, acks=-1)
-            while answer[0] == LeaderNotAvailable.code:  # the worker has not heard of the next writer yet
+            while answer[0] == WriterGone.code:  # the worker has not heard of the next writer yet
                 answer = again.produce("t", BATCH, acks=-1)
             assert answer[:3] == (0, end + len(BATCH) - 3, end + len(BATCH))
             hand_over(server, again)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaException, TopicPartition
@@ -24,7 +25,7 @@ from appliance.addresses import parse_addresses
 from appliance.client import EARLIEST, ClientSecurity, Consumer, Producer
 from appliance.client.cluster_client import Cluster
 from appliance.errors import BadValue, BrokerAway
-from appliance.processes.coordinator.peers import ask_offsets
+from appliance.processes.coordinator.peers import Identity, ask_offsets
 from appliance.security.configuration import Tls
 from appliance.wire.requests import LATEST, OffsetsPart
 
@@ -232,9 +233,12 @@ def test_appliances_ask_each_other_with_their_own_certificates(server: Server, f
     with Producer(bootstrap, security=security) as producer:
         producer.send(topic, b"value")
     tls = Tls(certificate=f"{files}/server.pem", key=f"{files}/server.key", ca=f"{files}/ca.pem")
-    (end,) = asyncio.run(ask_offsets(bootstrap, tls, [OffsetsPart(topic, 0, LATEST)]))
+    secret = msgspec.convert(
+        msgspec.json.decode((server.data_dir / "security.json").read_bytes())["state"]["secret"], bytes
+    )
+    (end,) = asyncio.run(ask_offsets(bootstrap, Identity(7, secret, tls), [OffsetsPart(topic, 0, LATEST)]))
     assert (end.error, end.offset > 0) == (0, True) and "logged in: who=User:CN=localhost" in server.log()
-    assert asyncio.run(ask_offsets(bootstrap, Tls(), [OffsetsPart(topic, 0, LATEST)])) == []
+    assert asyncio.run(ask_offsets(bootstrap, Identity(7, secret, Tls()), [OffsetsPart(topic, 0, LATEST)])) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.addresses import Listener
 from appliance.errors import InvalidRequest
 from appliance.security.acls import (
     ANYBODY,
@@ -26,6 +28,9 @@ from appliance.security.acls import (
     parse,
     word,
 )
+from appliance.security.authorizer import Authorizer
+from appliance.security.local_users import user_of
+from appliance.security.principals import Origin
 
 TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 READ, WRITE, DESCRIBE = Operation.READ, Operation.WRITE, Operation.DESCRIBE
@@ -218,3 +223,31 @@ def test_words_are_those_of_kafka(kind: type[Operation]) -> None:
     assert word(Operation.DESCRIBE_CONFIGS) == "DescribeConfigs"
     with pytest.raises(InvalidRequest, match="must be one of"):
         parse(kind, "shout")
+
+
+def test_only_the_kernel_says_who_is_an_administrator() -> None:
+    """A user that has logged in, or a certificate, is none, whatever its name; nor is another user of this host."""
+    own = Authorizer("acl", "", False)
+    local, remote = Listener("native", "PLAINTEXT", "unix:/s"), Listener("native", "SASL_SSL", "127.0.0.1:1")
+    for name in ("root", user_of(os.geteuid())):
+        assert own.access(Origin(local, "unix:7", f"User:{name}")).unrestricted
+        assert own.access(Origin(local, "unix:7", f"User:{name}")).trusted
+        for where in ("127.0.0.1:5", "unix:7"):
+            access = own.access(Origin(remote, where, f"User:{name}"))
+            assert not (access.unrestricted or access.trusted)
+    assert not own.access(Origin(local, "unix:7", "User:nobody-else")).unrestricted
+
+
+def test_secrets_are_for_those_who_have_shown_who_they_are() -> None:
+    """Without an authorizer all may do everything else."""
+    listener = Listener("native", "SASL_SSL", "127.0.0.1:1")
+    for kind in ("", "acl"):
+        given = Authorizer(kind, "User:ops; User:ANONYMOUS", True)
+        assert given.access(Origin(listener, "a:1", "User:ops")).trusted
+        assert not given.access(Origin(listener, "a:1", "User:ANONYMOUS")).trusted
+        assert not given.access(Origin(listener, "a:1", "Broker:1")).trusted
+    assert not Authorizer("", "", False).access(Origin(listener, "a:1", "User:x")).trusted
+    granted = Authorizer("acl", "", False)
+    granted.take([acl(Operation.CLUSTER_ACTION, "kafka-cluster", resource=CLUSTER, principal="User:x")])
+    assert granted.access(Origin(listener, "a:1", "User:x")).trusted
+    assert not granted.access(Origin(listener, "a:1", "User:y")).trusted

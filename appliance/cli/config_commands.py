@@ -37,13 +37,19 @@ def show(config: ConfigFile = None, settings: Overrides = None, as_json: Json = 
 
 @app.command()
 def check(config: ConfigFile = None, settings: Overrides = None, as_json: Json = False) -> None:
-    """Check the configuration.  Exit status 78, and every fault on a line of its own, if it is wrong.
+    """Check the configuration, and the files of TLS if a listener needs them.  Exit status 78 if it is wrong.
+
+    Every fault is on a line of its own.
 
     [b]Example[/b]
 
         appliance config check --config appliance.toml && systemctl reload appliance
     """
     chosen = load(config, settings or [])
+    if any(one.tls for one in chosen.listeners):
+        from ..processes.tls_files import TlsFiles
+
+        TlsFiles(chosen.tls)
     changed = sum(chosen.value(name) != key.default for name, key in KEYS.items())
     if as_json:
         output.print_json({"config": str(config or ""), "right": True, "keys": len(KEYS), "changed": changed})

@@ -67,18 +67,17 @@ def _read_lines(app: typer.Typer, listener: str) -> None:
         try:
             line = session.prompt(f"appliance{f' [{status}]' if status else ''}> ")
             words = shlex.split(line, comments=True)
-        except KeyboardInterrupt:  # in the prompt, or just before it
+            if words and words[0] in ENDINGS:
+                return
+            if words:
+                status = execute(app, words)
+        except KeyboardInterrupt:  # in the prompt, or just before or after it
             continue
         except EOFError:
             return
         except ValueError as error:
             output.remark(f"appliance: {error}")
             status = 2
-            continue
-        if words and words[0] in ENDINGS:
-            return
-        if words:
-            status = execute(app, words)
 
 
 def execute(app: typer.Typer, words: list[str]) -> int:

@@ -107,9 +107,9 @@ def _put(
     name: str, password_file: Path | None, data: Path | None, connect: str | None, as_json: bool, *, new: bool
 ) -> None:
     from ..security.scram import MECHANISMS, encode_verifier, make_verifier
-    from ..security.secret_files import read_password
+    from ..security.secret_files import read_given_password
 
-    given = read_password(password_file, "--password-file") if password_file else _ask(name)
+    given = read_given_password(password_file, "--password-file") if password_file else _ask(name)
     verifiers = {mechanism: encode_verifier(make_verifier(mechanism, given.encode())) for mechanism in MECHANISMS}
     with cluster(data, connect) as asked:
         asked.admin("put_user", {"name": name, "verifiers": verifiers, "new": new})

@@ -13,7 +13,8 @@ buffer of its own size; callers get a memoryview of it.
 Replies arrive in the order of the requests; a correlation id out of order raises
 :class:`~appliance.errors.ProtocolFault`.  The constructor posts the hello that opens a connection, and a login follows
 it where the listener wants one.  Their replies are handled here; callers never see them.  What is posted before waits
-until the login is over.
+until the login is over.  Where sessions end, the connection logs in again before that (KIP-368), with the next request
+after RENEW_AFTER of the time; what is posted meanwhile waits.
 
 Not thread-safe: an owner that is shared between threads holds its own lock.  A connection must not cross a ``fork``:
 each of the processes would read replies of the other.
@@ -35,15 +36,14 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..addresses import Listener, parse_addresses, parse_listeners, unix_path
 from ..errors import BadValue, BrokerAway, LoginOutOfOrder, ProtocolFault, RequestTimedOut, from_code
 from ..wire.frames import SIZE_BYTES, split
 from ..wire.native import HELLO, LOGIN, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
-from ..wire.sockets import set_options, short_path
 from .client_login import ClientLogin, LoginSteps
+from .dialing import is_path, start_connect
 from .tls_socket import TlsSocket
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -51,6 +51,9 @@ PIECES_MAX: Final = 512
 """Most pieces handed to one ``sendmsg``; the kernel refuses more than IOV_MAX = 1024."""
 REPLY_BYTES_MAX: Final = 512 * 1024 * 1024
 """Largest reply that is accepted.  No appliance sends a larger one."""
+
+RENEW_AFTER: Final = 0.85
+"""The part of a session after which it is renewed."""
 
 _KAFKA_VERSIONS: Final = bytes.fromhex("0000000a 0012 0000 6b61666b ffff")
 """ApiVersions, version 0: size, key, version, correlation id, no client id."""
@@ -107,6 +110,8 @@ class Connection:
         self._login = login
         self._steps: LoginSteps | None = None
         """The login in progress."""
+        self._login_correlation, self._renew_s = -1, 0.0
+        """The last message of a login; when to log in again by the monotonic clock, 0: never, or it is being done."""
         self.broker_id = -1
         self.frame_bytes_max = 0
         """Largest frame that the peer accepts; 0 until it has answered the hello."""
@@ -130,7 +135,7 @@ class Connection:
         self._reached = False
         """Whether there is a connection, with its handshake or without."""
         self._socket: socket.socket | TlsSocket
-        self._socket, self.connecting = _start_connect(address)
+        self._socket, self.connecting = start_connect(address)
         if tls is not None:
             self._begin_tls(self._socket, tls)
 
@@ -138,7 +143,7 @@ class Connection:
         return f"<Connection to {self}>"
 
     def __str__(self) -> str:
-        return self.address[0] if _is_path(self.address) else f"{self.address[0]}:{self.address[1]}"
+        return self.address[0] if is_path(self.address) else f"{self.address[0]}:{self.address[1]}"
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -171,6 +176,7 @@ class Connection:
 
     def post(self, api: int, *arguments: Any) -> int:
         """Queue one request; :meth:`flush` sends it."""
+        self._renew_if_due()
         correlation = self._next_correlation()
         self._enqueue(self._posted, encode_frame([api, correlation, *arguments]))
         self.awaited.append(correlation)
@@ -178,6 +184,8 @@ class Connection:
 
     def post_batch(self, head: ProduceHead, encoded: bytes, expects_reply: bool) -> None:
         """Queue one produce request."""
+        if self._renew_s:
+            self._renew_if_due()
         correlation = self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         front = head.frame(correlation, len(encoded))
         self._posted.append(front)
@@ -200,19 +208,11 @@ class Connection:
         out = self._out
         while out:
             try:
-                if len(out) == 1:
-                    sent = self._socket.send(out[0])
-                else:
-                    sent = self._socket.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
+                self.out_bytes -= _send_some(self._socket, out)
             except BlockingIOError:
                 return False
             except OSError as error:
                 raise self._away(error) from None
-            self.out_bytes -= sent
-            while out and sent >= len(out[0]):
-                sent -= len(out.popleft())
-            if sent:
-                out[0] = memoryview(out[0])[sent:]
         return True
 
     def _next_correlation(self) -> int:
@@ -286,13 +286,13 @@ class Connection:
         if not self.awaited or header[0] != self.awaited[0]:
             raise ProtocolFault(f"{self} answered request {header[0]}, which is not the next one awaited")
         self.awaited.popleft()
-        if self.greeted:
+        if self.greeted and header[0] != self._login_correlation:
             replies.append(Reply(header, frame[start:]))
             return
         if header[1]:
             raise from_code(header[1], header[2] if self._steps else "", about=f"{self} refuses the connection")
         if self._steps is not None:
-            self._go_on_with_login(self._steps.next(header[3], header[5]))
+            self._go_on_with_login(self._steps.next(header[3], header[5]), lifetime_s=header[4] / 1000)
             return
         self.broker_id = header[3]
         self.frame_bytes_max = header[4].get("frame_bytes_max", 0) or REPLY_BYTES_MAX
@@ -316,10 +316,19 @@ class Connection:
             self._steps = self._login.begin(mechanisms)
             self._post_login(self._steps.mechanism, self._steps.first())
 
-    def _go_on_with_login(self, message: bytes | None) -> None:
+    def _renew_if_due(self) -> None:
+        """Log in again when it is time, behind what was posted before."""
+        if not self._renew_s or self._login is None or time.monotonic() < self._renew_s:
+            return
+        self._renew_s, self._steps = 0.0, self._login.begin()
+        self.awaited.append(self._enqueue_login(self._steps.mechanism, self._steps.first()))
+        self._posted = deque()
+
+    def _go_on_with_login(self, message: bytes | None, lifetime_s: float) -> None:
         if message is not None:
             self._post_login(None, message)
             return
+        self._renew_s = time.monotonic() + RENEW_AFTER * lifetime_s if lifetime_s else 0.0
         self._steps = None
         self.greeted = True
         self._out += self._posted
@@ -328,10 +337,13 @@ class Connection:
 
     def _post_login(self, mechanism: str | None, message: bytes) -> None:
         """Send a message of the login, before all that was posted."""
-        correlation = self._next_correlation()
-        self._enqueue(self._out, encode_frame([LOGIN, correlation, mechanism, message]))
-        self.awaited.appendleft(correlation)
+        self.awaited.appendleft(self._enqueue_login(mechanism, message))
         self.flush()
+
+    def _enqueue_login(self, mechanism: str | None, message: bytes) -> int:
+        correlation = self._login_correlation = self._next_correlation()
+        self._enqueue(self._out, encode_frame([LOGIN, correlation, mechanism, message]))
+        return correlation
 
     # Blocking
 
@@ -378,6 +390,17 @@ class Connection:
         return BrokerAway(f"no connection to the appliance at {self}: {reason}")
 
 
+def _send_some(sock: socket.socket | TlsSocket, out: deque[bytes | memoryview]) -> int:
+    """Send as many pieces as one call takes, remove them from ``out``, and return how many bytes were sent."""
+    one = len(out) == 1
+    sent = left = sock.send(out[0]) if one else sock.sendmsg([out[i] for i in range(min(len(out), PIECES_MAX))])
+    while out and left >= len(out[0]):
+        left -= len(out.popleft())
+    if left:
+        out[0] = memoryview(out[0])[left:]
+    return sent
+
+
 def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
     """Whether a server at ``address`` speaks Kafka's protocol: it answers an ApiVersions request."""
     try:
@@ -387,10 +410,6 @@ def speaks_kafka(address: Address, timeout_s: float = 2.0) -> bool:
     except OSError:
         return False
     return reply[SIZE_BYTES:] == _KAFKA_VERSIONS[8:12]
-
-
-def _is_path(address: Address) -> bool:
-    return address[0].startswith("/")
 
 
 def _is_connected(sock: socket.socket | TlsSocket) -> bool:
@@ -403,41 +422,3 @@ def _is_connected(sock: socket.socket | TlsSocket) -> bool:
     if error:
         raise OSError(error, f"connect failed: {os.strerror(error)}")
     return True
-
-
-def _connect_unix(path: Path) -> socket.socket:
-    with contextlib.ExitStack() as closed_on_failure:
-        sock = closed_on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        sock.setblocking(False)
-        try:
-            with short_path(path) as short:
-                sock.connect(short)
-        except OSError as error:
-            raise BrokerAway(f"no connection to the appliance at {path}: {error}") from None
-        closed_on_failure.pop_all()
-    return sock
-
-
-def _start_connect(address: Address) -> tuple[socket.socket, bool]:
-    """A non-blocking socket, and whether it is still connecting."""
-    if _is_path(address):
-        return _connect_unix(Path(address[0])), False
-    where = f"{address[0]}:{address[1]}"
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise BrokerAway(f"the name {address[0]!r} of an appliance cannot be resolved: {error}") from None
-    connecting = False
-    with contextlib.ExitStack() as closed_on_failure:
-        sock = closed_on_failure.enter_context(socket.socket(family, kind, protocol))
-        try:
-            sock.setblocking(False)
-            try:
-                sock.connect(target)
-            except BlockingIOError:
-                connecting = True
-            set_options(sock, str(target[0]))
-        except OSError as error:
-            raise BrokerAway(f"no connection to the appliance at {where}: {error}") from None
-        closed_on_failure.pop_all()
-    return sock, connecting

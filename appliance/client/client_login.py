@@ -16,15 +16,17 @@ class ClientLogin:
 
     def __init__(self, user: str, password: str) -> None:
         self._user, self._password = user, password.encode()
+        self._mechanism = ""
 
-    def begin(self, mechanisms: Sequence[str]) -> LoginSteps:
-        """Begin a login; ``mechanisms``: what the appliance accepts.
+    def begin(self, mechanisms: Sequence[str] = ()) -> LoginSteps:
+        """Begin a login; ``mechanisms``: what the appliance accepts, none: log in again as before.
 
         Raises:
             UnknownMechanism: it accepts no SCRAM, and our client does not send passwords.
         """
         for mechanism in PREFERRED:
-            if mechanism in mechanisms:
+            if mechanism in (mechanisms or (self._mechanism,)):
+                self._mechanism = mechanism
                 return LoginSteps(mechanism, ScramClient(mechanism, self._user, self._password))
         raise UnknownMechanism(f"the appliance accepts {', '.join(mechanisms)}: this client uses {PREFERRED[0]}")
 

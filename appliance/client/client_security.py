@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..errors import BadValue
-from ..security.secret_files import check_secret_file, read_password
+from ..security.secret_files import check_secret_file, read_given_password
 from .client_login import ClientLogin
 
 
@@ -49,7 +49,7 @@ class ClientSecurity:
             raise BadValue(
                 "SASL_SSL:// and SASL_PLAINTEXT:// need a user: give APPLIANCE_USER and APPLIANCE_PASSWORD_FILE"
             )
-        return ClientLogin(self.user, read_password(Path(self.password_file), "password file"))
+        return ClientLogin(self.user, read_given_password(Path(self.password_file), "password file"))
 
     def context(self) -> ssl.SSLContext:
         """The context of connections with TLS.

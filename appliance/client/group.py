@@ -277,12 +277,12 @@ class GroupConsumer:
         if not connect:
             raise ZooKeeperAway("this appliance runs without ZooKeeper, which groups need: set zookeeper.nodes")
         # kazoo loads slowly, and only groups need it.
-        from ..zookeeper.login import from_wire
         from ..zookeeper.rebalance import GroupMember
         from ..zookeeper.session import Session
+        from .ensemble_login import ensemble_login
 
         self._streams = streams
-        login = from_wire(self._cluster.admin("zookeeper_login", {}))
+        login = ensemble_login(self._cluster)
         self._session = Session(
             connect, self._session_timeout_ms, name=self.consumer_id, login=login, clock_ms=self._clock_ms
         )

@@ -15,6 +15,8 @@ An ACL is about a resource if its pattern is literal and has the resource's name
 begins with it.  Read, Write, Delete and Alter imply Describe, AlterConfigs implies DescribeConfigs; a denial implies
 nothing.  ``User:*`` means every principal, the host ``*`` every host.  Hosts are addresses, not names.
 
+Brokers of this cluster (``Broker:…``) have the rights that they need from each other, BROKER_RULES, and no others.
+
 Bounds: ``ACLS_MAX`` ACLs; ``DECISIONS_MAX`` remembered decisions of each right of a client.
 """
 
@@ -30,6 +32,7 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..names import GROUP_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
+from .principals import ANONYMOUS, BROKERS
 
 ACLS_MAX: Final = 10_000
 DECISIONS_MAX: Final = 1_000
@@ -130,6 +133,17 @@ class Acl(msgspec.Struct, frozen=True, order=True, array_like=True):
     host: Annotated[str, Meta(min_length=1, max_length=HOST_CHARACTERS_MAX)]
     operation: Operation
     permission: Permission
+
+
+BROKER_RULES: Final = tuple(
+    Acl(resource, ANY, PatternType.LITERAL, f"{BROKERS}*", ANY, operation, Permission.ALLOW)
+    for resource, operation in (
+        (ResourceType.TOPIC, Operation.READ),
+        (ResourceType.GROUP, Operation.READ),
+        (ResourceType.GROUP, Operation.DELETE),
+    )
+)
+"""To ask for offsets, and to pass changes of committed offsets on to the coordinator of their group."""
 
 
 class AclFilter(msgspec.Struct, frozen=True):
@@ -282,11 +296,15 @@ class Access:
     ``readable``, ``writable`` and ``describable`` decide about topics: they are asked for each request to them.
     """
 
-    __slots__ = ("__weakref__", "_decisions", "describable", "host", "principal", "readable", "rights", "writable")
+    __slots__ = (
+        *("__weakref__", "_administrator", "_decisions", "describable", "host"),
+        *("principal", "readable", "rights", "writable"),
+    )
 
     def __init__(self, rights: Rights, principal: str, host: str, administrator: bool = False) -> None:
         """``administrator``: it may do everything, whatever its principal may."""
         self.principal, self.host, self.rights = principal, host, rights
+        self._administrator = administrator
         self._decisions: dict[tuple[int, int], Decisions] | None = None
         if not administrator and not rights.is_unrestricted(principal):
             self._decisions = {}
@@ -298,6 +316,14 @@ class Access:
     def unrestricted(self) -> bool:
         """Whether everything is allowed."""
         return self._decisions is None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may have the secrets of the cluster: not without a proof who it is, even if it may do all else."""
+        if self._administrator or self.principal == ANONYMOUS:
+            return self._administrator
+        granted = self.rights.enforced and self.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
+        return granted or self.rights.is_super_user(self.principal)
 
     def of(self, operation: Operation, resource: ResourceType) -> Decisions:
         """The decisions about one right."""
@@ -350,8 +376,11 @@ class Rights:
             self._by_resource[acl.resource].append(acl)
         self._hosts = frozenset(acl.host for listed in self._by_principal.values() for acl in listed)
 
+    def is_super_user(self, principal: str) -> bool:
+        return principal in self._super_users
+
     def is_unrestricted(self, principal: str) -> bool:
-        return not self.enforced or principal in self._super_users
+        return not self.enforced or self.is_super_user(principal)
 
     def effective_host(self, host: str) -> str:
         """The host itself if some ACL names it; ANY stands for all others, which have the same rights."""
@@ -364,17 +393,23 @@ class Rights:
     def decisions(self, principal: str, host: str, operation: Operation, resource: ResourceType) -> Decisions:
         """See :meth:`Access.of`."""
         allowed, denied = [], []
-        for who in (principal, ANYBODY):
-            for acl in self._by_principal.get(who, ()):
-                if acl.resource is not resource or acl.host not in (ANY, host):
-                    continue
-                if acl.permission is Permission.DENY:
-                    if acl.operation in (operation, Operation.ALL):
-                        denied.append(acl)
-                elif acl.operation in (operation, Operation.ALL) or IMPLIED.get(acl.operation) is operation:
-                    allowed.append(acl)
-        covered = _Names(self._by_resource.get(resource, ())) if self._without_acl else None
+        for acl in self._about(principal):
+            if acl.resource is not resource or acl.host not in (ANY, host):
+                continue
+            if acl.permission is Permission.DENY:
+                if acl.operation in (operation, Operation.ALL):
+                    denied.append(acl)
+            elif acl.operation in (operation, Operation.ALL) or IMPLIED.get(acl.operation) is operation:
+                allowed.append(acl)
+        is_open = self._without_acl and not principal.startswith(BROKERS)
+        covered = _Names(self._by_resource.get(resource, ())) if is_open else None
         return Decisions(_Names(allowed), _Names(denied), covered)
+
+    def _about(self, principal: str) -> Iterable[Acl]:
+        """The rules about a principal."""
+        if principal.startswith(BROKERS):
+            return BROKER_RULES
+        return [*self._by_principal.get(principal, ()), *self._by_principal.get(ANYBODY, ())]
 
 
 UNRESTRICTED: Final = Rights(enforced=False).access("User:ANONYMOUS", ANY)

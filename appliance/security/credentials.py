@@ -3,19 +3,26 @@
 A decoy is made from the user's name and a secret that only this appliance has, so it stays the same.  Its salt and
 iterations look like those of some real user, which the name decides.  It is made for known users, too, which takes the
 same time.
+
+Brokers of a cluster log in to each other with a password that they make from the secret that the registry gives them
+all: nobody stores or sends it.
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
-from .scram import ITERATIONS_DEFAULT, MECHANISMS, SALT_BYTES, Verifier
+from .scram import ITERATIONS_DEFAULT, ITERATIONS_MIN, MECHANISMS, SALT_BYTES, Verifier, make_verifier
 
 PREFERRED: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256")
 """The order in which PLAIN takes a user's verifiers."""
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz012345"
+
+BROKERS_MECHANISM: Final = "SCRAM-SHA-512"
+"""What brokers use under a name of their own, so that no user can be taken for one (``login_exchange``)."""
 
 Users = Mapping[str, Mapping[str, Verifier]]
 """User → mechanism → verifier."""
@@ -47,6 +54,10 @@ class Credentials:
         mechanism = max(own, key=_preference) if own else decoy
         return mechanism, *self.find(mechanism, user)
 
+    def find_broker(self) -> tuple[Verifier, bool]:
+        """As :meth:`find`, for another broker of this cluster."""
+        return _verifier_of_brokers(self._secret), bool(self._secret)
+
     def _decoy(self, mechanism: str, user: str) -> Verifier:
         models = self._models[mechanism]
         salt = self._bytes(f"salt {mechanism}", user)
@@ -64,6 +75,18 @@ class Credentials:
 
     def _number(self, purpose: str, user: str) -> int:
         return int.from_bytes(self._bytes(purpose, user)[:8])
+
+
+def password_of_brokers(secret: bytes) -> bytes:
+    """As strong as the secret, which it does not tell."""
+    return hmac.digest(secret, b"password of brokers", "sha256").hex().encode()
+
+
+@lru_cache(2)
+def _verifier_of_brokers(secret: bytes) -> Verifier:
+    """Takes some milliseconds for a new secret."""
+    salt = hmac.digest(secret, b"salt of brokers", "sha256")[:SALT_BYTES]
+    return make_verifier(BROKERS_MECHANISM, password_of_brokers(secret), ITERATIONS_MIN, salt)
 
 
 def _preference(mechanism: str) -> int:

@@ -20,6 +20,11 @@ def user_of(uid: int) -> str:
         return str(uid)
 
 
+def is_administrator(uid: int) -> bool:
+    """Whether a user is one of :func:`administrators`."""
+    return uid in (0, os.geteuid())
+
+
 def administrators() -> frozenset[str]:
     """Who may do everything through a Unix socket: root, and the user that the service runs as."""
     return frozenset({user_of(0), user_of(os.geteuid())})

@@ -12,6 +12,8 @@ Every error leads to FAILED.  Wrong password and unknown user are one error, aft
 
 PLAIN (RFC 4616) brings the password itself.  It is compared with the SCRAM verifier of the user: that takes all
 iterations, so the owner of the exchange runs :meth:`PlainCheck.run` in a thread.
+
+A broker of this cluster logs in with the mechanism BROKERS: SCRAM with the password that brokers share.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..errors import BadCredentials, LoginOutOfOrder, UnknownMechanism
-from .credentials import Credentials
-from .principals import USER_CHARACTERS_MAX
+from .credentials import BROKERS_MECHANISM, Credentials
+from .principals import USER_CHARACTERS_MAX, principal_of, principal_of_broker
 from .scram import MECHANISMS, PASSWORD_BYTES_MAX, ScramServer, Verifier, is_password
 
 PLAIN: Final = "PLAIN"
 ALL_MECHANISMS: Final = (*MECHANISMS, PLAIN)
+BROKERS: Final = f"{BROKERS_MECHANISM}-BROKERS"
+"""The mechanism of brokers; it is not told to clients."""
 
 
 def parse_mechanisms(text: str) -> tuple[str, ...]:
@@ -59,13 +63,18 @@ class PlainCheck:
 
 
 class Exchange:
-    """One login.  ``mechanisms``: those that this listener accepts.  ``user`` is set by the client's first message."""
+    """One login.  ``user`` is set by the client's first message."""
 
-    def __init__(self, mechanisms: Sequence[str], credentials: Credentials) -> None:
+    def __init__(self, mechanisms: Sequence[str], credentials: Credentials, brokers: bool = False) -> None:
+        """
+        Args:
+            mechanisms: those that this listener accepts from clients.
+            brokers: whether it accepts brokers of this cluster, too.
+        """
         self.state = State.NEW
         self.mechanism = ""
         self.user = ""
-        self._mechanisms, self._credentials = mechanisms, credentials
+        self._mechanisms, self._credentials, self._brokers = mechanisms, credentials, brokers
         self._scram: ScramServer | None = None
 
     def choose(self, mechanism: str) -> None:
@@ -76,13 +85,22 @@ class Exchange:
             LoginOutOfOrder: a mechanism is chosen already.
         """
         self._expect(State.NEW)
-        if mechanism not in self._mechanisms:
+        if mechanism == BROKERS and self._brokers:
+            self._scram = ScramServer(BROKERS_MECHANISM, lambda _: self._credentials.find_broker())
+        elif mechanism not in self._mechanisms:
             self.state = State.FAILED
             raise UnknownMechanism(f"no mechanism {mechanism!r:.50} here: use one of {', '.join(self._mechanisms)}")
-        self.mechanism = mechanism
-        if mechanism in MECHANISMS:
+        elif mechanism in MECHANISMS:
             self._scram = ScramServer(mechanism, lambda user: self._credentials.find(mechanism, user))
+        self.mechanism = mechanism
         self.state = State.CHOSEN
+
+    @property
+    def principal(self) -> str:
+        """Who the client says it is; "" before it has said that."""
+        if not self.user:
+            return ""
+        return principal_of_broker(self.user) if self.mechanism == BROKERS else principal_of(self.user)
 
     def respond(self, message: bytes) -> bytes | PlainCheck:
         """The answer to the client's next message; for PLAIN the comparison to run, whose result :meth:`checked` takes.

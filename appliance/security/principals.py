@@ -9,10 +9,16 @@ from ..addresses import Listener
 ANONYMOUS: Final = "User:ANONYMOUS"
 """The principal of a connection without a login."""
 USER_CHARACTERS_MAX: Final = 249
+BROKERS: Final = "Broker:"
+"""What the principals of brokers of this cluster begin with, such as ``Broker:2``: no user is called that."""
 
 
 def principal_of(user: str) -> str:
     return f"User:{user}"
+
+
+def principal_of_broker(broker_id: str) -> str:
+    return f"{BROKERS}{broker_id}"
 
 
 def user_of_principal(principal: str) -> str:

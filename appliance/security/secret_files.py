@@ -21,6 +21,18 @@ SECRET_BYTES_MAX: Final = 1 << 20
 """Of a secret file; a key with its chain has some kilobytes."""
 
 
+class NoSecretFile(BadValue):
+    """A secret file that a person has named is missing."""
+
+    exit_status = 66  # EX_NOINPUT
+
+
+class SecretFileClosed(BadValue):
+    """This user may not read a secret file that a person has named."""
+
+    exit_status = 77  # EX_NOPERM
+
+
 def read_secret_file(path: Path, what: str) -> bytes:
     """Read a secret file.  Its owner and mode are those of the open file, so nobody can exchange it in between.
 
@@ -64,12 +76,31 @@ def read_password(path: Path, what: str) -> str:
     return text
 
 
+def read_given_password(path: Path, what: str) -> str:
+    """As :func:`read_password`, of a file that a person has named, not the configuration of the service.
+
+    Raises:
+        NoSecretFile: it is missing.
+        SecretFileClosed: this user may not read it.
+        BadValue: as :func:`read_password`.
+    """
+    try:
+        path.open("rb").close()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoSecretFile(f"{what} = {path}: {error.strerror}") from None
+    except PermissionError as error:
+        raise SecretFileClosed(f"{what} = {path}: {error.strerror}") from None
+    except OSError:
+        pass  # the next attempt says why
+    return read_password(path, what)
+
+
 def fault_of(status: os.stat_result, user_id: int) -> str:
     """What is wrong with the owner or mode of a secret file that this user reads, with the remedy; "" when nothing."""
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
         return "it is not a regular file"
-    if status.st_uid not in (0, user_id):
+    if status.st_uid not in (0, user_id) and user_id != 0:  # root checks the files of the service, and may read all
         return f"it belongs to user id {status.st_uid}: it must belong to the user of this process, or to root"
     allowed = 0o640 if status.st_uid == 0 else MODE
     if mode & 0o177 & ~allowed:

@@ -20,7 +20,8 @@ from .scram import Verifier
 class SecurityState(Struct, frozen=True):
     """``users``: user → mechanism → verifier; ``acls`` and ``quotas``: sorted, each once.
 
-    ``secret`` makes the decoys of unknown users; it belongs to this appliance, not to the registry.
+    ``secret``: the brokers of a cluster share it, and prove with it that they are brokers.  It also makes the decoys of
+    unknown users, which are so the same at each broker.
     """
 
     users: dict[str, dict[str, Verifier]] = {}

@@ -22,7 +22,8 @@
     put_user        {name, verifiers, new}                nil; replaces all verifiers of the user
     delete_user     {name}                                nil
     zookeeper_login {}                                    {scheme, user, password} for members of native groups, who
-                                                          register in ZooKeeper themselves; {}: it is open
+                                                          register in ZooKeeper themselves; {}: it is open;
+                                                          {local: path}: only trusted clients get it, ask there
     acls            {FILTER}                              [ACL]; those that the filter selects
     add_acls        {acls: [ACL]}                         nil
     delete_acls     {FILTER, dry_run?}                    [ACL]; those that were deleted, or would be

@@ -12,7 +12,7 @@ Nodes are created with the ACL of their creator: all rights, and none for anybod
 
 The local ensemble has one user.  Its password is made at the first start, and kept in ``<data>/zookeeper/secret``.
 Members of native groups register in ZooKeeper themselves; they get the login from the appliance, if they may
-(``zookeeper_login`` in ``wire/native_admin.py``).
+(``client/ensemble_login.py``).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
     /kafka-acl/<type>/<name>                   {"version": 1, "acls": [{principal, permissionType, operation, host}]}
     /kafka-acl-extended/prefixed/<type>/<name> as above
     /security/revision                         a new text after each change: what brokers watch
+    /security/secret                           the secret that brokers share, in hexadecimal digits; stored once
 
 A verifier is Kafka's text ``salt=…,stored_key=…,server_key=…,iterations=…``; numbers are text, too.  Names are
 percent-encoded as Kafka encodes them; the default of all users or clients is called ``<default>``.
@@ -54,6 +55,8 @@ from .operations import (
 log = logging.getLogger(__name__)
 
 REVISION: Final = "/security/revision"
+SECRET: Final = "/security/secret"
+SECRET_BYTES_MIN: Final = 16
 _CONFIG: Final = {"users": USER, "clients": CLIENT_ID}
 """The directories of /config, and Kafka's names of the entities in them."""
 _ACLS: Final = {PatternType.LITERAL: "/kafka-acl", PatternType.PREFIXED: "/kafka-acl-extended/prefixed"}
@@ -83,6 +86,7 @@ class Tree(NamedTuple):
 
     nodes: dict[str, Node]
     inner: frozenset[str]
+    secret: bytes
     revised: bool
     """Whether anything was ever stored."""
 
@@ -216,14 +220,39 @@ def read_tree() -> Operation[Tree]:
         for resource_type in (yield from list_children(above)):
             rules = yield from read_children(f"{above}/{resource_type}")
             nodes |= {f"{above}/{resource_type}/{name}": node for name, node in rules.items()}
-    (revision,) = yield [get(REVISION)]
-    return Tree(nodes, frozenset(inner), isinstance(revision, Node))
+    revision, secret = yield [get(REVISION), get(SECRET)]
+    return Tree(nodes, frozenset(inner), _secret(secret), isinstance(revision, Node))
+
+
+def _secret(node: object) -> bytes:
+    """The secret that brokers share; b"" when there is none."""
+    try:
+        secret = bytes.fromhex(node.value.decode()) if isinstance(node, Node) else b""
+    except ValueError:
+        secret = b""
+    return secret if len(secret) >= SECRET_BYTES_MIN else b""
 
 
 def read_state() -> Operation[tuple[SecurityState, bool]]:
-    """The state, and whether anything was ever stored.  Raises BadValue."""
+    """The state, and whether users, access rules or quotas were ever stored.  Raises BadValue."""
     tree = yield from read_tree()
-    return state_of(tree.nodes), tree.revised
+    return _state(tree), tree.revised
+
+
+def _state(tree: Tree) -> SecurityState:
+    return msgspec.structs.replace(state_of(tree.nodes), secret=tree.secret)
+
+
+def share_secret(mine: bytes) -> Operation[bytes]:
+    """Store the secret of this broker, unless there is one; return the one that is stored."""
+    for _ in range(ATTEMPTS_MAX):
+        (node,) = yield [get(SECRET)]
+        if secret := _secret(node):
+            return secret
+        value = mine.hex().encode()
+        found = isinstance(node, Node)
+        yield from ask([set_value(SECRET, value, node.version) if found else create(SECRET, value)])
+    raise ZooKeeperAway(f"ZooKeeper node {SECRET} keeps changing; try again")
 
 
 def alter_state(change: Callable[[SecurityState], SecurityState]) -> Operation[SecurityState]:
@@ -238,7 +267,7 @@ def alter_state(change: Callable[[SecurityState], SecurityState]) -> Operation[S
     """
     for _ in range(ATTEMPTS_MAX):
         tree = yield from read_tree()
-        before = state_of(tree.nodes)
+        before = _state(tree)
         after = change(before)
         if after == before and tree.revised:
             return after

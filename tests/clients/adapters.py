@@ -34,6 +34,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 BATCH = 10
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 DEADLINE_S = 60.0
+BOOTSTRAPS_MAX = 5
+"""How often a producer that asks for its first metadata only once is started."""
 GO = os.environ.get("GO") or shutil.which("go") or "/usr/local/go/bin/go"
 SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Options for a Java that runs for seconds: it would spend a third of them in its second compiler."""

@@ -31,7 +31,10 @@ from kafka.errors import KafkaError
 
 from appliance.client import Admin, ClientSecurity, Consumer
 from appliance.client import Producer as NativeProducer
+from appliance.client.broker_connection import Connection
+from appliance.client.client_login import ClientLogin
 from appliance.errors import BadCredentials, BadValue, LoginOutOfOrder
+from appliance.wire.native import FETCH
 
 from ..command_line import run
 from ..server import Server
@@ -351,6 +354,34 @@ def test_a_session_ends_and_clients_log_in_again(
         assert again, "librdkafka has logged in again"
         peer.send(METADATA, 1, struct.pack(">i", -1))
         assert peer.ended, "its session is over"
+
+
+def test_native_clients_log_in_again_before_their_session_ends(
+    make_appliance: Callable[..., Server], passwords: dict[str, Path]
+) -> None:
+    """Method: requests go on through several sessions on one connection, and while it logs in again."""
+    server = make_appliance(
+        **{"native.listen": "SASL_PLAINTEXT://127.0.0.1:0", "kafka.listen": "", "security.sessions_ms_max": 400}
+    )
+    added = run("users", "add", "alice", "--password-file", str(passwords[PASSWORD]), "--data", str(server.data_dir))
+    assert added.status == 0, added.err
+    host, port = server.address("native", "SASL_PLAINTEXT").rsplit(":", 1)
+    connection = Connection((host, int(port)), login=ClientLogin("alice", PASSWORD))
+    connection.greet(DEADLINE_S)
+    own = f"from=127.0.0.1:{connection._socket.getsockname()[1]}"
+    until, answered, posted = perf_counter() + DEADLINE_S, 0, 0
+    while sum(own in line for line in server.log().splitlines() if "logged in" in line) < 4:
+        assert perf_counter() < until, "it has logged in again and again"
+        for _ in range(3):  # the last one waits a while, for messages that do not come
+            connection.post(FETCH, 30, 1, 1 << 20, [["none", 0, 0, 1 << 20]])
+            posted += 1
+        while answered < posted:
+            connection.flush()
+            replies = connection.receive()
+            answered += len(replies)
+            assert replies or connection.wait(DEADLINE_S)
+    assert not [line for line in server.log().splitlines() if "session expired" in line]
+    connection.close()
 
 
 def _relogins(server: Server) -> list[str]:

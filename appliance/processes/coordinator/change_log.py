@@ -6,11 +6,12 @@ verifiers and offsets are not shown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from ...security.acls import Operation, Permission, ResourceType, word
 from ...security.audit_log import Audit
 from ...security.principals import Origin
 from ...wire import native
@@ -39,6 +40,10 @@ NATIVE_CHANGES: Final = frozenset(
 NAMES: Final = ("name", "resource_name", "group_id", "user")
 """The fields of a row of an answer that may say what the row is about."""
 NAMES_MAX: Final = 10
+RULES: Final = "matching_acls"
+WORDS: Final = ("permission", "principal", "operation", "resource", "name")
+"""The fields of access rules that are shown, over the native protocol and over Kafka's."""
+RULE: Final = ("permission_type", "principal", "operation", "resource_type", "resource_name")
 
 
 class ChangeLog:
@@ -52,10 +57,15 @@ class ChangeLog:
         if api not in KAFKA_CHANGES or isinstance(answer, bytes) or getattr(call.request, "validate_only", False):
             return
         rows = _rows(answer)
+        if api == "CreateAcls":  # its answer says nothing about the rules
+            rows = [
+                {**row, RULES: [{field: getattr(rule, field) for field in RULE}]}
+                for row, rule in zip(rows, call.request.creations, strict=False)
+            ]
         done = [row for row in rows if not row.get("error_code") and not _refused_inside(row)]
         if not done or answer.get("error_code"):
             return
-        names = [str(row[name]) for row in done[:NAMES_MAX] for name in NAMES if row.get(name)]
+        names = [name for row in done[:NAMES_MAX] for name in _names(row)]
         self._audit.changed(
             *(call.origin.principal, call.origin.peer, api),
             names=",".join(names),
@@ -68,11 +78,18 @@ class ChangeLog:
         request = native.decode_forwarded(memoryview(frame))
         if not isinstance(request, native.AdminRequest) or request.verb not in NATIVE_CHANGES:
             return
-        _, code, *_ = msgspec.msgpack.decode(memoryview(reply)[2 * SIZE_BYTES :])
-        if code:
+        _, code, _, result = msgspec.msgpack.decode(memoryview(reply)[2 * SIZE_BYTES :])
+        if code or (request.verb == "zookeeper_login" and "password" not in result):
             return
         given = msgspec.msgpack.decode(request.arguments)
+        if given.get("dry_run"):
+            return
         shown = {name: given[name] for name in ("name", "group") if name in given}
+        if request.verb in ("add_acls", "delete_acls"):
+            rules = given.get("acls", ()) if request.verb == "add_acls" else result
+            shown = {
+                "names": ",".join(" ".join(rule.get(part, "Allow") for part in WORDS) for rule in rules[:NAMES_MAX])
+            }
         self._audit.changed(origin.principal, origin.peer, request.verb, **shown)
 
 
@@ -80,6 +97,22 @@ def _rows(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The rows of an answer: its only array."""
     arrays = [value for value in answer.values() if isinstance(value, list)]
     return arrays[0] if arrays else []
+
+
+def _names(row: Mapping[str, Any]) -> Iterator[str]:
+    """What a row is about: names, clients with quotas, access rules."""
+    yield from (str(row[name]) for name in NAMES if row.get(name))
+    yield from (part["entity_name"] or "<default>" for part in row.get("entity", ()))
+    for rule in row.get(RULES, ())[:NAMES_MAX]:
+        permission, principal, operation, resource, name = (rule[field] for field in RULE)
+        words = (
+            word(Permission(permission)),
+            principal,
+            word(Operation(operation)),
+            word(ResourceType(resource)),
+            name,
+        )
+        yield " ".join(words)
 
 
 def _refused_inside(row: Mapping[str, Any]) -> bool:

@@ -140,7 +140,7 @@ class Coordinator:
         security = config.security
         self._authorizer = Authorizer(security.authorizer, security.super_users, security.allow_everyone_if_no_acl)
         self._authorizer.take(self._security.state.acls)
-        self._brokers = LiveBrokers(config, self._registry)
+        self._brokers = LiveBrokers(config, self._registry, lambda: self._security.state.secret)
         self._catalog = Catalog.load(data_dir)
         self._publishing = False
         self._compose_topics(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ...addresses import (
@@ -17,10 +17,10 @@ from ...catalog import Topic
 from ...config import Config
 from ...groups.group_coordinator import coordinator_of
 from ...names import TopicPartition
-from ...security.configuration import Tls
 from ...wire.kafka.metadata_reply import NO_LEADER, Broker
 from ...zookeeper.paths import BrokerInfo
 from .. import snapshot
+from .peers import Identity
 from .registry_session import RegistrySession
 
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -30,14 +30,16 @@ PROTOCOLS: Final = ("native", "kafka")
 class LiveBrokers:
     """Answers from the registered brokers.
 
-    ``listening``: by protocol, this broker's listeners as text; empty at first.
+    ``listening``: by protocol, this broker's listeners as text; empty at first.  ``secret``: returns the secret that
+    brokers log in to each other with.
     """
 
-    def __init__(self, config: Config, registry: RegistrySession) -> None:
+    def __init__(self, config: Config, registry: RegistrySession, secret: Callable[[], bytes]) -> None:
         self.listening: dict[str, str] = {}
         self.broker_id = config.broker.id
         self._config = config
         self._registry = registry
+        self._secret = secret
 
     def reload(self, config: Config) -> None:
         """Take new advertised addresses."""
@@ -73,15 +75,15 @@ class LiveBrokers:
     # ---- between brokers
 
     def native_address(self, broker_id: int) -> str:
-        """Another broker's native listener without a login, as text; "" when it has none, or is not known."""
+        """Another broker's native listener, as text; "" when it has none, or is not known."""
         peer = self._registry.brokers.get(broker_id)
         listeners = parse_listeners("native", peer.native) if peer is not None else []
-        return next((str(one) for one in sorted(listeners, key=lambda one: one.tls) if not one.sasl), "")
+        return next((str(one) for one in sorted(listeners, key=lambda one: one.tls)), "")
 
     @property
-    def tls(self) -> Tls:
-        """The files that this broker uses as a client of another one."""
-        return self._config.tls
+    def identity(self) -> Identity:
+        """How this broker logs in as a client of another one."""
+        return Identity(self.broker_id, self._secret(), self._config.tls)
 
     def coordinator(self, group: str) -> int:
         """The id of the broker that coordinates a group, chosen from the live brokers that this one knows."""

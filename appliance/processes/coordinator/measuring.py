@@ -114,7 +114,7 @@ class Measurements:
             for key in keys
             for timestamp, offset in ((EARLIEST, -1), (LATEST, -1), (EARLIEST, offsets[key] or 0))
         ]
-        answers = iter(await ask_offsets(address, self._brokers.tls, asked))
+        answers = iter(await ask_offsets(address, self._brokers.identity, asked))
         measured: dict[TopicPartition, Measured] = {}
         for key, start, end, at in zip(keys, answers, answers, answers, strict=False):
             if not (start.error or end.error or at.error):

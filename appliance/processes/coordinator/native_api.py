@@ -44,6 +44,7 @@ from ...wire.native_admin import (
     SelectAcls,
 )
 from ...wire.requests import ADMIN_API
+from ...wire.sockets import LOCAL_SOCKET
 from ...zookeeper import login
 from .measuring import Measured, Measurements
 from .native_rights import check_rights
@@ -190,7 +191,10 @@ class NativeApi:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
 
     async def _zookeeper_login(self, wanted: Nothing, access: Access) -> dict[str, str]:
-        return login.to_wire(self._broker.zookeeper_login)
+        own = self._broker.zookeeper_login
+        if own is None or access.trusted:
+            return login.to_wire(own)
+        return {"local": str(Path(self._broker.data_dir) / LOCAL_SOCKET)}
 
     # ---- users
 

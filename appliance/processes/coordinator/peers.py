@@ -1,6 +1,8 @@
 """Sends requests to other brokers: for offsets to a partition's leader, for changes to a group's coordinator.
 
-A native listener with TLS is asked with this broker's own certificate, one that asks for a login not at all.
+Each connection logs in as a broker, with the secret that the registry gives all brokers of the cluster
+(``security/credentials.py``), whatever the listener asks of clients: so a broker needs neither a user nor access rules,
+and nobody else gets its rights.  A native listener with TLS also gets this broker's own certificate.
 
 Each request opens a connection to the peer's native listener, and closes it after the answer.  Only requests that list
 topics or groups, or change committed offsets, need one.  The offsets of a peer that does not answer within PEER_MS_MAX
@@ -14,11 +16,15 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...addresses import parse_addresses, parse_listeners
 from ...errors import BrokerAway, ProtocolFault, from_code
 from ...security.configuration import Tls
+from ...security.credentials import BROKERS_MECHANISM, password_of_brokers
+from ...security.login_exchange import BROKERS
+from ...security.scram import ScramClient
 from ...wire import native
 from ...wire.bounds import PARTS_MAX_MIN
 from ...wire.requests import OffsetsPart, OffsetsResult
@@ -33,11 +39,20 @@ FAULTS: Final = (OSError, ValueError, TypeError, EOFError, ProtocolFault)
 log = logging.getLogger(__name__)
 
 
-async def ask_offsets(address: str, tls: Tls, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
+@dataclass(frozen=True)
+class Identity:
+    """Who this broker is to others: its id, the secret of the cluster, and the files of TLS."""
+
+    broker_id: int
+    secret: bytes = field(repr=False)
+    tls: Tls
+
+
+async def ask_offsets(address: str, identity: Identity, parts: Sequence[OffsetsPart]) -> list[OffsetsResult]:
     """Ask the broker at ``address`` (its native listener) for one result per part; empty if it does not answer."""
     results: list[OffsetsResult] = []
     try:
-        async with asyncio.timeout(PEER_MS_MAX / 1000), _connected(address, tls) as peer:
+        async with asyncio.timeout(PEER_MS_MAX / 1000), _connected(address, identity) as peer:
             for start in range(0, len(parts), PARTS_MAX_MIN):
                 header = await peer.ask([native.OFFSETS, 2, parts[start : start + PARTS_MAX_MIN]])
                 if header[1] or len(header) < 3:
@@ -49,7 +64,7 @@ async def ask_offsets(address: str, tls: Tls, parts: Sequence[OffsetsPart]) -> l
     return results if len(results) == len(parts) else []
 
 
-async def ask_admin(address: str, tls: Tls, verb: str, arguments: Mapping[str, Any]) -> None:
+async def ask_admin(address: str, identity: Identity, verb: str, arguments: Mapping[str, Any]) -> None:
     """Let the broker whose native listener is at ``address`` carry an admin verb out.
 
     Raises:
@@ -57,7 +72,7 @@ async def ask_admin(address: str, tls: Tls, verb: str, arguments: Mapping[str, A
         ApplianceError: its answer.
     """
     try:
-        async with asyncio.timeout(ADMIN_MS_MAX / 1000), _connected(address, tls) as peer:
+        async with asyncio.timeout(ADMIN_MS_MAX / 1000), _connected(address, identity) as peer:
             code, message = (await peer.ask([native.ADMIN, 2, verb, dict(arguments)]))[1:3]
     except FAULTS as error:
         raise BrokerAway(f"the broker at {address}, which coordinates this group, does not answer: {error!r}") from None
@@ -80,13 +95,29 @@ class _Peer:
         header: list[Any] = native.decode_header(memoryview(await self._reader.readexactly(size)))[0]
         return header
 
+    async def log_in(self, identity: Identity) -> None:
+        """Prove to be a broker of this cluster, and let the peer prove it.
+
+        Raises:
+            ProtocolFault: one of the two is none, or does not know the secret of the cluster yet.
+        """
+        scram = ScramClient(BROKERS_MECHANISM, str(identity.broker_id), password_of_brokers(identity.secret))
+        proof = scram.final(await self._login_message(BROKERS, scram.first()))
+        scram.check(await self._login_message(None, proof))
+
+    async def _login_message(self, mechanism: str | None, message: bytes) -> bytes:
+        _, error, text, answer, *_ = await self.ask([native.LOGIN, 1, mechanism, message])
+        if error:
+            raise ProtocolFault(f"the login of a broker is refused: {text}")
+        return bytes(answer)
+
 
 @asynccontextmanager
-async def _connected(address: str, tls: Tls) -> AsyncIterator[_Peer]:
-    """Connect and say hello."""
+async def _connected(address: str, identity: Identity) -> AsyncIterator[_Peer]:
+    """Connect, say hello and log in."""
     listener, *_ = parse_listeners("native", address)
     (host, port), *_ = parse_addresses(listener.address)
-    context = None
+    context, tls = None, identity.tls
     if listener.tls:
         context = ssl.create_default_context(cafile=tls.ca or None)
         if tls.certificate:
@@ -97,6 +128,7 @@ async def _connected(address: str, tls: Tls) -> AsyncIterator[_Peer]:
         header = await peer.ask([native.HELLO, 1, native.MAGIC, native.VERSION, "coordinator"])
         if header[1]:
             raise ProtocolFault(f"the greeting is answered {header[:3]}")
+        await peer.log_in(identity)
         yield peer
     finally:
         writer.transport.abort()  # the answer is here; the end of TLS would be waited for

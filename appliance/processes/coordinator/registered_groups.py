@@ -85,7 +85,7 @@ class RegisteredGroups:
         address = self._brokers.native_address(broker_id)
         if not address:
             raise NotCoordinator(f"broker {broker_id}, which cannot be reached from here, coordinates group {group!r}")
-        await ask_admin(address, self._brokers.tls, verb, {**arguments, "forwarded": True})
+        await ask_admin(address, self._brokers.identity, verb, {**arguments, "forwarded": True})
         return True
 
     async def claim(self, group: str) -> None:

@@ -9,6 +9,9 @@
 The file is ``security.json`` in the data directory, readable for its owner only, and replaced as a whole.  Other
 brokers' changes come by a watch.  A ZooKeeper that never had any state, or has lost it, gets that of the file.
 
+The first broker of a cluster stores a secret there, which all others take.  In ZooKeeper it is as safe as the ensemble:
+where that has a login, only who has it reads the node.
+
 While ZooKeeper is away a change is refused (ZooKeeperAway), and a state that cannot be read leaves the last one in
 force.
 """
@@ -94,10 +97,13 @@ class SecurityRegistry:
         async with self._lock:
             self._stale = True
             state, stored = await self._registry.ask(security_nodes.read_state())
-            if not stored and (self.state.users or self.state.acls or self.state.quotas):
+            mine = self.state
+            if not stored and (mine.users or mine.acls or mine.quotas):
                 log.warning("users, access rules and quotas are not in ZooKeeper: storing those of %s", self._path)
-                mine = self.state
                 state = await self._registry.ask(security_nodes.alter_state(lambda theirs: _joined(theirs, mine)))
+            if not state.secret:
+                secret = await self._registry.ask(security_nodes.share_secret(mine.secret))
+                state = msgspec.structs.replace(state, secret=secret)
             self._adopt(state)
             self._stale = False
 
@@ -110,7 +116,7 @@ class SecurityRegistry:
                 log.info("%s", error)
 
     def _adopt(self, state: SecurityState) -> None:
-        state = msgspec.structs.replace(state, secret=self.state.secret)
+        state = msgspec.structs.replace(state, secret=state.secret or self.state.secret)
         if state == self.state:
             return
         self.state = state
@@ -139,4 +145,5 @@ def _joined(theirs: SecurityState, mine: SecurityState) -> SecurityState:
         mine.users | theirs.users,
         tuple(sorted({*mine.acls, *theirs.acls})),
         tuple(sorted({*mine.quotas, *theirs.quotas})),
+        theirs.secret,
     )

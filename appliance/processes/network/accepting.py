@@ -1,7 +1,10 @@
 """Accepts connections from the listeners, and refuses those for which there is no room.
 
 Bounds: ``network.connections_max`` connections, or fewer where the system grants fewer descriptors.  A worker that has
-to refuse a connection leaves its listeners to other workers for ACCEPT_PAUSE_MS.
+to refuse a connection leaves its TCP listeners to other workers for ACCEPT_PAUSE_MS.
+
+RESERVED more are for administrators alone: root, and the user of the service, who come through a Unix socket.  Whatever
+others do, the command line gets in.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...addresses import Listener, address_text
 from ...machine_limits import CONNECTIONS_MAX, DESCRIPTORS, limit_of
+from ...security.local_users import is_administrator
 from ...wire.sockets import set_options
 from .turn import Turn
 
@@ -25,6 +29,8 @@ PEER_CREDENTIALS: Final = struct.Struct("iII")
 """pid, uid, gid: see unix(7)."""
 SPARE_DESCRIPTORS: Final = 64
 """Descriptors that connections leave free: for channels to restarted processes, and for segments in use."""
+RESERVED: Final = 16
+"""Connections of a worker, and their descriptors, for administrators."""
 ACCEPT_PAUSE_MS: Final = 100
 LACKING_MS: Final = 5_000
 """How long a worker reports a limit of the machine after it had to refuse a connection for it."""
@@ -49,6 +55,15 @@ class Accepted(NamedTuple):
     listener: Listener
     peer: str
     uid: int = -1
+
+    @property
+    def host(self) -> str:
+        """The client's address without its port; "" of a Unix socket."""
+        return "" if self.listener.unix else self.peer.rpartition(":")[0]
+
+    @property
+    def administrator(self) -> bool:
+        return self.uid >= 0 and is_administrator(self.uid)
 
 
 class Accepting:
@@ -82,23 +97,30 @@ class Accepting:
             if error.errno in SHORTAGES:
                 self._refuse_for_lack(listening, error)
             return None
-        if self._reached_by(connections, descriptors) is not None:
-            self.refused += 1
-            self._turn.complain("connection of %s refused: network.connections_max reached", peer and peer[0])
-            sock.close()
-            self._pause()
-            return None
         try:
-            sock.setblocking(False)
-            if listener.unix:
-                credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
-                pid, uid, _ = PEER_CREDENTIALS.unpack(credentials)
-                return Accepted(sock, listener, f"unix:{pid}", uid)
-            set_options(sock, peer[0])
-            return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
+            accepted = self._identify(sock, listener, peer)
         except OSError:  # gone already
             sock.close()
             return None
+        reserved = RESERVED if accepted.administrator else 0
+        if self._reached_by(connections, descriptors, reserved) is not None:
+            self.refused += 1
+            self._turn.complain("connection of %s refused: network.connections_max reached", accepted.peer)
+            sock.close()
+            self._pause()
+            return None
+        return accepted
+
+    @staticmethod
+    def _identify(sock: socket.socket, listener: Listener, peer: tuple[Any, ...]) -> Accepted:
+        """Raises OSError: it is gone already."""
+        sock.setblocking(False)
+        if listener.unix:
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS.size)
+            pid, uid, _ = PEER_CREDENTIALS.unpack(credentials)
+            return Accepted(sock, listener, f"unix:{pid}", uid)
+        set_options(sock, peer[0])
+        return Accepted(sock, listener._replace(address=address_text(sock.getsockname())), address_text(peer))
 
     def limits(self, connections: int, descriptors: int) -> list[LimitReached]:
         """The limits that keep clients away now; arguments as :meth:`accept`."""
@@ -109,14 +131,17 @@ class Accepting:
             return [LimitReached(self._lacking, None, None)]
         return []
 
-    def _reached_by(self, connections: int, descriptors: int) -> LimitReached | None:
-        """The limit that so many connections have reached, None when there is room for one more."""
+    def _reached_by(self, connections: int, descriptors: int, reserved: int = 0) -> LimitReached | None:
+        """The limit that so many connections have reached, None when there is room for one more.
+
+        ``reserved``: places for it beside those for all.
+        """
         granted, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        kept = descriptors + SPARE_DESCRIPTORS
-        if connections < max(1, min(self._connections_max, granted - kept)):
+        kept = descriptors + SPARE_DESCRIPTORS + RESERVED
+        if connections < max(1, min(self._connections_max, granted - kept)) + reserved:
             return None
         if granted - kept < self._connections_max:
-            return LimitReached(DESCRIPTORS, granted, kept + connections)
+            return LimitReached(DESCRIPTORS, granted, min(granted, kept + connections))
         return LimitReached(CONNECTIONS_MAX, self._connections_max, connections)
 
     def _refuse_for_lack(self, listening: socket.socket, error: OSError) -> None:
@@ -137,16 +162,19 @@ class Accepting:
         """Leave the listeners to other workers: this one would only refuse."""
         if not self.resume_ms and self.by_fd:
             self.resume_ms = self._turn.now_ms + ACCEPT_PAUSE_MS
-            self._watch(False)
+            self._watch(False, unix=False)
 
     def resume(self) -> None:
         """Watch the listeners again once the pause is over."""
         if self._turn.now_ms >= self.resume_ms:
             self.resume_ms = 0
-            self._watch(True)
+            self._watch(True, unix=False)
 
-    def _watch(self, watch: bool) -> None:
-        for fd in self.by_fd:
+    def _watch(self, watch: bool, unix: bool = True) -> None:
+        """``unix``: also the Unix sockets."""
+        for fd, (listener, _) in self.by_fd.items():
+            if listener.unix and not unix:
+                continue
             if watch:
                 self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
             else:
@@ -154,8 +182,9 @@ class Accepting:
 
     def close(self) -> None:
         """Close the listeners: the worker stops."""
-        if not self.resume_ms:
-            self._watch(False)
+        if self.resume_ms:
+            self._watch(True, unix=False)
+        self._watch(False)
         for _, sock in self.by_fd.values():
             sock.close()
         self.by_fd.clear()

@@ -22,9 +22,11 @@ class ClientSession:
 
     __slots__ = (
         "access",
+        "administrator",
         "deadline_ms",
         "gated",
         "held",
+        "host",
         "login",
         "mechanism",
         "meter",
@@ -33,8 +35,17 @@ class ClientSession:
         "principal",
     )
 
-    def __init__(self, principal: str = ANONYMOUS, login_by_ms: int = 0) -> None:
-        """``login_by_ms``: until when the client has to log in; 0: it need not."""
+    def __init__(
+        self, principal: str = ANONYMOUS, login_by_ms: int = 0, host: str = "", administrator: bool = False
+    ) -> None:
+        """
+        Args:
+            principal: who the client is without a login.
+            login_by_ms: until when it has to log in; 0: it need not.
+            host: its address without the port; "" at a Unix socket.
+            administrator: it has places of its own, see ``accepting``.
+        """
+        self.host, self.administrator = host, administrator
         self.principal, self.mechanism = principal, ""
         self.gated = bool(login_by_ms)
         self.deadline_ms = login_by_ms

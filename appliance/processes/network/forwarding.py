@@ -6,7 +6,7 @@ coordinators: when both have died, its connection is closed.  So one request can
 The coordinator also sends a snapshot of brokers and topics (:mod:`appliance.processes.snapshot`), from which the worker
 answers some requests itself (``snapshot_answers``).
 
-Bounds: ``FORWARDED_BYTES_MAX`` of frames that wait for their reply.
+Bounds: ``FORWARDED_BYTES_MAX`` of frames that wait for their reply, and as much as one frame has for administrators.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ READS_MAX: Final = 16
 """Reads of the coordinator's stream at once: more than a socket holds."""
 FORWARDED_BYTES_MAX: Final = 64 << 20
 """Frames of all connections that wait for the coordinator; a connection that would exceed it is closed."""
+RESERVED_BYTES: Final = 1 << 20
 SENT_MAX: Final = 2
 """Coordinators that one frame is sent to: the first, and its successor if the first died before it answered."""
 
@@ -103,9 +104,10 @@ class CoordinatorLink:
         Raises:
             ProtocolFault: unanswered frames take FORWARDED_BYTES_MAX already.
         """
-        if self._frames_bytes + len(frame) > FORWARDED_BYTES_MAX:
-            raise ProtocolFault("too much waits for the coordinator already")
         connection = pending.connection
+        bytes_max = FORWARDED_BYTES_MAX + (RESERVED_BYTES if connection.session.administrator else 0)
+        if self._frames_bytes + len(frame) > bytes_max:
+            raise ProtocolFault("too much waits for the coordinator already")
         self._token += 1
         packed = msgpack.packb((self._token, connection.origin, bytes(frame)))
         forwarded = self._frames[self._token] = _Frame(pending, packed)

@@ -12,6 +12,7 @@ from .. import handoff
 from .connection_state import Connection
 from .connections import Connections
 from .inbox import Buffers, Inbox
+from .places import Places
 from .turn import Turn
 from .writer_link import HandedOver, WriterLink
 
@@ -19,10 +20,10 @@ from .writer_link import HandedOver, WriterLink
 class HandingOver:
     """Decides which connections are handed over, and takes them back."""
 
-    def __init__(self, turn: Turn, connections: Connections, buffers: Buffers, bytes_max: int) -> None:
+    def __init__(self, turn: Turn, connections: Connections, buffers: Buffers, places: Places, bytes_max: int) -> None:
         self._turn = turn
         self._connections = connections
-        self._buffers = buffers
+        self._buffers, self._places = buffers, places
         self._bytes_left = bytes_max
         self.count = 0
         """Connections that writers serve now."""
@@ -59,6 +60,7 @@ class HandingOver:
         self.count += 1
         self._bytes_left -= buffer_bytes
         self._connections.close(connection)
+        self._places.enter(connection.session)
         return True
 
     def take_back(self, handed_over: HandedOver, sock: socket.socket | None) -> None:
@@ -73,6 +75,7 @@ class HandingOver:
         if one.unsent:
             connection.put(bytes(one.unsent))
         connection.close_when_sent = self._turn.stopping
+        self._places.enter(one.session)
         self._connections.take_in(connection)
 
     def on_lost(self, handed_over: HandedOver) -> None:
@@ -83,4 +86,5 @@ class HandingOver:
 
     def _forget(self, handed_over: HandedOver) -> None:
         self.count -= 1
+        self._places.leave(handed_over.session)
         self._bytes_left += handed_over.buffer_bytes

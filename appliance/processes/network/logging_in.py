@@ -11,6 +11,8 @@ user (KIP-368)::
     ended         yes      0                      a login;  any other request: closed
     again         yes      as before              a login;  anything else: closed
 
+Brokers of the cluster log in on any native listener, also where clients need not: ``processes/coordinator/peers.py``.
+
 What fails is answered ``FAILED_LOGIN_DELAY_MS`` later, and the connection is closed (KIP-306): nobody can try many
 passwords on one connection, and the loop goes on meanwhile.  Wrong passwords and unknown users get one answer after
 the same work.  Passwords and tokens are neither logged nor part of an error.
@@ -29,14 +31,14 @@ from ...config import Config
 from ...errors import BadCredentials, LoginFault, LoginOutOfOrder, UnknownMechanism
 from ...security.audit_log import Reason
 from ...security.credentials import Credentials
-from ...security.login_exchange import Exchange, PlainCheck, State, parse_mechanisms
-from ...security.principals import principal_of
+from ...security.login_exchange import BROKERS, Exchange, PlainCheck, State, parse_mechanisms
 from ...security.security_state import SecurityState
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Login, LoginReply
 from ..snapshot import Snapshot
 from .connection_state import Connection, Pending
 from .connections import Connections
+from .places import Places
 from .plain_checks import PlainChecks
 from .turn import Turn
 
@@ -57,12 +59,13 @@ class LoggingIn:
         self,
         turn: Turn,
         connections: Connections,
+        places: Places,
         epoll: select.epoll,
         snapshot: Snapshot,
         read_snapshot: Callable[[], None],
         config: Config,
     ) -> None:
-        self._turn, self._connections = turn, connections
+        self._turn, self._connections, self._places = turn, connections, places
         self._snapshot, self._read_snapshot, self._config = snapshot, read_snapshot, config
         self.mechanisms: Sequence[str] = parse_mechanisms(config.security.mechanisms)
         self._state: SecurityState | None = None
@@ -88,7 +91,10 @@ class LoggingIn:
         """Take a message of a login."""
         pending = Pending(connection, request)
         connection.begin(pending)
-        if not connection.listener.sasl:
+        by_broker = connection.listener.protocol == "native" and (
+            request.mechanism == BROKERS or connection.session.login is not None
+        )
+        if not (connection.listener.sasl or by_broker):
             refusal = LoginReply(LoginOutOfOrder.code, NO_LOGIN_HERE)
             self._connections.answer(pending, [connection.codec.encode_login(request, refusal)])
         elif self._snapshot.complete:
@@ -109,7 +115,9 @@ class LoggingIn:
         assert isinstance(request, Login)
         if request.mechanism is not None:
             if session.login is None:
-                session.login = Exchange(self.mechanisms, self._current())
+                listener = pending.connection.listener
+                mechanisms = self.mechanisms if listener.sasl else ()
+                session.login = Exchange(mechanisms, self._current(), brokers=listener.protocol == "native")
                 session.gated = True
             session.login.choose(request.mechanism)
             if session.mechanism not in ("", request.mechanism):
@@ -162,6 +170,9 @@ class LoggingIn:
         connection, request = pending.connection, pending.request
         assert isinstance(request, Login)
         over = login.state is State.DONE
+        if over and not self._places.log_in(connection.session, login.principal, connection.peer):
+            self._connections.close(connection)
+            return
         lifetime_ms = self._log_in(connection, login) if over else 0
         reply = LoginReply(0, "", message, self.mechanisms, lifetime_ms, over)
         encoded = connection.codec.encode_login(request, reply)
@@ -171,7 +182,7 @@ class LoggingIn:
 
     def _log_in(self, connection: Connection, login: Exchange) -> int:
         """Begin a session; return its lifetime in ms, 0 for one without an end."""
-        session, principal = connection.session, principal_of(login.user)
+        session, principal = connection.session, login.principal
         if session.mechanism and session.principal != principal:
             raise BadCredentials("a client logs in again as the same user")
         lifetime_ms = self._config.security.sessions_ms_max
@@ -187,7 +198,7 @@ class LoggingIn:
         assert isinstance(request, Login)
         login = connection.session.login
         connection.session.gated = True
-        who = principal_of(login.user) if login is not None and login.user else ""
+        who = login.principal if login is not None else ""
         mechanism = login.mechanism if login is not None else ""
         self._turn.audit.refused(REASONS[type(error)], who, connection.peer, what=mechanism or request.mechanism or "-")
         reply = connection.codec.encode_login(request, LoginReply(error.code, str(error), b"", self.mechanisms))

@@ -1,4 +1,7 @@
-"""Keeps the connections that wait for memory for received bytes, those that wait longest first."""
+"""Keeps the connections that wait for memory for received bytes, those that wait longest first.
+
+Administrators go before all others.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ class Starved:
         if not self._waiting:
             self._since_ms = self._turn.now_ms
         self._waiting.setdefault(connection)
+        if connection.session.administrator:
+            self._waiting.move_to_end(connection, last=False)
 
     def discard(self, connection: Connection) -> None:
         self._waiting.pop(connection, None)

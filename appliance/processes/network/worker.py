@@ -6,7 +6,7 @@ blocks.
 
 The parts, each with its own state::
 
-    accepting          listeners, refusals
+    accepting          listeners, refusals (places: connections by address and user)
     admission          rights of clients (metering: their limits)
     handshakes         connections of TLS listeners that are not connected yet
     connections        receiving, order of requests, sending, closing
@@ -66,6 +66,7 @@ from .known_partitions import KnownPartitions
 from .logging_in import LoggingIn
 from .metering import Metering
 from .offset_lookups import OffsetLookups
+from .places import Places
 from .producing import Producing
 from .snapshot_answers import SnapshotAnswers
 from .turn import Turn
@@ -128,7 +129,8 @@ class NetworkWorker:
         page = arguments.page_name
         self._counters = Counters(memoryview(memory.attach(page)).cast("Q") if page else None)
         self._connections = connections = Connections(turn, epoll, buffers, limits, self._counters)
-        self._handing_over = HandingOver(turn, connections, buffers, limits.handoff_bytes_max)
+        self._places = places = Places(turn, limits)
+        self._handing_over = HandingOver(turn, connections, buffers, places, limits.handoff_bytes_max)
         self._producing = Producing(turn, connections, partitions, self._handing_over, buffers, self._request_writer)
         self._fetching = Fetching(turn, connections, partitions, wait_lists)
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
@@ -142,7 +144,7 @@ class NetworkWorker:
         answers.snapshot.on_security = self._admission.on_security
         self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements, self._admission.access)
         self._logging_in = LoggingIn(
-            turn, connections, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
+            turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
         )
         guarded = self._admission.guard(
             {
@@ -337,6 +339,9 @@ class NetworkWorker:
         accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max + len(self._handshakes.by_fd))
         if accepted is None:
             return
+        if not self._places.admits_address(accepted.host, accepted.peer):
+            accepted.sock.close()
+            return
         if accepted.listener.tls:
             assert self._tls is not None, "the supervisor loads the files if a listener has TLS"
             self._handshakes.begin(accepted, self._tls.context)
@@ -345,12 +350,17 @@ class NetworkWorker:
 
     def _add(self, transport: Transport, accepted: Accepted) -> None:
         """Add a connection that can be used: one with TLS has completed its handshake."""
-        _, listener, peer, uid = accepted
+        listener, peer = accepted.listener, accepted.peer
         mechanisms = self._logging_in.mechanisms if listener.sasl else ()
         login_by_ms = self._turn.now_ms + self._config.security.login_ms_max if listener.sasl else 0
         codec, inbox = codec_of(listener.protocol, self._config, mechanisms=mechanisms), Inbox(self._buffers)
-        user = user_of(uid) if listener.unix else transport.subject
-        session = ClientSession(principal_of(user) if user else ANONYMOUS, login_by_ms)
+        user = user_of(accepted.uid) if listener.unix else transport.subject
+        principal = principal_of(user) if user else ANONYMOUS
+        session = ClientSession(principal, login_by_ms, accepted.host, accepted.administrator)
+        if not self._places.admits(session, principal, peer):
+            transport.close()
+            return
+        self._places.enter(session)
         connection = Connection(transport, listener, peer, codec, inbox, session)
         self._connections.add(connection)
         if transport.pending:
@@ -371,6 +381,7 @@ class NetworkWorker:
         self._forwarding.forget(connection)
         self._producing.forget(connection)
         self._admission.forget(connection)
+        self._places.leave(connection.session)
 
     def _check_timeouts(self) -> None:
         """Check time limits, and send numbers to the supervisor; once a second while there is anything to check."""
