@@ -54,7 +54,8 @@ Settings = Annotated[
 ]
 Smoke = Annotated[bool, typer.Option("--smoke", help="A small size, once: it only proves that all works.")]
 Results = Annotated[
-    Path | None, typer.Option("--results", metavar="DIR", help="Write JSON there, and charts as SVG and PNG.")
+    Path | None,
+    typer.Option("--results", metavar="DIR", readable=False, help="Write JSON there, and charts as SVG and PNG."),
 ]
 
 

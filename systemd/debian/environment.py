@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PREFIX = Path("/opt/appliance/.venv")
 COMMAND = PREFIX / "bin/appliance"
 LEFT_OUT = {
+    "bench": "charts and clients of other brokers, for a host that is measured",
     "dev": "for tests",
     "java": "Debian has a Java, which the package depends on",
     "spark": "a gigabyte; pipelines run from an environment of their own",
