@@ -17,7 +17,7 @@ from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.paths import Subscription, TopicInfo
-from appliance.zookeeper.rebalance import Claim, GroupMember
+from appliance.zookeeper.rebalance import Gained, GroupMember
 from appliance.zookeeper.session import Session, SessionState
 
 from .zookeeper_fixture import (
@@ -45,10 +45,10 @@ class Reader:
     def stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {part: self.positions.pop(part) for part in parts}
 
-    def start(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            assert (claim.topic, claim.partition) not in self.positions
-            self.positions[TopicPartition(claim.topic, claim.partition)] = claim.stored.offset if claim.stored else 0
+    def start(self, gained: Sequence[Gained]) -> None:
+        for each in gained:
+            assert (each.topic, each.partition) not in self.positions
+            self.positions[TopicPartition(each.topic, each.partition)] = each.stored.offset if each.stored else 0
 
 
 class Group:

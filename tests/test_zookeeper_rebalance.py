@@ -20,7 +20,7 @@ from appliance.zookeeper.group_registry import GroupRegistry
 from appliance.zookeeper.offset_registry import OffsetRegistry
 from appliance.zookeeper.operations import Operation, Request, ask, delete, hold_ephemeral
 from appliance.zookeeper.paths import CommittedOffset, Subscription, TopicInfo
-from appliance.zookeeper.rebalance import Claim, Rebalancer
+from appliance.zookeeper.rebalance import Gained, Rebalancer
 
 from .zookeeper_fixture import Tree
 
@@ -52,11 +52,11 @@ class Consumer:
     def stop(self, parts: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {part: self.positions.pop(part) for part in parts}
 
-    def start(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            part = TopicPartition(claim.topic, claim.partition)
+    def start(self, gained: Sequence[Gained]) -> None:
+        for each in gained:
+            part = TopicPartition(each.topic, each.partition)
             assert part not in self.positions, "started twice"
-            self.positions[part] = claim.stored.offset if claim.stored else self.lives.get(claim.topic, 0) * LIFE
+            self.positions[part] = each.stored.offset if each.stored else self.lives.get(each.topic, 0) * LIFE
 
     def register(self) -> None:
         value = paths.encode_subscription(self.subscription)

@@ -15,7 +15,7 @@ from appliance.names import TopicPartition
 from appliance.zookeeper.lease import boot_clock_ms
 from appliance.zookeeper.login import LOCAL_USER, Login
 from appliance.zookeeper.paths import Subscription
-from appliance.zookeeper.rebalance import Claim, GroupMember
+from appliance.zookeeper.rebalance import Gained, GroupMember
 from appliance.zookeeper.session import Session
 
 
@@ -28,8 +28,8 @@ class Printing:
         print(*sorted(self.parts), flush=True)
         return {}
 
-    def start(self, claims: Sequence[Claim]) -> None:
-        self.parts |= {claim.partition for claim in claims}
+    def start(self, gained: Sequence[Gained]) -> None:
+        self.parts |= {each.partition for each in gained}
         print(*sorted(self.parts), flush=True)
 
 

@@ -49,13 +49,13 @@ from .cluster_client import Cluster
 from .consumer import MEBIBYTE
 from .decoder import Decoder
 from .fetcher import Fetcher, FetchOptions
-from .group_fetching import Claimed, GroupFetching
+from .group_fetching import GroupFetching, NewlyOwned
 from .streams import MessageStream, OwnedPartitions
 from .threads import Threads
 from .troubles import Trouble
 
 if TYPE_CHECKING:
-    from ..zookeeper.rebalance import Claim, GroupMember
+    from ..zookeeper.rebalance import Gained, GroupMember
     from ..zookeeper.session import Session
 
 logger = logging.getLogger(__name__)
@@ -259,14 +259,13 @@ class GroupConsumer:
             return {}
         return {TopicPartition(*part): offset for part, offset in offsets.items()}
 
-    def _claimed(self, claims: Sequence[Claim]) -> None:
-        claimed: list[Claimed] = []
-        for claim in claims:
-            streams = self._streams.get(claim.topic) or self._streams[None]
-            part = (claim.topic, claim.partition)
-            owned = self._owned.add(part, streams[claim.stream])
-            claimed.append(Claimed(owned, None if claim.stored is None else claim.stored.offset))
-        self._fetching.begin(claimed)
+    def _gained(self, gained: Sequence[Gained]) -> None:
+        begun: list[NewlyOwned] = []
+        for topic, partition, stream, stored in gained:
+            streams = self._streams.get(topic) or self._streams[None]
+            owned = self._owned.add((topic, partition), streams[stream])
+            begun.append(NewlyOwned(owned, None if stored is None else stored.offset))
+        self._fetching.begin(begun)
 
     # ---- the membership thread
 
@@ -291,7 +290,7 @@ class GroupConsumer:
             self.group,
             self.consumer_id,
             subscription,
-            _Streams(self._claimed, self._stop),
+            _Streams(self._gained, self._stop),
             clock_ms=self._clock_ms,
             failed=self._owned.finish,
         )
@@ -350,7 +349,7 @@ class GroupConsumer:
 class _Streams(NamedTuple):
     """The consumer's side of a rebalance: ``zookeeper.rebalance.Streams``."""
 
-    start: Callable[[Sequence[Claim]], None]
+    start: Callable[[Sequence[Gained]], None]
     stop: Callable[[Sequence[TopicPartition]], Mapping[TopicPartition, int]]
 
 

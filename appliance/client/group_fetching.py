@@ -16,7 +16,7 @@ FETCH_WAIT_S: Final = 0.5
 RETRY_S: Final = 0.1
 
 
-class Claimed(NamedTuple):
+class NewlyOwned(NamedTuple):
     """A partition that is owned now.  ``stored``: its committed offset; None: it begins at the consumer's ``start``."""
 
     owned: OwnedPartition
@@ -38,11 +38,11 @@ class GroupFetching:
         self._start = start
         self._closing = closing
         self._changes: deque[Callable[[], None]] = deque()
-        self._waiting: list[Claimed] = []  # not begun yet
+        self._waiting: list[NewlyOwned] = []  # not begun yet
 
-    def begin(self, claimed: Sequence[Claimed]) -> None:
+    def begin(self, partitions: Sequence[NewlyOwned]) -> None:
         """Start to fetch these partitions."""
-        self._change(lambda: self._waiting.extend(claimed))
+        self._change(lambda: self._waiting.extend(partitions))
 
     def drop(self, revoked: Sequence[OwnedPartition]) -> None:
         """Stop fetching these partitions."""
@@ -73,21 +73,21 @@ class GroupFetching:
                 self._fetcher.remove(partition.topic_partition)
 
     def _begin_waiting(self) -> None:
-        """Fetch the claimed partitions from their committed offsets, or from ``start``."""
+        """Fetch the partitions that wait, from their committed offsets, or from ``start``."""
         troubles = self._fetcher.troubles
         for partition, _ in self._waiting:
             if partition.revoked:
                 troubles.forget(partition.topic_partition)
-        self._waiting = [claimed for claimed in self._waiting if not claimed.owned.revoked]
+        self._waiting = [each for each in self._waiting if not each.owned.revoked]
         if not self._waiting:
             return
         try:
-            self._cluster.refresh({claimed.owned.topic_partition[0] for claimed in self._waiting})
+            self._cluster.refresh({each.owned.topic_partition[0] for each in self._waiting})
         except ApplianceError as error:
             troubles.begin("metadata", error)
             self._closing.wait(FETCH_WAIT_S)
             return
-        unknown = [claimed.owned.topic_partition for claimed in self._waiting if claimed.stored is None]
+        unknown = [each.owned.topic_partition for each in self._waiting if each.stored is None]
         found, failed = self._cluster.try_offsets(dict.fromkeys(unknown, self._start))
         for partition, stored in self._waiting:
             part = partition.topic_partition
@@ -100,7 +100,7 @@ class GroupFetching:
                 self._fetcher.seek(part, offset)
         if failed:
             self._closing.wait(RETRY_S)
-        self._waiting = [claimed for claimed in self._waiting if claimed.owned.topic_partition in failed]
+        self._waiting = [each for each in self._waiting if each.owned.topic_partition in failed]
 
     def _note_start(self, partition: OwnedPartition, offset: int, stored: int | None) -> bool:
         """Store the partition's first offset.  False if it was revoked meanwhile."""

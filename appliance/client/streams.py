@@ -25,7 +25,7 @@ from .fetcher import Chunk
 
 
 class OwnedPartition:
-    """One partition, from the time it is claimed until it is given up.  Changed under the lock of all streams."""
+    """One partition, from the time it is gained until it is given up.  Changed under the lock of all streams."""
 
     __slots__ = ("committed", "handed_out", "processed", "revoked", "stream", "topic_partition")
 

@@ -51,7 +51,7 @@ class GroupRegistry:
     def leave(self, group: str, consumer: str) -> Operation[None]:
         yield [delete(paths.consumer(group, consumer))]
 
-    def claim(
+    def own(
         self, group: str, wanted: Mapping[TopicPartition, tuple[str, int]], session_id: int
     ) -> Operation[list[TopicPartition]]:
         """Create our owner nodes.  Returns the partitions that somebody else owns already.

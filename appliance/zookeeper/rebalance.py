@@ -49,7 +49,7 @@ ATTEMPTS_MAX = 4
 RETRY_MS_MIN = 20  # a trigger after a failure waits RETRY_MS_MIN * 2^failures, at most the synchronisation time
 
 
-class Claim(NamedTuple):
+class Gained(NamedTuple):
     """A gained partition.  Its stream starts at ``stored``; None: where the consumer's policy starts."""
 
     topic: str
@@ -71,7 +71,7 @@ class Streams(Protocol):
         committed, for each partition that has handed out any.
         """
 
-    def start(self, claims: Sequence[Claim]) -> None:
+    def start(self, gained: Sequence[Gained]) -> None:
         """Start to read these partitions, which are ours now."""
 
 
@@ -182,7 +182,7 @@ class Rebalancer:
         self._topic_ids = {name: info.id for name, info in topics.items()}
         gained = {part: stream for part, stream in desired.items() if part not in self.running}
         self._nodes.update(gained)
-        self.in_the_way = yield from self._groups.claim(self.group, gained, session_id)
+        self.in_the_way = yield from self._groups.own(self.group, gained, session_id)
         for part in self.in_the_way:
             del self._nodes[part]
         if self.in_the_way:
@@ -192,7 +192,7 @@ class Rebalancer:
         if gained:
             self.running.update(gained)
             self._streams.start(
-                [Claim(*part, stream.number, stored.get(part)) for part, stream in sorted(gained.items())]
+                [Gained(*part, stream.number, stored.get(part)) for part, stream in sorted(gained.items())]
             )
         return True
 
