@@ -18,6 +18,7 @@ number out of bounds or with an unknown api number closes the connection: the by
     5 login     [5, c, mechanism or nil, message]                 [c, error, text, message, lifetime_ms, over]
     9 hello     [9, c, "appliance", version, client name]         [c, error, version, broker id, {limits}]
 
+``bytes_min`` is Kafka's: a fetch that finds less waits for more, for at most ``wait_ms_max``.
 ``acks``: 0 none, 1 written, -1 flushed to the disk.  ``base`` is the offset of the first record, ``end`` the offset
 after the last.  Errors are the numbers of :mod:`appliance.errors`; 0 is none.  The coordinator answers metadata and
 admin, or a worker does from its snapshot of metadata.
@@ -37,8 +38,11 @@ The maps in replies::
     cluster, broker     id of the cluster, "" while it is not known; id of the broker that answers
     zookeeper           address of the ensemble, for consumers of native groups; "" without one
     brokers             [[id, host, port]...]: brokers that are alive, with their native listeners
-    topics              [{name, error, settings: {name: value}, partitions: [[partition, broker id or -1]...]}...]
+    topics              [{name, error, id, settings: {name: value}, partitions: [[partition, broker id or -1]...]}...]
     limits              {frame_bytes_max, mechanisms?}: size of the largest request; how to log in, where it is needed
+
+A topic's ``id`` is another one when the topic was deleted and created again; "" for a topic that is answered with an
+error.
 
 ``login`` has a message of SASL (:mod:`appliance.security.scram`); the first one of a login names its mechanism.
 ``over`` says that the client is logged in; after ``lifetime_ms``, unless it is 0, it has to log in again.  Where

@@ -101,7 +101,7 @@ class Fetch:
 
     @property
     def bytes_enough(self) -> int:
-        """Bytes of batches with which a reply is sent at once.  Without time to wait, 1 is enough."""
+        """``bytes_min`` of the request, with which a reply is sent at once.  Without time to wait, 1 byte is enough."""
         return self.bytes_min if self.wait_ms_max > 0 else min(self.bytes_min, 1)
 
 
