@@ -118,4 +118,8 @@ ADVERTISED: Final[dict[int, tuple[int, int]]] = {key: (api.version_min, api.vers
 """API key → (lowest, highest version), for the reply to ApiVersions."""
 
 SERVED_BY_WORKERS: Final = frozenset({PRODUCE, FETCH, LIST_OFFSETS, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE})
-"""Answered by the network worker; all others are forwarded to the coordinator (``forwarded.py``)."""
+"""The network worker decodes and answers these itself.
+
+The others are forwarded to the coordinator (``forwarded.py``), unless the worker can answer them from its snapshot of
+metadata: most requests of Metadata, FindCoordinator and InitProducerId (``snapshot_answers``).
+"""
