@@ -1,14 +1,16 @@
 """Loads the configuration: one frozen :class:`Config` from defaults, a TOML file and ``--set`` overrides.
 
-It holds the values that an operator may want to change.  Limits that only protect the code from its peers are constants
-of the modules that check them.
+It holds the values that an operator may want to change, also limits of what clients may use: ``network.requests_max``.
+A limit that no operator needs to change is a constant of the module that checks it.
 
 A key has one dotted name everywhere: ``network.workers`` on the command line, ``workers`` in the table ``[network]`` of
 the file, ``config.network.workers`` in the code.  The settings of topics carry Kafka's names (``retention.ms``); in
 ``[topics]`` they are the defaults of topics that do not set their own.
 
-The structs below are the only source of name, default, bounds, and the text that ``appliance config show`` prints.
-``config_keys.py`` parses the values.
+One struct for each table is the only source of name, default, bounds, and the text that ``appliance config show``
+prints.  Those of ``[disk]`` and ``[scrub]`` are in ``disk_settings.py``, those of ``[tls]`` and ``[security]`` in
+``security/configuration.py``, all others below.  :class:`Config` has a field for each table.  ``config_keys.py`` parses
+the values.
 
 Errors: :class:`UnknownKey` offers the nearest key.  :class:`BadValue` names the key, its value and the valid values.
 All faults of a file are reported together, one per line.  :meth:`TopicSettings.parse` also serves requests of clients,
@@ -139,7 +141,7 @@ class Network(Struct, frozen=True):
         Meta(
             ge=64 * KIB,
             le=GIB,
-            description="bytes of log that a worker reads to find an offset before it serves others: 20 ms",
+            description="bytes of log that a worker reads to find offsets before it serves others: some 20 ms per MiB",
         ),
     ] = MIB
     frame_ms_max: Annotated[

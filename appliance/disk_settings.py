@@ -17,15 +17,13 @@ class Disk(Struct, frozen=True):
         int, Meta(ge=0, description="bytes kept free on the disk by deleting old segments; 0 = not checked")
     ] = _GIB
     free_bytes_warn: Annotated[
-        int, Meta(ge=0, description="with less than this free on the disk, `status` and journal warn; 0 = not")
+        int, Meta(ge=0, description="with less than this free on the disk, `status` and journal warn; 0 = off")
     ] = 2 * _GIB
     check_ms: Annotated[int, Meta(ge=100, description="how often retention is enforced")] = 30_000
 
 
 class Scrub(Struct, frozen=True):
     bytes_per_second: Annotated[
-        int, Meta(ge=0, le=_GIB, description="how fast all logs are read in the background, to find damage; 0 = not")
+        int, Meta(ge=0, le=_GIB, description="how fast all logs are read in the background, to find damage; 0 = off")
     ] = 4 * _MIB
-    every_ms: Annotated[int, Meta(ge=100, description="time between the beginnings of two rounds of that")] = (
-        7 * _DAY_MS
-    )
+    every_ms: Annotated[int, Meta(ge=100, description="time between the beginnings of two scrub rounds")] = 7 * _DAY_MS

@@ -3,8 +3,9 @@
 A request for the end of a log waits until the high watermark has reached the log end offset.  So it counts messages
 acknowledged with acks=1.  Then the parts of the request are looked up in slices, alternating with other requests.
 
-Bounds: in one turn of the loop, all requests together read ``network.look_bytes_max`` of logs, plus at most one batch
-(16 MiB unpacked, 50,000 records): about 50 ms.  The rest waits for the next turn.
+Bounds: in one turn of the loop, all requests together read ``network.look_bytes_max`` of logs (some 20 ms
+per MiB), plus at most one batch (16 MiB unpacked, 50,000 records): with 1 MiB about 50 ms in all.  The rest waits for
+the next turn.
 """
 
 from __future__ import annotations
