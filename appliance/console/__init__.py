@@ -4,7 +4,7 @@ Reading order::
 
     alerts            what is wrong, from the appliance's state; pure
     message_search    looks for messages, in bounded steps with a cursor
-    observer          looks at the appliance while anybody watches, at a bounded cost
+    observer          polls the state of the appliance while a page is open, at a limited cost
     live_events       sends what has changed to each page (server-sent events)
     console_sessions  logins: passwords, cookies, rate limits
     visitors          who a request comes from, and what it may see and do
@@ -13,7 +13,7 @@ Reading order::
     page_files        the files of the page
     application       the addresses that the page calls
     web_server        the HTTP server and its bounds
-    console_process   the side process: makes all of it, serves until the supervisor stops it
+    console_process   the side process: creates all of it, serves until the supervisor stops it
 
 The process talks to its own appliance through the Unix socket in the data directory, where it may do everything.  So it
 checks the rights of its visitors itself, by the rules of the native listener (``security/api_rights``), and nothing

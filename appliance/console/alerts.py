@@ -1,7 +1,8 @@
 """Says what is wrong now, why, and what to do: from the state that the supervisor writes, and from the topics.
 
-Pure.  An alert is JSON: ``level`` ("critical": messages cannot be read or written; "warning": they soon may not be, or
-something is open that should not be), ``what``, ``why``, ``todo``.
+Pure.  An alert is JSON: ``level``, ``what``, ``why``, ``todo``.  The level is "critical" when something does not work
+now: partitions cannot be read or written, the disk is full, or ZooKeeper is away, so that groups wait.  It is "warning"
+when that may happen soon, when a process has died, or when something is open that should not be.
 """
 
 from __future__ import annotations

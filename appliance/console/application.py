@@ -1,4 +1,4 @@
-"""The addresses that the page calls.  JSON in and out; an error is ``{"error": text}``::
+"""The HTTP API of the page.  JSON in and out; an error is ``{"error": text}``::
 
     GET   /                         the page, and its files
     GET   /api/session              who is logged in
@@ -10,8 +10,9 @@
     POST  /api/produce              see changes.NewMessage
     POST  /api/offsets              see changes.NewOffsets
 
-What a visitor may not see is 403, or 401 where a login is needed first; what does not exist 404; a wrong request 400;
-too many requests, or an appliance that is away, 503 with Retry-After.
+What a visitor may not see is 403, or 401 where a login is needed first; what does not exist 404; a request or a message
+that is too large 413; another wrong request 400; too many requests, or an appliance that is away, 503 with Retry-After;
+any other error 500.
 """
 
 from __future__ import annotations

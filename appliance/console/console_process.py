@@ -1,4 +1,4 @@
-"""The side process ``console``: makes the application, serves until ["stop"] comes or the supervisor is gone.
+"""The side process ``console``: creates the application, and serves it until ["stop"] comes or the supervisor is gone.
 
 The loop beats, reads the supervisor's messages, and sends it what was refused to visitors, for ``status``.  A changed
 configuration needs a restart of the appliance; users and access rules are read as they change.

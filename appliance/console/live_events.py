@@ -1,4 +1,4 @@
-"""Sends a page what it may see, and then what changes: server-sent events (HTML standard, 9.2).
+"""Sends a page the state that its visitor may see, and then each change: server-sent events (HTML standard, 9.2).
 
 An event is one JSON object::
 
@@ -6,7 +6,7 @@ An event is one JSON object::
      "set":  {section: {key: row}},      rows that are new or have changed
      "gone": {section: [key]}}           rows that are no more
 
-The sections: ``appliance`` and ``alerts`` (one key, ""), ``topics``, ``groups``, and of what the page looks at
+The sections: ``appliance`` and ``alerts`` (one key, ""), ``topics``, ``groups``, and of what the page shows
 ``partitions`` (of a topic) and ``group`` ("").  The first event has everything.
 
 No queue: a page that is slow gets the next state when it has taken the last one.  One that takes nothing for SEND_S_MAX

@@ -1,8 +1,8 @@
 """Looks for messages of a topic in bounded steps: newest or oldest first, by key and text, with a cursor to continue.
 
 Offsets count bytes, so a *window* of a log is a range of offsets of a known size.  A step reads windows of each
-partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, or STEP_S_MAX are over.
-A window is read as a whole or not at all.  The cursor has the offset of each partition that is not finished::
+partition, next to those of the step before, until it has found enough, has read STEP_BYTES_MAX, or STEP_S_MAX have
+passed.  A window is read as a whole or not at all.  The cursor has the offset of each partition that is not finished::
 
     "n" newest first: messages below the offset are left      n.0-52811.3-901
     "o" oldest first: messages at or above it are left        o.1-4096

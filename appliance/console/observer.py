@@ -1,11 +1,15 @@
-"""Looks at the appliance while anybody watches: topics, partitions, groups, lag, alerts, as one value.
+"""Polls the state of the appliance while a page is open: topics, partitions, groups, lag, alerts, as one value.
 
-Nobody watches: nothing is done.  Else a look follows the last one after INTERVAL_S, or later: looking takes at most
-LOOKS_SHARE of a core, whatever the number of partitions.  The processor time of a look's thread is measured; all of it,
-most of which the coordinator spends, is COST_FACTOR times as much.  Each look asks for the lag of at most GROUPS_MAX
-groups, those that somebody looks at first, then the ones that were not asked for longest.
+While no page is open, it does nothing.  Otherwise a poll (:class:`Look`) follows the last one after INTERVAL_S, or
+later: after so much time that polling takes LOOKS_SHARE of a core, but after INTERVAL_S_MAX at the latest.  So with
+very many partitions it takes more.  A page that is opened ends the pause early, after a quarter of that time at the
+earliest.
 
-A look runs in a thread.  What cannot be asked now (ZooKeeper is away, the coordinator restarts) keeps its last value,
+The processor time of a poll's thread is measured; all of it, most of which the coordinator spends, is COST_FACTOR times
+as much.  Each poll asks for the lag of at most GROUPS_MAX groups, those that a page shows first, then those that were
+asked for the longest time ago.
+
+A poll runs in a thread.  What cannot be asked now (ZooKeeper is away, the coordinator restarts) keeps its last value,
 and ``troubles`` says why.
 """
 
@@ -27,7 +31,7 @@ from .alerts import CRITICAL, Alert, alerts_of
 
 INTERVAL_S: Final = 2.0
 INTERVAL_S_MIN: Final = 0.5
-"""When somebody begins to watch."""
+"""After a page was opened."""
 INTERVAL_S_MAX: Final = 30.0
 LOOKS_SHARE: Final = 0.01
 COST_FACTOR: Final = 6
@@ -39,9 +43,10 @@ Row = dict[str, Any]
 
 
 class Snapshot(NamedTuple):
-    """One look.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group; ``number`` grows by one."""
+    """What a poll has found.  ``topics``, ``partitions``: by topic; ``groups``, ``details``: by group."""
 
     number: int
+    """One more than that of the poll before."""
     at_ms: int
     appliance: Row
     alerts: list[Alert]
@@ -73,7 +78,7 @@ class Look:
         self._groups: dict[str, Row] = {}
         self._details: dict[str, Row] = {}
         self._asked: dict[str, int] = {}
-        """The number of the look that asked for a group's lag."""
+        """The number of the poll that asked for a group's lag."""
         self._totals: dict[str, Totals] = {}
 
     def close(self) -> None:
@@ -82,7 +87,7 @@ class Look:
             self._cluster = None
 
     def take(self, focus: Collection[str]) -> Snapshot:
-        """Look now.  ``focus``: the groups that somebody looks at."""
+        """Poll now.  ``focus``: the groups that pages show."""
         self._number += 1
         state = self._read_state()
         troubles: list[Alert] = []
@@ -156,7 +161,7 @@ class Look:
             self._groups[name] = {**rows[name], **_lag_row(self._details[name])}
 
     def _rate(self, topic: Row) -> tuple[Totals, Row]:
-        """Bytes and messages per second since the last look; None at the first."""
+        """Bytes and messages per second since the last poll; None at the first."""
         ends = sum(row["end"] or 0 for row in topic["partitions"])
         now = Totals(self._clock(), ends, sum(row["messages"] or 0 for row in topic["partitions"]))
         before = self._totals.get(topic["name"])
@@ -243,13 +248,13 @@ def _total(topics: Mapping[str, Row], name: str) -> float | None:
 
 
 class Observer:
-    """Shares snapshots among those who watch."""
+    """Shares snapshots among the open pages."""
 
     def __init__(self, look: Look, cpu_s: Callable[[], float]) -> None:
         """``cpu_s``: processor time of the calling thread."""
         self._look, self._cpu_s = look, cpu_s
         self._watchers: Counter[str] = Counter()
-        """How many look at each group; "" for those who look at none."""
+        """How many pages show each group; "" for those that show none."""
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._last: Snapshot | None = None
@@ -260,7 +265,7 @@ class Observer:
 
     @contextlib.contextmanager
     def watching(self, group: str = "") -> Iterator[None]:
-        """Somebody watches, and looks at a group in particular."""
+        """A page is open, and shows a group in particular."""
         self._watchers[group] += 1
         self._wake.set()
         try:
@@ -276,7 +281,7 @@ class Observer:
             return self._last
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Poll again and again, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -290,7 +295,7 @@ class Observer:
             await asyncio.to_thread(self._look.close)
 
     def _take(self, focus: Collection[str]) -> tuple[Snapshot, float]:
-        """A look, and its processor time in seconds in all processes."""
+        """A poll, and its processor time in seconds in all processes."""
         begun_s = self._cpu_s()
         return self._look.take(focus), COST_FACTOR * (self._cpu_s() - begun_s)
 

@@ -8,8 +8,8 @@ logged in          what the user may see               what the user may, with t
 =================  ==================================  =======================================================
 
 Rights are those of ``security.authorizer``: without one, everybody may see everything, and whoever is logged in may
-change everything.  On an address that other hosts reach, nobody sees anything before a login, unless
-``security.allow_insecure`` is set.
+change everything.  On an address that other hosts reach, nobody sees anything before a login; to listen there,
+``security.allow_insecure`` has to be set, since the page has no TLS.
 
 Users, verifiers and rules come from the file that the coordinator stores (``security/security_file``), read again when
 it has changed.

@@ -1,6 +1,6 @@
-"""Runs the console's HTTP server on a socket that is bound already, until it shall stop.
+"""Runs the console's HTTP server on a socket that is bound already, until it is told to stop.
 
-Bounds: CONNECTIONS_MAX connections, of which the newest are closed at once; HEADER_BYTES_MAX of a request's head; a
+Bounds: CONNECTIONS_MAX connections, further ones are closed at once; HEADER_BYTES_MAX of a request's head; a
 connection without a request for IDLE_S_MAX is closed, also one that sends its head slowly.
 """
 
