@@ -1,4 +1,4 @@
-"""Ends ``produce`` and ``consume`` in order after a signal or when their pipe is closed.
+"""Ends ``produce`` and ``consume`` cleanly after a signal or when their pipe is closed.
 
 SIGTERM and SIGHUP (a closed terminal) become an exception in the main thread, as Ctrl-C does.  So every ``with`` block
 closes what it opened: a member of a group commits the printed messages and leaves, a producer delivers what it can.  A

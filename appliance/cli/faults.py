@@ -2,8 +2,9 @@
 
     {"error": {"kind": "UnknownPartition", "message": "no topic 'web'", "advice": "...", "exit_status": 66}}
 
-The exit statuses are those of ``sysexits.h``.  Scripts rely on them, so ``appliance --help`` and
-``systemd/README.md`` list them.  Each error class has its own (``errors.py``).
+The exit statuses from 65 to 78 are those of ``sysexits.h``; a command that a signal or a closed pipe ends has 128 and
+the number of the signal.  Scripts rely on them, so ``appliance --help`` and ``systemd/README.md`` list them.  An error
+class has the status of its branch, or one of its own (``exit_status`` in ``errors.py``).
 """
 
 from __future__ import annotations

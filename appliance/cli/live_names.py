@@ -1,7 +1,7 @@
-"""Names that the appliance knows now (topics, groups, users), to complete a word and to correct one.
+"""Asks the appliance for the names of topics, groups and users, to complete a word and to correct one.
 
-Completion is silent: when nobody answers within :data:`ANSWER_MS`, there are no names.  A name that could act on a
-terminal or in a shell is not offered.
+Completion reports no error: when the appliance does not answer within :data:`ANSWER_MS`, no names are offered.  Names
+with characters that a terminal or a shell would interpret are not offered either (:data:`OFFERED`).
 """
 
 from __future__ import annotations

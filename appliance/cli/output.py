@@ -6,8 +6,8 @@ not need it.
 
 Printed text may come from others: names of groups and clients, keys, values, messages of errors.  So all of it goes
 through :func:`safe`: none of it can move the cursor, hide itself, or change the text beside it.  No other module of the
-command line prints.  The only exception is ``consume`` into a pipe or a file, or with --raw, which writes values
-unchanged.
+command line prints.  The only exception are messages: ``consume`` and ``tail`` write them unchanged into a pipe or a
+file, and ``consume --raw`` also to a terminal (``messages/message_text.py``).
 """
 
 from __future__ import annotations

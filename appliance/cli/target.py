@@ -1,8 +1,8 @@
 """Chooses the appliance for a command: ``--data DIR``, ``--connect HOST:PORT``, or the default listener.
 
-``--data`` takes the Unix socket in that directory, where the appliance knows the user of the command.  For a user who
-may not use it the port is in ``<data>/state.json``, which the supervisor writes while it runs.  Raises
-:class:`BrokerAway` when nothing serves there.
+``--data`` connects to the Unix socket in that directory, where the appliance sees which user of the system runs the
+command.  A user who may not open that socket is connected to the native listener; its address is in
+``<data>/state.json``, which the supervisor writes while it runs.  Raises :class:`BrokerAway` when nothing serves there.
 """
 
 from __future__ import annotations

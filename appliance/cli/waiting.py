@@ -1,8 +1,8 @@
 """Reports on standard error what a command waits for, with the cause from the appliance.
 
-A client waits until a partition, a disk or an appliance is back, and raises nothing.  :class:`Watch` reads its troubles
-meanwhile.  It prints one line for each that lasts for :data:`REPORT_AFTER_S`, another one every :data:`REPEAT_S`, and
-one when it is over.
+A client that waits for a partition, a disk or an appliance raises no error.  Meanwhile :class:`Watch` reads the
+client's troubles.  It prints one line for each trouble that lasts for :data:`REPORT_AFTER_S`, another one every
+:data:`REPEAT_S`, and one when it is over.
 """
 
 from __future__ import annotations
