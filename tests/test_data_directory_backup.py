@@ -122,7 +122,7 @@ def stopped(some_data: Path, tmp_path: Path) -> Path:
 def test_segments_that_retention_removes_meanwhile(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The partition is begun anew: the backup has no hole, and its start is that of its first segment."""
+    """The partition is started over: the backup has no hole, and its start is that of its first segment."""
     link, partition, seen = os.link, stopped / "web-0", 0
     bases = sorted(sizes(partition)[0])
 

@@ -8,8 +8,8 @@ Example::
 
 The audit counts delivered messages per topic and fixed window of time, by their timestamps.  It publishes the counts as
 messages of another topic: every ``publish_ms`` while messages are sent, and the rest when it is closed.  A reader of
-both topics can find lost or doubled messages (``appliance.spark.pipeline.audit_verdicts`` does).  A count is published
-once.  The counts of one window, in several messages or from several servers, add up::
+both topics can find lost or duplicated messages (``appliance.spark.pipeline.audit_verdicts`` does).  A count is
+published once.  The counts of one window, in several messages or from several servers, add up::
 
     {"server": "web-1", "topic": "logs", "window_start_ms": 1795219200000, "window_ms": 60000, "count": 123}
 

@@ -15,7 +15,7 @@ Rules:
    with their connection.  Then the failed ones are sent first, in their order, after a back-off.  The broker refuses
    the batches behind the failed one (OutOfOrderSequence, because a number is missing), so none overtakes it.
 3. An idempotent queue numbers records consecutively for each producer id and epoch.  A batch keeps its numbers when it
-   is sent again, so the broker recognises batches that it has written already, and nothing is doubled.
+   is sent again, so the broker recognises batches that it has written already, and nothing is duplicated.
 4. When a numbered batch is given up, its numbers are missing for ever.  When the broker refuses the first batch in
    flight as out of order, it has lost our numbers.  In both cases the queue continues in the next epoch from number 0
    (as Kafka's producer does, KIP-360).  A batch that is refused this way after an earlier attempt may be in the log or

@@ -4,8 +4,8 @@ Columns are those of Spark's Kafka connector: ``value`` (string or binary, requi
 (or the option of that name, which wins) and ``partition``.
 
 Spark repeats a failed task, and a whole micro-batch when the driver ended before the checkpoint.  So that no row is
-doubled, each task writes as an idempotent producer.  Its identity follows from the task and the micro-batch, which are
-the same in a repetition, and not from the process::
+duplicated, each task writes as an idempotent producer.  Its identity follows from the task and the micro-batch, which
+are the same in a repetition, and not from the process::
 
     producer id    2^62 + hash(query id, number of the task, batch id / 2^15)    query id: from the checkpoint
     epoch          batch id % 2^15                                               a write without a stream: a

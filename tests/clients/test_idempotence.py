@@ -1,4 +1,4 @@
-"""Producers that retry, on a network that cuts connections at random: nothing doubled, lost or out of order."""
+"""Producers that retry, on a network that cuts connections at random: nothing duplicated, lost or out of order."""
 
 from __future__ import annotations
 

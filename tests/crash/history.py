@@ -25,7 +25,7 @@ struck      from now on ``process`` itself is disturbed: its pauses are no stall
 ==========  =======================================================================================================
 
 Anomalies are found by kind, see ``KINDS``.  What is acknowledged with acks=all outlives everything, with acks=1 the
-death of any process; acks=0 promises nothing but what holds for all values: none is doubled, moved, changed or mixed.
+death of any process; acks=0 promises nothing but what holds for all values: none is duplicated, moved, changed, mixed.
 A producer that is not ``idempotent`` may double and reorder its own values; one that never sends a value twice is.
 For stalls ``name.1`` and ``name.2`` are one process, that has begun again.
 """

@@ -127,7 +127,7 @@ def numbers(records: list[Record]) -> list[int]:
 
 
 def check(address: str, topic: str, load: Load, partitions: int) -> None:
-    """Nothing acknowledged is lost, nothing is doubled, order is kept within each partition."""
+    """Nothing acknowledged is lost, nothing is duplicated, order is kept within each partition."""
     assert not load.failed, load.failed[:3]
     for partition in range(partitions):
         found = numbers(read_all(address, topic, partition))

@@ -1,4 +1,4 @@
-"""kill -9 of every process under load: nothing acknowledged is lost or doubled, order is kept, recovery is bounded."""
+"""kill -9 of each process under load: nothing acknowledged is lost or duplicated, order stays, recovery is bounded."""
 
 from __future__ import annotations
 

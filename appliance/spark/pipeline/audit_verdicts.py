@@ -1,7 +1,8 @@
 """Compares the counts of producers with the messages that arrived, per topic and window of time: the paper's audit.
 
-A window is *balanced* when both are equal.  Otherwise messages are *lost* or *doubled*.  A window whose end is not
-``grace_ms`` old is *pending*, because counts and messages may still arrive.  Topics without any count are left out.
+A window is *balanced* when both are equal.  Otherwise messages are *lost* or *doubled* (duplicated).  A window whose
+end is not ``grace_ms`` old is *pending*, because counts and messages may still arrive.  Topics without any count
+are left out.
 
 Windows use the timestamps of producers, so a topic must keep them (message.timestamp.type=CreateTime), and all of its
 producers must publish counts.

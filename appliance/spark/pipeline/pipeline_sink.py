@@ -7,9 +7,9 @@ changed ones, and commits everything under the number of the micro-batch.
 
 Spark repeats a task, or the whole micro-batch, after a failure.  Files of the first attempt never become visible.
 Messages to topics are written as an idempotent producer whose id follows from pipeline, plan, task and micro-batch (see
-``spark/sink.py``), so they are not doubled either.  If the configuration has changed in between, and with it the text
-of dead letters, they are written again under another id.  So they are if the tables are restored from a copy: lines
-that are read again are rejected again.
+``spark/sink.py``), so they are not duplicated either.  If the configuration has changed in between, and with it the
+text of dead letters, they are written again under another id.  So they are if the tables are restored from a copy:
+lines that are read again are rejected again.
 """
 
 from __future__ import annotations
