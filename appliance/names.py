@@ -1,4 +1,4 @@
-"""Checks the names and values that clients give: topics, groups, members, notes.
+"""Checks the names and values that clients give: topics, groups, members, offset metadata.
 
 The same rules hold for both listeners::
 
@@ -8,7 +8,7 @@ The same rules hold for both listeners::
     group instance (static member)          249 bytes           InvalidRequest
     protocol, protocol type                 255 bytes           InvalidRequest
     client id                               255 characters      none: it is only shown, and truncated
-    note stored with a committed offset     4 KiB               OFFSET_METADATA_TOO_LARGE
+    metadata of a committed offset          4 KiB               OFFSET_METADATA_TOO_LARGE
     subscription, assignment of a member    256 KiB             GroupTooLarge
     partition                               2^31 - 1            that of a missing partition
 

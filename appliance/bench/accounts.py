@@ -1,4 +1,4 @@
-"""Accounts for processes: CPU time and memory, from /proc."""
+"""Measures CPU time and memory of processes, from /proc."""
 
 from __future__ import annotations
 

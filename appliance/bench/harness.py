@@ -1,12 +1,13 @@
 """Runs workloads on brokers in turn, and collects what was measured.
 
-Rates of one machine move by tens of percent from minute to minute, so sides take turns in every round, in the reverse
-order in every second one, and medians of rounds and of ratios within a round are what counts.
+The rates of one machine change by tens of percent from minute to minute.  So the brokers take turns in every round, in
+reverse order in every second round.  A result is a median: of the rates of all rounds, or of the ratios of two brokers
+within each round.
 
 Before each run all dirty pages are written to the disk.  Otherwise the kernel writes them 30 seconds later, and a flush
-of another workload waits for data of this one.  Before producing, root also drops the page cache, so that all write to
-pages that have been used before: on a virtual machine the first touch of a page costs the writer several times as much
-as the copying, and who gets such pages is chance.
+of another workload waits for data of this one.  Before producing, root also drops the page cache, so that all brokers
+write to pages that have been used before.  On a virtual machine the first write to a page costs several times as much
+as the copying, and it depends on chance which broker gets such pages.
 """
 
 from __future__ import annotations

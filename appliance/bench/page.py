@@ -1,4 +1,4 @@
-"""Writes a page in Markdown from stored results: tables, charts, what was skipped.  No figure on it is typed."""
+"""Writes a page in Markdown from stored results: tables, charts, what was skipped.  All its figures come from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brokers with protocols of their own, each with its usual client for Python: what people would pick instead.
+"""Runs brokers with protocols of their own, each with its usual client for Python: what people would use instead.
 
 All come from Debian: ``apt-get install rabbitmq-server activemq nats-server redis-server`` (RUNLEVEL=1 before it starts
 no daemon).  Each runs with its defaults and keeps messages on the disk, flushed as its defaults say::
@@ -10,7 +10,7 @@ no daemon).  Each runs with its defaults and keeps messages on the disk, flushed
     NATS JetStream      acknowledged                              pulls of 1,000
     Redis Streams       pipelines of 50, append-only file         XREAD, 1,000 at a time
 
-Producers have 500 messages without acknowledgement at most, as their asynchronous modes are used.
+Producers run in their asynchronous modes, with at most 500 messages that are not acknowledged yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps and logs the troubles of a client: the conditions that it waits for to end.
+"""Keeps and logs the troubles of a client: conditions that stop its work until they end.
 
 A client waits while a broker restarts, a partition is offline or a disk is full.  :class:`Troubles` keeps one
 :class:`Trouble` for each subject, so there are at most about as many as brokers and partitions in use.  It logs one

@@ -1,7 +1,7 @@
 """Makes a backup of a data directory while an appliance serves it: sealed segments as hard links, all else as copies.
 
 What a backup has is what a crash of the processes would leave, and a start recovers it in the same way.  So it has
-everything that was flushed before the backup began.  It needs no lock and no word with the appliance, because each part
+everything that was flushed before the backup began.  It needs no lock and asks the appliance nothing, because each part
 is copied in an order that recovery can use:
 
 1. ZooKeeper's files before the logs: no committed offset lies behind the end of a log.  In each node snapshots before
@@ -10,7 +10,7 @@ is copied in an order that recovery can use:
 3. In each partition the recovery point before the segments: everything that it trusts is in them.  The end of the
    active segment may be a torn batch, which recovery truncates.
    Retention stores the new start in the recovery point and then removes segments.  So when a segment is missing, the
-   partition is begun anew.
+   partition is started over.
 
 A sealed segment never changes, so the link and the log can share it.  Indexes of active segments are left out: recovery
 rebuilds them.  The backup has another name (``.partial``) until all of it is on the disk.
@@ -38,7 +38,7 @@ from .data_format import check_format
 
 PARTIAL_SUFFIX: Final = ".partial"
 ATTEMPTS_MAX: Final = 5
-"""How often a partition is begun anew because retention removed a segment in the middle of the copy."""
+"""How often a partition is started over because retention removed a segment in the middle of the copy."""
 NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 ENSEMBLE: Final = "zookeeper"
 LEFT_OUT: Final = frozenset({LOCK_FILE, STATE_FILE, CATALOG_NAME, RESERVE_NAME})

@@ -7,8 +7,8 @@ The file ``<data>/format.json`` has two keys::
 ``format`` grows when an older release would misread the directory, in any of its files.  ``release`` is the last one
 that has served it, for the message to whoever goes back to an older one.  A directory without the file is of format 1.
 
-To change the format: count :data:`FORMAT` up, and let :func:`take_format` change directories of the former one; it runs
-before anything else reads them, and holds their lock.  Debian's package refuses a downgrade by the same file
+To change the format: increase :data:`FORMAT` by one, and let :func:`take_format` change directories of the former one;
+it runs before anything else reads them, and holds their lock.  Debian's package refuses a downgrade by the same file
 (``systemd/debian/preinst``).
 """
 

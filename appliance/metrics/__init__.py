@@ -1,1 +1,1 @@
-"""What the processes count and how they are, for people and monitors; nothing here is on the data path."""
+"""Serves the counters and the health of the processes to monitors and people, outside of the data path."""

@@ -1,7 +1,8 @@
 """Serves /metrics, /live and /ready by HTTP, in the side process ``metrics``.
 
-Threads: the main thread accepts, beats and reads the supervisor's messages; each connection has a thread.  Bounds:
-CONNECTIONS_MAX connections, more are closed; TIMEOUT_S for each of their steps; one answer a connection.
+Threads: the main thread accepts connections, sends heartbeats and reads the supervisor's messages; each connection has
+a thread.  Bounds: CONNECTIONS_MAX connections, further ones are closed; TIMEOUT_S for each read and each write; one
+answer per connection.
 """
 
 from __future__ import annotations

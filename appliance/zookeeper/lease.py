@@ -1,4 +1,4 @@
-"""Computes how long ZooKeeper cannot have expired a session.
+"""Computes the lease of a session: until when it is certain that ZooKeeper has not expired the session.
 
 kazoo reports a lost session only after it has reconnected, which may take any time.  So a session counts as alive for
 ``timeout_ms`` after the *sending* of the last request that was answered, by a clock that runs while the machine sleeps.

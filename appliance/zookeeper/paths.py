@@ -1,4 +1,4 @@
-"""Defines names and values of all nodes in ZooKeeper.  Bytes in, values out; no I/O::
+"""Defines the nodes in ZooKeeper of brokers, topics, and groups: paths and values.  Bytes in, values out; no I/O::
 
     path                                            kind        value
     /brokers/ids/<id>                               ephemeral   BrokerInfo, JSON: listeners, and partitions stored there
@@ -6,6 +6,9 @@
     /consumers/<group>/ids/<consumer>               ephemeral   Subscription, the paper's text (below)
     /consumers/<group>/owners/<topic>/<partition>   ephemeral   <consumer>-<stream number>
     /consumers/<group>/offsets/<topic>/<partition>  persistent  offset of the next message (below)
+
+Other nodes: the coordinators of groups in ``claims.py``, the cluster's id and deleted topics in
+``cluster_identity.py``, users, quotas and access rules in ``security_nodes.py``.
 
 A subscription is one of these:
 

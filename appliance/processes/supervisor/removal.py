@@ -1,6 +1,7 @@
 """Removes partitions that the coordinator has ordered to delete; every step survives a crash of any process.
 
-A *remover* frees the names of partitions, then a *cleaner* deletes their files (both in :mod:`.remover`).
+A *remover* frees the names of partitions, then a *cleaner* deletes their files (both in :mod:`.remover`).  It is not
+Kafka's log cleaner, which compacts topics: there is no such thing here.
 
 The coordinator notes a removal durably before it orders anything (``catalog.Removal``).  The table shows who continues
 after a crash at each step (C the coordinator, S the supervisor, R the remover, L the cleaner; C' and L' their
