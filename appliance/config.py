@@ -141,7 +141,7 @@ class Network(Struct, frozen=True):
         Meta(
             ge=64 * KIB,
             le=GIB,
-            description="bytes of log that a worker reads to find offsets before it serves others: some 20 ms per MiB",
+            description="bytes of log read to find offsets before a worker serves others: some 20 ms per MiB",
         ),
     ] = MIB
     frame_ms_max: Annotated[
