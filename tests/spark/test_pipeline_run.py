@@ -32,7 +32,6 @@ from appliance.spark.pipeline.tables import claim
 from appliance.spark.spark_session import prepare_environment
 from appliance.wire.requests import EARLIEST
 
-from ..long import LONG
 from ..server import Server, wait_for
 from .conftest import ROOT, Topics
 from .pipelines import access, events, fill, places, settings
@@ -284,11 +283,15 @@ def parsed(made: Settings) -> int:
     return sum(summary(made).parsed.values())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_killed_driver_writes_everything_once(
     topics: Topics, topic: str, tmp_path: Path, driver: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Killed in the middle of a first micro-batch's tasks; with LONG also after a commit, and later once more."""
+    """Killed in the middle of a first micro-batch's tasks, after a commit, and later once more.
+
+    ``test_pipeline_machine.py`` ends runs at every step without processes of their own.
+    """
     topics.create(topic, partitions=2)
     topics.create(f"{topic}-dead")
     lines = [access(number) for number in range(30_000)]
@@ -304,7 +307,7 @@ def test_a_killed_driver_writes_everything_once(
     def committed(count: int) -> bool:
         return len(list(out.glob("_commits/*.json"))) >= count
 
-    for moment in (staged, lambda: committed(1), lambda: committed(3))[: 3 if LONG else 1]:
+    for moment in (staged, lambda: committed(1), lambda: committed(3)):
         child = driver("--once")
 
         def reached(child: Any = child, moment: Any = moment) -> bool:
