@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance.wire import native as native_wire
+from appliance.wire.sockets import LOCAL_SOCKET
 
 from ..clients.proxy import CuttingProxy
 from ..native_peer import Peer
@@ -123,6 +124,9 @@ def own_file_systems(directory: Path) -> list[str]:
 def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (), **options: Any) -> Iterator[Run]:
     with ExitStack() as stack:
         stack.enter_context(server)
+        sock = server.data_dir / LOCAL_SOCKET
+        if not sock.exists():  # it is in a file system of the appliance's own, which clients do not see
+            sock.symlink_to(server.root / sock.relative_to("/"))
         native, kafka = options.pop("native", server.native), options.pop("kafka", server.kafka)
         if server.settings["zookeeper.nodes"]:
             wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper is there", START_S_MAX)
