@@ -115,19 +115,16 @@ class NetworkWorker:
 
     def __init__(self, arguments: WorkerArguments, control: Channel) -> None:
         self._config, self._doorbell, self._heart = arguments.config, arguments.doorbell, arguments.heart
-        self._control = control
+        self._control, self._tls = control, arguments.tls
         limits = arguments.config.network
         arena = memoryview(memory.attach(arguments.arena_name))
         self._buffers = buffers = Buffers(arena, len(arena))
-        self._epoll = epoll = select.epoll()
-        self._turn = turn = Turn()
+        self._epoll, self._turn = epoll, turn = select.epoll(), Turn()
         self._wait_lists = wait_lists = WaitLists(arguments.number)
         self._partitions = partitions = KnownPartitions(arguments.data_dir, arguments.number, len(arena), epoll)
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
-        self._tls = arguments.tls
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
-        page = arguments.page_name
-        self._counters = Counters(memoryview(memory.attach(page)).cast("Q") if page else None)
+        self._counters = _counters(arguments.page_name)
         self._connections = connections = Connections(turn, epoll, buffers, limits, self._counters)
         self._places = places = Places(turn, limits)
         self._handing_over = HandingOver(turn, connections, buffers, places, limits.handoff_bytes_max)
@@ -163,8 +160,7 @@ class NetworkWorker:
         epoll.register(control.fileno(), select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
-        self._stats: tuple[int, int] = (0, 0)
-        self._limits: list[LimitReached] = []
+        self._stats, self._limits = (0, 0), list[LimitReached]()
 
     # ---- the loop
 
@@ -400,7 +396,7 @@ class NetworkWorker:
         if limits != self._limits:
             self._limits = limits
             self._control.send(["limits", limits])
-        self._show_gauges()
+        self._counters.set_gauges(self._gauges())
         if refusals := self._turn.audit.take_counts():
             self._control.send(["refusals", refusals])
         stats = (count, self._accepting.refused)
@@ -408,9 +404,14 @@ class NetworkWorker:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
 
-    def _show_gauges(self) -> None:
+    def _gauges(self) -> list[int]:
         connections, buffers = self._connections, self._buffers
-        gauges = [len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd), self._metering.muted]
-        gauges += [len(connections.starved), self._wait_lists.waiting, self._producing.waiting]
-        gauges += [buffers.arena.used_bytes, buffers.arena.size_bytes, buffers.private_bytes, self._accepting.refused]
-        self._counters.set_gauges(gauges)
+        clients = [len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd), self._metering.muted]
+        waiting = [len(connections.starved), self._wait_lists.waiting, self._producing.waiting]
+        memory_bytes = [buffers.arena.used_bytes, buffers.arena.size_bytes, buffers.private_bytes]
+        return [*clients, *waiting, *memory_bytes, self._accepting.refused]
+
+
+def _counters(page_name: str) -> Counters:
+    """Counters in a page of shared memory, or in none without a name."""
+    return Counters(memoryview(memory.attach(page_name)).cast("Q") if page_name else None)
