@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from appliance.bench.local_appliance import LocalAppliance, NotServing
 from appliance.processes.supervisor.liveness import state_of
 from appliance.shared import memory
@@ -92,3 +94,9 @@ def wait_for(condition: Any, what: str, seconds_max: float = 20) -> Any:
             return value
         assert time.monotonic() < deadline, f"not within {seconds_max} s: {what}"
         select.select([], [], [], 0.01)
+
+
+def secret_in(data_dir: Path) -> bytes:
+    """The secret that the brokers of this one's cluster share; empty before it knows it."""
+    stored = msgspec.json.decode((data_dir / "security.json").read_bytes())
+    return msgspec.convert(stored["state"]["secret"], bytes)

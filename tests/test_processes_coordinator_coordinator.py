@@ -251,6 +251,7 @@ def test_a_broker_with_an_ensemble_of_its_own_has_a_cluster_id_before_that_is_up
         rig.until(lambda: rig.zookeeper.get("state") == "connected")
         rig.admin("create_topic", name="logs")
         assert rig.metadata()["cluster"] == cluster
+        rig.until(lambda: isinstance(ask_zookeeper(connect, ask([get(cluster_identity.CLUSTER_ID)]))[0], Node))
         assert ask_zookeeper(connect, cluster_identity.cluster_id("another")) == cluster
 
 

@@ -21,6 +21,8 @@ from appliance.errors import (
     UnknownPartition,
 )
 from appliance.partition_states import OFFLINE
+from appliance.security.credentials import Credentials
+from appliance.security.login_exchange import Exchange
 from appliance.wire import native
 from appliance.zookeeper.ensemble import Ensemble
 from appliance.zookeeper.operations import Operation, ask, create
@@ -43,6 +45,7 @@ from appliance.zookeeper.session import Session
 from .coordinator_fixture import Rig
 from .log_batches import batch, filled
 from .ready import readable
+from .server import secret_in
 from .zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect
 
 SMALL_SEGMENTS = TopicSettings(segment_bytes=1024)
@@ -232,10 +235,10 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
         grouped.until(lambda: readable(listener))
         peer, _ = listener.accept()
         with peer, peer.makefile("rb") as received:
-            assert native.decode_header(memoryview(read_frame(received)))[0][0] == native.HELLO
+            assert read_frame(received)[0] == native.HELLO
             peer.sendall(native.encode_frame([1, 0, 1, 9, {}]))
-            header, _ = native.decode_header(memoryview(read_frame(received)))
-            assert header[2] == [["logs", 0, -2, -1], ["logs", 0, -1, -1], ["logs", 0, -2, 70]]
+            log_in(peer, received, secret_in(grouped.data_dir))
+            assert read_frame(received)[2] == [["logs", 0, -2, -1], ["logs", 0, -1, -1], ["logs", 0, -2, 70]]
             peer.sendall(native.encode_frame([2, 0, [[0, 50, -1, 5], [0, 100, -1, 15], [0, 70, 0, 9]]]))
             here, gone = grouped.result(token)[2]["partitions"]
         assert (here["end"], here["lag_messages"], here["lag_bytes"]) == (100, 6, 30)
@@ -252,8 +255,20 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
             assert (row["leader"], row["end"], row["state"]) == (9, None, "elsewhere")
 
 
-def read_frame(received: BinaryIO) -> bytes:
-    return received.read(int.from_bytes(received.read(4), "big"))
+def read_frame(received: BinaryIO) -> list[Any]:
+    """The header of the next request."""
+    return native.decode_header(memoryview(received.read(int.from_bytes(received.read(4), "big"))))[0]
+
+
+def log_in(peer: socket.socket, received: BinaryIO, secret: bytes) -> None:
+    """Play the other broker in the login that comes before the first question."""
+    exchange = Exchange((), Credentials({}, secret), brokers=True)
+    for _ in range(2):
+        kind, token, mechanism, message, *_ = read_frame(received)
+        assert kind == native.LOGIN
+        if mechanism:
+            exchange.choose(mechanism)
+        peer.sendall(native.encode_frame([token, 0, "", exchange.respond(message)]))
 
 
 def test_lag_is_exact_in_messages_bytes_and_seconds(grouped: Rig) -> None:

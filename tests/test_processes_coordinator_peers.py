@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from appliance.addresses import unix_path
@@ -26,7 +25,7 @@ from appliance.zookeeper.ensemble import Ensemble
 
 from .command_line import succeeding
 from .native_peer import Peer
-from .server import Server, wait_for
+from .server import Server, secret_in, wait_for
 from .zookeeper_fixture import ACCESS, fresh_connect
 
 SASL = "SASL_PLAINTEXT"
@@ -40,16 +39,11 @@ class Pair:
     def __init__(self, servers: list[Server]) -> None:
         self.servers = servers
         self.addresses = [servers[0].native, servers[1].address("native", SASL)]
-        self.secret = bytes(secret_of(servers[0]))
+        self.secret = secret_in(servers[0].data_dir)
 
     def local(self, number: int) -> Admin:
         """An administrator."""
         return Admin(self.servers[number].state["listeners"]["local"])
-
-
-def secret_of(server: Server) -> bytes:
-    path = server.data_dir / "security.json"
-    return msgspec.convert(msgspec.json.decode(path.read_bytes())["state"]["secret"], bytes)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> Iter
     with_login: dict[str, Any] = both | {"broker.id": 2, "native.listen": f"{SASL}://127.0.0.1:0"}
     with Server(directory / "1", **open_one) as one, Server(directory / "2", **with_login) as two:
         succeeding("users", "add", "alice", "--password-file", str(password), "--data", str(one.data_dir))
-        wait_for(lambda: secret_of(one) == secret_of(two), "they share a secret")
+        wait_for(lambda: secret_in(one.data_dir) == secret_in(two.data_dir), "they share a secret")
         made = Pair([one, two])
         with made.local(0) as admin:
             names = (f"spread-{number}" for number in itertools.count())

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from appliance.addresses import PLAINTEXT, Listener
+from appliance.processes.network.client_session import ClientSession
 from appliance.processes.network.forwarding import CoordinatorLink
 from appliance.security.principals import Origin
 
@@ -43,7 +44,7 @@ class Coordinators:
 
 def request() -> Any:
     origin = Origin(Listener("kafka", PLAINTEXT, "l:1"), "p:1", "User:a")
-    return SimpleNamespace(connection=SimpleNamespace(origin=origin))
+    return SimpleNamespace(connection=SimpleNamespace(origin=origin, session=ClientSession()))
 
 
 def test_a_frame_that_two_coordinators_have_died_of_is_not_sent_to_a_third() -> None:

@@ -42,7 +42,7 @@ def damage(path: Path, position: int) -> None:
 
 
 def row(server: Server) -> dict[str, Any]:
-    seen: dict[str, Any] = succeeding("status", "--json", "--data", str(server.data_dir)).json["partitions"][0]
+    seen: dict[str, Any] = run("status", "--json", "--data", str(server.data_dir)).json["partitions"][0]
     return seen
 
 
@@ -78,7 +78,8 @@ def test_a_damaged_range_is_out_of_service_until_it_is_repaired(server: Server) 
     wait_for(lambda: row(server)["state"] == "damaged", "the range is out of service again")
 
     succeeding("log", "repair", "web-0", *at)
-    assert row(server)["state"] == "online" and "damaged" not in row(server)
+    wait_for(lambda: row(server)["state"] == "online", "the status file shows it")
+    assert "damaged" not in row(server)
     said = succeeding("consume", "web", "--partition", "0", "--from", "earliest", "--timeout", "0.5", *at)
     assert said.out.encode() == b"".join([*LINES[:before], *LINES[behind:], b"it is written on\n"])
 
