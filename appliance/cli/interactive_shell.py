@@ -65,19 +65,26 @@ def _read_lines(app: typer.Typer, listener: str) -> None:
     status = 0
     while True:
         try:
-            line = session.prompt(f"appliance{f' [{status}]' if status else ''}> ")
-            words = shlex.split(line, comments=True)
-            if words and words[0] in ENDINGS:
+            words = _split_line(session.prompt(f"appliance{f' [{status}]' if status else ''}> "))
+            if words is None:
+                status = 2
+            elif words and words[0] in ENDINGS:
                 return
-            if words:
+            elif words:
                 status = execute(app, words)
         except KeyboardInterrupt:  # in the prompt, or just before or after it
             continue
         except EOFError:
             return
-        except ValueError as error:
-            output.remark(f"appliance: {error}")
-            status = 2
+
+
+def _split_line(line: str) -> list[str] | None:
+    """The words of a line; None, and a remark, if quotes are open."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError as error:
+        output.remark(f"appliance: {error}")
+        return None
 
 
 def execute(app: typer.Typer, words: list[str]) -> int:
