@@ -1,8 +1,9 @@
 """Admits requests: asks the rights of their client, and whether it is throttled, before they start.
 
 One place decides for all requests of clients that are logged in or need no login: :meth:`Admission.admit`, which is
-asked before any handler runs (:meth:`Admission.guard`).  Before a login, ``Connections`` lets nothing else through.  Parts of a request that the client has no right to are noted in it (``denied``), and the
-handler answers them with TOPIC_AUTHORIZATION_FAILED.  What the coordinator answers it checks itself, by the same rules.
+asked before any handler runs (:meth:`Admission.guard`).  Before a login, ``Connections`` lets nothing else through.
+Parts of a request that the client has no right to are noted in it (``denied``), and the handler answers them with
+TOPIC_AUTHORIZATION_FAILED.  What the coordinator answers it checks itself, by the same rules.
 
 The rules come with the snapshot (:mod:`appliance.processes.snapshot`).  Until it has come, no request starts: without
 rules, clients would be refused what they may do.  When the rules change, every connection gets its access anew at its
