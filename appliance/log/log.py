@@ -57,6 +57,7 @@ from .segment_list import SegmentList
 logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX: Final = 2000
+"""Where no segment table shows the log, which has fewer rows."""
 
 
 class Log:
