@@ -177,6 +177,11 @@ class GroupTooLarge(ClientFault):
 class NotPermitted(ClientFault):
     exit_status = 77  # EX_NOPERM
 
+    def __init__(self, message: str, name: str = "") -> None:
+        """``name``: of the topic, group or other resource."""
+        super().__init__(message)
+        self.name = name
+
 
 class TopicNotPermitted(NotPermitted):
     code = 29

@@ -17,13 +17,14 @@ import pytest
 from appliance.records.encode import encode_values
 from appliance.security.acls import CLUSTER_NAME, Acl, Operation, PatternType, Permission, ResourceType, word
 from appliance.security.api_rights import KAFKA_RIGHTS, NATIVE_RIGHTS, How, Right
+from appliance.security.audit_log import Reason
 from appliance.security.principals import ANONYMOUS
 from appliance.wire import native, native_admin
 from appliance.wire.kafka.apis import APIS
 
 from .kafka_peer import KafkaPeer
 from .native_peer import Peer
-from .server import Server
+from .server import Server, wait_for
 
 CLIENT, SUPER = "127.0.0.1", "127.0.0.2"
 TOPIC, GROUP, TRANSACTIONAL_ID = "seen", "readers", "tx"
@@ -354,6 +355,21 @@ def test_every_right_of_a_verb_is_needed(server: Server, grant: Callable[..., No
 def code(server: Server, verb: str) -> int:
     with Peer(server.native) as peer:
         return int(peer.call([native.ADMIN, 1, verb, VERBS[verb]])[0][1])
+
+
+def test_every_refusal_is_counted(server: Server, grant: Callable[..., None]) -> None:
+    """Those of the coordinator, too: what the audit log has no room for in this second is in its numbers."""
+    grant()
+    apis = [api for api in rows_with(CHECKED, KAFKA_RIGHTS) if api in SERVED]
+    verbs = rows_with(CHECKED, {name: NATIVE_RIGHTS[name] for name in VERBS})
+    before = server.state["refusals"].get(Reason.DENIED.value, 0)
+    with KafkaPeer(server.kafka) as peer, Peer(server.native) as native_peer:
+        for api in apis:
+            assert codes(peer.ask(api, **REQUESTS[api])) & REFUSED, api
+        for verb in verbs:
+            assert native_peer.call([native.ADMIN, 1, verb, VERBS[verb]])[0][1] in REFUSED, verb
+    wanted = before + len(apis) + len(verbs)
+    wait_for(lambda: server.state["refusals"].get(Reason.DENIED.value, 0) >= wanted, "they are counted")
 
 
 def test_the_native_requests_to_topics(server: Server, grant: Callable[..., None]) -> None:

@@ -130,6 +130,13 @@ class MetadataAnswers:
                 rows.append((topic.name, topic) if access.describable[topic.name] else (wanted_id, hidden))
         return rows
 
+    def hidden(self, wanted: Sequence[str | UUID] | None, access: Access) -> str:
+        """The first topic of a request, by its name or id, that is refused; "" when none is."""
+        if access.unrestricted or wanted is None:
+            return ""
+        refused = (name for name, topic in self._rows(wanted, {}, access) if topic is Code.TOPIC_AUTHORIZATION_FAILED)
+        return str(next(refused, ""))
+
     def _sorted_topics(self) -> list[Topic]:
         return [topic for _, topic in sorted(self._directory.topics().items())]
 

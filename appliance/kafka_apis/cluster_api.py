@@ -10,7 +10,7 @@ There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -43,6 +43,8 @@ class ClusterApi:
     def __init__(self, appliance: Appliance) -> None:
         self._appliance = appliance
         self._answers = MetadataAnswers(appliance)
+        self.on_refused: Callable[[Call, list[dict[str, Any]]], object] = lambda call, rows: None
+        """Called with the refused topics of a Metadata, whose answer is encoded bytes."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -65,6 +67,11 @@ class ClusterApi:
             wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
                 errors = await self._create_missing(call, wanted)
+        if not call.access.unrestricted:
+            hidden = self._answers.hidden(wanted, call.access)
+            names = [name for name, code in errors.items() if code == Code.TOPIC_AUTHORIZATION_FAILED]
+            refused = [hidden] if hidden else names
+            self.on_refused(call, [{"name": name, "error_code": Code.TOPIC_AUTHORIZATION_FAILED} for name in refused])
         return self._answers.kafka(
             call.correlation_id,
             call.version,

@@ -138,6 +138,8 @@ class KafkaApis:
         for api in apis:
             if isinstance(api, TopicApi):
                 api.on_created = lambda call, rows: self.on_answer("CreateTopics", call, {"topics": rows})
+            if isinstance(api, ClusterApi):
+                api.on_refused = lambda call, rows: self.on_answer("Metadata", call, {"topics": rows})
 
     async def answer(self, frame: bytes | memoryview, origin: Origin) -> bytes:
         """The reply frame.

@@ -41,6 +41,7 @@ from ...shared.counters import Counters
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
+from ...wire.kafka.call import Answer, Call
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
@@ -53,6 +54,7 @@ from .measuring import Measurements
 from .native_api import NativeApi
 from .partitions import Partitions
 from .producer_ids import ProducerIds
+from .refusal_log import RefusalLog
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
 from .retention_enforcer import RetentionEnforcer
@@ -182,9 +184,11 @@ class Coordinator:
             *(data_dir, topics, partitions, clock_ms), on_disk=lambda seen: self._send(["disk", seen])
         )
         self._change_log = ChangeLog(self._audit)
-        self._kafka.on_answer = self._change_log.on_kafka
+        self._refusal_log = RefusalLog(self._audit)
+        self._kafka.on_answer = self._on_kafka_answer
         self._kafka.on_errors = self._on_errors
         self._native.on_error = self._on_errors
+        self._native.on_refused = self._refusal_log.on_native
 
     async def serve(self) -> None:
         self._loop.add_reader(self._channel.fileno(), self._on_control)
@@ -377,6 +381,10 @@ class Coordinator:
             facts = self._broker.facts
             for stream in behind:
                 stream.publish(state, facts, topics, security)
+
+    def _on_kafka_answer(self, api: str, call: Call, answer: Answer) -> None:
+        self._change_log.on_kafka(api, call, answer)
+        self._refusal_log.on_kafka(api, call, answer)
 
     def _on_errors(self, origin: Origin, api: int, count: int) -> None:
         """Count errors in an answer; the worker counts the request and its time."""

@@ -15,7 +15,7 @@ import msgspec
 from ... import status
 from ...broker.metadata_answers import MetadataAnswers
 from ...catalog import Topic
-from ...errors import ApplianceError, InvalidRequest, UnknownGroup
+from ...errors import ApplianceError, InvalidRequest, NotPermitted, UnknownGroup
 from ...groups.group_state import Group, State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
@@ -114,6 +114,8 @@ class NativeApi:
         assert self._verbs.keys() == native_admin.VERBS.keys()
         self.on_error: Callable[[Origin, int, int], None] = lambda origin, api, count: None
         """Called with the API and the number of errors of an answer that is one."""
+        self.on_refused: Callable[[Origin, str], object] = lambda origin, what: None
+        """Called with what an answer refuses for lack of a right: the request, and a name."""
 
     async def answer(self, frame: bytes, origin: Origin) -> bytes:
         """The reply to a forwarded frame.
@@ -125,20 +127,24 @@ class NativeApi:
         access = self._authorizer.access(origin)
         if isinstance(request, native.MetadataRequest):
             reply = self._metadata.native(request.topics, origin.listener, access)
+            if hidden := self._metadata.hidden(request.topics, access):
+                self.on_refused(origin, f"Metadata {hidden}")
             return native.encode_frame([request.correlation, 0, reply])
-        code, message, result = await self._admin(request.verb, request.arguments, access)
+        code, message, result = await self._admin(request.verb, request.arguments, access, origin)
         if code:
             self.on_error(origin, ADMIN_API, 1)
         return native.encode_frame([request.correlation, code, message, result])
 
     # ---- admin
 
-    async def _admin(self, verb: str, given: msgspec.Raw, access: Access) -> tuple[int, str, Any]:
+    async def _admin(self, verb: str, given: msgspec.Raw, access: Access, origin: Origin) -> tuple[int, str, Any]:
         try:
             arguments = native_admin.decode_arguments(verb, given)
             check_rights(verb, arguments, access, self._broker.topics())
             return 0, "", await self._verbs[verb](arguments, access)
         except ApplianceError as error:
+            if isinstance(error, NotPermitted):
+                self.on_refused(origin, f"{verb} {error.name}")
             return error.code, str(error), None
 
     async def _create_topic(self, wanted: CreateTopic, access: Access) -> dict[str, Any]:

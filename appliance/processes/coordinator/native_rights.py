@@ -54,10 +54,10 @@ def _check(right: Right, arguments: Any, access: Access) -> None:
     names = _names(resource, arguments)
     of_any_topic = how is How.WHOLE and resource is ResourceType.TOPIC and not hasattr(arguments, "group")
     if of_any_topic and not access.may_some(operation, resource):
-        raise ClusterNotPermitted(_text(right, "any"))
+        raise ClusterNotPermitted(_text(right, "any"), CLUSTER_NAME)
     for name in names:
         if not access.may(operation, resource, name):
-            raise ERRORS[resource](_text(right, name))
+            raise ERRORS[resource](_text(right, name), name)
 
 
 def _names(resource: ResourceType, arguments: Any) -> list[str]:

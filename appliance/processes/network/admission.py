@@ -125,10 +125,12 @@ class Admission:
         denied = frozenset(index for index, part in enumerate(parts) if not decisions[part[0]])
         if denied:
             request.denied = denied  # type: ignore[union-attr]
-            first = parts[min(denied)][0]
-            what = f"{kind.__name__} {first}"
-            self._turn.audit.refused(Reason.DENIED, connection.session.principal, connection.peer, what=what)
+            self.refuse(connection, f"{kind.__name__} {parts[min(denied)][0]}")
         return True
+
+    def refuse(self, connection: Connection, what: str) -> None:
+        """Note a refusal: the request, and the first name in it that the client has no right to."""
+        self._turn.audit.refused(Reason.DENIED, connection.session.principal, connection.peer, what=what)
 
     def forget(self, connection: Connection) -> None:
         """Forget a closed connection."""

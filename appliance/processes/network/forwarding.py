@@ -33,6 +33,7 @@ READS_MAX: Final = 16
 FORWARDED_BYTES_MAX: Final = 64 << 20
 """Frames of all connections that wait for the coordinator; a connection that would exceed it is closed."""
 RESERVED_BYTES: Final = 1 << 20
+METADATA: Final = "Metadata"
 SENT_MAX: Final = 2
 """Coordinators that one frame is sent to: the first, and its successor if the first died before it answered."""
 
@@ -185,7 +186,8 @@ class CoordinatorLink:
 class Forwarding:
     """Starts requests that are forwarded, and sends the replies on.
 
-    ``read_announcements`` reads what the supervisor has sent, ``access_of`` returns what a client may do.
+    ``read_announcements`` reads what the supervisor has sent, ``access_of`` returns what a client may do,
+    ``on_refused`` notes which request for what is refused.
     """
 
     def __init__(
@@ -195,12 +197,13 @@ class Forwarding:
         epoll: select.epoll,
         read_announcements: Callable[[], None],
         access_of: Callable[[Connection], Access],
+        on_refused: Callable[[Connection, str], None],
     ) -> None:
         self._connections = connections
         self._answers = answers
         self._epoll = epoll
         self._read_announcements = read_announcements
-        self._access_of = access_of
+        self._access_of, self._on_refused = access_of, on_refused
         self._link = CoordinatorLink(answers.snapshot.take)
         self._waits = False
         """The socket is full; epoll reports when it takes more."""
@@ -241,7 +244,10 @@ class Forwarding:
         if question is None:
             return None
         self.read_snapshot()
-        reply = self._answers.answer(question, connection.listener, self._access_of(connection))
+        access = self._access_of(connection)
+        reply = self._answers.answer(question, connection.listener, access)
+        if reply is not None and not access.unrestricted and (hidden := self._answers.hidden(question, access)):
+            self._on_refused(connection, f"{METADATA} {hidden}")
         self._ask_for_producer_ids()
         return reply
 

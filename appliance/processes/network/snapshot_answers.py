@@ -81,6 +81,11 @@ class SnapshotAnswers:
                 brokers = self.snapshot.brokers(listener)
                 return kafka.encode_coordinator(question, *brokers[0]) if len(brokers) == 1 else None
 
+    def hidden(self, question: Question, access: Access) -> str:
+        """The first topic in a question that :meth:`answer` refuses; "" when there is none."""
+        asks_for_topics = isinstance(question, native.MetadataRequest | kafka.MetadataQuestion)
+        return self._answers.hidden(question.topics, access) if asks_for_topics else ""
+
     def _metadata(self, question: kafka.MetadataQuestion, listener: Listener, access: Access) -> bytes | None:
         known = self.snapshot.topics()
         if question.may_create and self.snapshot.auto_create:

@@ -139,7 +139,10 @@ class NetworkWorker:
         answers.snapshot.on_usage = self._metering.on_usage
         self._admission = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
         answers.snapshot.on_security = self._admission.on_security
-        self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements, self._admission.access)
+        admission = self._admission
+        self._forwarding = Forwarding(
+            connections, answers, epoll, self._read_announcements, admission.access, admission.refuse
+        )
         self._logging_in = LoggingIn(
             turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
         )

@@ -1,0 +1,64 @@
+"""Writes into the audit log what the coordinator refuses for lack of a right: who, from where, and the first of it.
+
+Workers write what they refuse themselves (``processes/network/admission.py``).  The reply decides: a client that gets a
+code of REFUSED has a line, one per request.  What a listing leaves out was not asked for, and has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...errors import ClusterNotPermitted, GroupNotPermitted, TopicNotPermitted, TransactionalIdNotPermitted
+from ...security.acls import CLUSTER_NAME
+from ...security.audit_log import Audit, Reason
+from ...security.principals import Origin
+from ...wire.kafka.call import Answer, Call
+
+REFUSED: Final = frozenset(
+    {TopicNotPermitted.code, GroupNotPermitted.code, ClusterNotPermitted.code, TransactionalIdNotPermitted.code}
+)
+NAMES: Final = ("name", "topic", "topic_id", "group_id", "key", "resource_name", "transactional_id")
+"""The fields of a row of an answer that say what the row is about."""
+ASKED: Final = ("group_id", "key", "transactional_id")
+"""Fields of requests about one thing, whose answers may not name it."""
+
+
+class RefusalLog:
+    """Notes the refusals among the requests that the coordinator answers."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+
+    def on_kafka(self, api: str, call: Call, answer: Answer) -> None:
+        """Note the answer to a Kafka request, if it refuses something."""
+        if call.access.unrestricted or isinstance(answer, bytes):
+            return
+        found = _first_refused(answer)
+        if found is None:
+            return
+        code, name = found
+        if code == ClusterNotPermitted.code:
+            name = CLUSTER_NAME
+        elif code != TopicNotPermitted.code:
+            asked = (getattr(call.request, field, None) for field in ASKED)
+            name = next((str(value) for value in asked if value), name)
+        self._audit.refused(Reason.DENIED, call.origin.principal, call.origin.peer, what=f"{api} {name}")
+
+    def on_native(self, origin: Origin, what: str) -> None:
+        """Note a refused native request: its verb, and the name of what was refused."""
+        self._audit.refused(Reason.DENIED, origin.principal, origin.peer, what=what)
+
+
+def _first_refused(answer: Mapping[str, Any], name: str = "") -> tuple[int, str] | None:
+    """The first code of REFUSED in an answer, at any depth, and what it is about."""
+    own = next((str(answer[field]) for field in NAMES if answer.get(field)), name)
+    code = answer.get("error_code", 0)
+    if code in REFUSED:
+        return int(code), own
+    for value in answer.values():
+        for row in value if isinstance(value, list) else ():
+            found = _first_refused(row, own) if isinstance(row, Mapping) else None
+            if found is not None:
+                return found
+    return None
