@@ -10,6 +10,8 @@ import pytest
 from confluent_kafka import Producer
 
 from appliance.records.encode import encode_values
+from appliance.security.scram import ITERATIONS_MIN, ScramClient, salted_password
+from appliance.wire import native
 
 from .kafka_peer import KafkaPeer
 from .native_peer import Peer
@@ -17,20 +19,23 @@ from .server import Server
 
 BATCH = encode_values([b"x" * 10_000], 1_000)
 RATE = 20_000.0
+PASSWORD = b"correct horse"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("metering") / "data") as started:
+    settings = {"native.listen": "127.0.0.1:0, SASL_PLAINTEXT://127.0.0.1:0"}
+    with Server(tmp_path_factory.mktemp("metering") / "data", None, **settings) as started:
         with Peer(started.native) as peer:
             peer.create("t")
         yield started
 
 
-def limit(server: Server, client_id: str, **rates: float | None) -> None:
-    """Set or (None) remove limits of a client id."""
+def limit(server: Server, client_id: str, user: str = "", **rates: float | None) -> None:
+    """Set or (None) remove limits of a client id, of a user, or of a user's client id."""
     ops = [{"key": key, "value": rate or 0.0, "remove": rate is None} for key, rate in rates.items()]
-    entity = [{"entity_type": "client-id", "entity_name": client_id}]
+    names = {"client-id": client_id, "user": user}
+    entity = [{"entity_type": part, "entity_name": name} for part, name in names.items() if name]
     with KafkaPeer(server.kafka) as peer:
         reply = peer.ask("AlterClientQuotas", entries=[{"entity": entity, "ops": ops}], validate_only=False)
         assert [row.error_code for row in reply.entries] == [0], reply
@@ -132,3 +137,36 @@ def test_librdkafka_is_throttled_and_loses_nothing(server: Server) -> None:
         producer.flush(20)
     assert delivered == [None] * 6
     assert throttled and max(throttled) > 0
+
+
+def throttled_natively(server: Server, client_name: str) -> bool:
+    """Whether a client that logs in as alice is throttled within six requests; the audit log tells."""
+    login = ScramClient("SCRAM-SHA-256", "alice", PASSWORD)
+    with Peer(server.address("native", "SASL_PLAINTEXT"), hello=False) as peer:
+        assert peer.call([native.HELLO, 0, native.MAGIC, native.VERSION, client_name])[0][1] == 0
+        challenge = peer.call([native.LOGIN, 1, "SCRAM-SHA-256", login.first()])[0][3]
+        assert peer.call([native.LOGIN, 2, None, login.final(challenge)])[0][1] == 0
+        for number in range(6):  # more than the burst, in one turn of the worker
+            peer.send([native.METADATA, number, []])
+        assert [peer.receive()[0][:2] for _ in range(6)] == [[number, 0] for number in range(6)]
+        port = peer.sock.getsockname()[1]
+    return f"refused: reason=throttled who=User:alice from=127.0.0.1:{port} " in server.log()
+
+
+def test_limits_of_client_ids_hold_after_a_native_login(server: Server) -> None:
+    """The order of entities is Kafka's: a user's client id, the user, the client id."""
+    salt = b"0123456789abcdef"
+    salted = salted_password("SCRAM-SHA-256", PASSWORD, salt, ITERATIONS_MIN)
+    user = {"name": "alice", "mechanism": 1, "iterations": ITERATIONS_MIN, "salt": salt, "salted_password": salted}
+    with KafkaPeer(server.kafka) as peer:
+        reply = peer.ask("AlterUserScramCredentials", deletions=[], upsertions=[user])
+        assert [row.error_code for row in reply.results] == [0]
+    few, many = 4.0, 1_000_000.0
+    limit(server, "named", request_rate=few)
+    assert throttled_natively(server, "named"), "by its client id"
+    assert not throttled_natively(server, "other")
+    limit(server, "", "alice", request_rate=many)
+    assert not throttled_natively(server, "named"), "the limit of the user comes before that of the client id"
+    limit(server, "other", "alice", request_rate=few)
+    assert throttled_natively(server, "other"), "that of the user's client id before both"
+    assert not throttled_natively(server, "named")

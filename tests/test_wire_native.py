@@ -282,6 +282,16 @@ def test_no_header_takes_more_memory_than_its_bytes(is_greeted: bool, header: by
     assert peak < 1 << 20
 
 
+def test_a_login_keeps_what_the_client_has_said() -> None:
+    codec = native.NativeCodec(0, LIMITS, mechanisms=["PLAIN"])
+    hello = memoryview(native.encode_frame(HELLO))[4:]
+    assert codec.decode(hello) and codec.first_bytes_max == native.HELLO_BYTES_MAX
+    after = codec.logged_in()
+    assert after.client_id(hello) == HELLO[4].encode() and after.first_bytes_max == LIMITS.frame_bytes_max
+    with pytest.raises(ProtocolFault):  # a second hello is none
+        after.decode(hello)
+
+
 def test_the_first_frame_is_small() -> None:
     """A peer that has not said hello cannot make us hold more than that; what follows it may be large."""
     codec = native.NativeCodec(0, LIMITS)

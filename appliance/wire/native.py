@@ -236,7 +236,7 @@ def _header_end(frame: memoryview) -> int:
 
 
 class NativeCodec:
-    """The server's side of one connection.  Its only state is whether the client has sent hello.
+    """The server's side of one connection.  Its state is what the client has said: its hello, and its name in it.
 
     ``mechanisms``: those of which the client has to use one to log in; none: it need not.
     """
@@ -303,6 +303,10 @@ class NativeCodec:
         request.parts.append(ProducePart(topic, partition, shift + stop, shift + len(frame)))
         request.count += 1
         return True
+
+    def logged_in(self) -> NativeCodec:
+        self.first_bytes_max = self._limits.frame_bytes_max
+        return self
 
     def client_id(self, frame: memoryview) -> bytes:
         return self._client

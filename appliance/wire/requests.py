@@ -221,6 +221,9 @@ class Codec(Protocol):
             Whether it was joined.
         """
 
+    def logged_in(self) -> Codec:
+        """The codec of the connection from now on: its client is logged in."""
+
     def client_id(self, frame: memoryview) -> bytes:
         """The name that the client of a request has given itself."""
 

@@ -33,7 +33,6 @@ from ...security.audit_log import Reason
 from ...security.credentials import Credentials
 from ...security.login_exchange import BROKERS, Exchange, PlainCheck, State, parse_mechanisms
 from ...security.security_state import SecurityState
-from ...wire.listener_codecs import codec_of
 from ...wire.requests import Login, LoginReply
 from ..snapshot import Snapshot
 from .connection_state import Connection, Pending
@@ -177,7 +176,7 @@ class LoggingIn:
         reply = LoginReply(0, "", message, self.mechanisms, lifetime_ms, over)
         encoded = connection.codec.encode_login(request, reply)
         if over:
-            connection.codec = codec_of(connection.listener.protocol, self._config, greeted=True)
+            connection.codec = connection.codec.logged_in()
         self._connections.answer(pending, [encoded])
 
     def _log_in(self, connection: Connection, login: Exchange) -> int:

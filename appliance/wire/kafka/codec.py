@@ -104,6 +104,9 @@ class KafkaCodec:
         except (struct.error, IndexError, ProtocolFault):
             return False  # decode() will report the error
 
+    def logged_in(self) -> KafkaCodec:
+        return self
+
     def client_id(self, frame: memoryview) -> bytes:
         size = _HEADER.unpack_from(frame)[3]
         return bytes(frame[_HEADER.size : _HEADER.size + max(size, 0)])
@@ -136,15 +139,19 @@ class KafkaCodec:
 class KafkaLoginCodec(KafkaCodec):
     """The codec of a connection until its client is logged in: frames are small, and may be raw tokens."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_limits", "_raw")
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
+        self._limits = limits
         self.first_bytes_max = min(self.first_bytes_max, LOGIN_FRAME_BYTES_MAX)
         self._raw = False
 
     def decode(self, frame: memoryview) -> Request:
         return Login(None, None, bytes(frame)) if self._raw else super().decode(frame)
+
+    def logged_in(self) -> KafkaCodec:
+        return KafkaCodec(self._limits)
 
     def encode_login(self, request: Login, reply: LoginReply) -> bytes:
         if request.context is None:
