@@ -89,6 +89,10 @@ def test_a_consumer_is_told_and_waits(server: Server) -> None:
             told.append(reply.throttle_time_ms)
         assert max(told) > 300, told
         assert time.monotonic() - begun > 1.0
+        limit(server, "out", consumer_byte_rate=None)
+        peer.ask("Metadata", client_id="out", topics=[])  # read once its time is over; then its worker knows
+        told = [peer.ask("Fetch", client_id="out", max_bytes=1 << 20, topics=topics).throttle_time_ms for _ in range(4)]
+        assert told == [0] * 4, "taken back, on the same connection"
 
 
 def test_requests_are_limited_by_their_number(server: Server) -> None:

@@ -1,8 +1,8 @@
 """Admits requests: asks the rights of their client, and whether it is throttled, before they start.
 
-One place decides for all requests of clients that are logged in or need no login: :meth:`Admission.admit`, which is
-asked before any handler runs (:meth:`Admission.guard`).  Before a login, ``Connections`` lets nothing else through.
-Parts of a request that the client has no right to are noted in it (``denied``), and the handler answers them with
+One place decides for all requests of clients that are logged in or need no login: the handlers stand behind its
+questions (:meth:`Admission.guard`).  Before a login, ``Connections`` lets nothing else through.  Parts of a request
+that the client has no right to are noted in it (``denied``), and the handler answers them with
 TOPIC_AUTHORIZATION_FAILED.  What the coordinator answers it checks itself, by the same rules.
 
 The rules come with the snapshot (:mod:`appliance.processes.snapshot`).  Until it has come, no request starts: without
@@ -10,15 +10,16 @@ rules, clients would be refused what they may do.  When the rules change, every 
 next request, and connections that writers serve come back, since a writer asks nothing.  A fetch that waits was
 admitted before, and is answered.
 
-Without an authorizer and without quotas (:mod:`.metering`) this costs the test of one attribute.
+Without an authorizer and without quotas (:mod:`.metering`) the handlers stand alone, and this costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
-from ...security.acls import UNRESTRICTED, Access
+from ...security.acls import UNRESTRICTED, Access, Decisions
 from ...security.audit_log import Reason
 from ...security.authorizer import Authorizer
 from ...security.quotas import Quota
@@ -28,6 +29,13 @@ from .connection_state import Connection
 from .connections import Connections, Handler
 from .metering import Metering
 from .turn import Turn
+
+DECISIONS_OF: Final[Mapping[type[Request], Callable[[Access], Decisions]]] = {
+    Produce: attrgetter("writable"),
+    Fetch: attrgetter("readable"),
+    Offsets: attrgetter("describable"),
+}
+"""What each request to topics asks of an access."""
 
 
 class Admission:
@@ -44,27 +52,35 @@ class Admission:
         self._turn, self._connections, self._authorizer, self._recall = turn, connections, authorizer, recall
         self._metering = metering
         self._quotas: tuple[Quota, ...] = ()
-        self._asks = authorizer.enforced
-        """Whether there is anything to ask."""
+        self._rights = authorizer.rights
+        self._metered = False
+        """Whether there are quotas, or were while connections were muted."""
+        self._handlers: Mapping[type[Request], Handler] = {}
         self._has_rules = False
         self._waiting: dict[Connection, None] = {}
         """Connections with requests that wait for the first rules."""
 
-    def guard(self, handlers: Mapping[type[Request], Handler]) -> dict[type[Request], Handler]:
-        """The handlers, behind the question whether the request may start."""
-        return {kind: self._guarded(handler) for kind, handler in handlers.items()}
+    def guard(self, handlers: Mapping[type[Request], Handler]) -> None:
+        """Let these handlers start requests, each behind the questions that there are."""
+        self._handlers = handlers
+        self._connections.handlers.update({kind: self._guarded(kind, handlers[kind]) for kind in handlers})
 
-    def _guarded(self, handler: Handler) -> Handler:
-        metering, enforced = self._metering, self._authorizer.enforced
+    def _guarded(self, kind: type[Request], handler: Handler) -> Handler:
+        if self._metered:
+            handler = self._behind_quotas(kind, handler)
+        if not self._authorizer.enforced:
+            return handler
+        return self._behind_rights(kind, handler) if kind in DECISIONS_OF else self._behind_rules(handler)
+
+    def _behind_quotas(self, kind: type[Request], handler: Handler) -> Handler:
+        metering = self._metering
 
         def begin(connection: Connection, request: Any, start: int, frame: memoryview) -> bool:
-            if not self._asks:
-                return handler(connection, request, start, frame)
-            if connection.session.held or (enforced and not self.admit(connection, request)):
+            if connection.session.held:
                 return False
             if not self._quotas:
                 return handler(connection, request, start, frame)
-            if type(request) is Fetch:
+            if kind is Fetch:
                 metering.limit_fetch(connection, request, frame)
             if not handler(connection, request, start, frame):
                 return False
@@ -73,14 +89,54 @@ class Admission:
 
         return begin
 
+    def _behind_rules(self, handler: Handler) -> Handler:
+        """For requests whose rights others check, by the rules that have come."""
+
+        def begin(connection: Connection, request: Any, start: int, frame: memoryview) -> bool:
+            return (self._has_rules or self._wait(connection)) and handler(connection, request, start, frame)
+
+        return begin
+
+    def _behind_rights(self, kind: type[Request], handler: Handler) -> Handler:
+        """What a client is known to have a right to, which is nearly everything, costs one look-up for each part."""
+        decisions_of = DECISIONS_OF[kind]
+
+        def begin(connection: Connection, request: Any, start: int, frame: memoryview) -> bool:
+            access = connection.session.access
+            if access is None or access.rights is not self._rights:
+                if not self._has_rules:
+                    return self._wait(connection)
+                access = self.access(connection)
+            decisions = decisions_of(access)
+            for part in request.parts:
+                if not decisions[part[0]]:
+                    self._deny(connection, request, decisions)
+                    break
+            return handler(connection, request, start, frame)
+
+        def begin_produce(connection: Connection, request: Produce, start: int, frame: memoryview) -> bool:
+            access, parts = connection.session.access, request.parts
+            if (
+                access is not None
+                and access.rights is self._rights
+                and len(parts) == request.count  # one, or joined ones, which are of one topic
+                and access.writable[parts[0][0]]
+            ):
+                return handler(connection, request, start, frame)
+            return begin(connection, request, start, frame)
+
+        return begin_produce if kind is Produce else begin
+
     def on_security(self, state: SecurityState) -> None:
         """Take the rules of a new state."""
         if self._authorizer.take(state.acls):
+            self._rights = self._authorizer.rights
             self._recall()
         if state.quotas != self._quotas:
             self._quotas = state.quotas
             self._metering.take_quotas(state.quotas)
-            self._asks = self._authorizer.enforced or self._metering.active
+            self._metered = self._metering.active
+            self.guard(self._handlers)
             self._recall()
         if not self._has_rules:
             self._has_rules = True
@@ -95,38 +151,21 @@ class Admission:
             return UNRESTRICTED
         session = connection.session
         access = session.access
-        if access is None or access.rights is not self._authorizer.rights or access.principal != session.principal:
+        if access is None or access.rights is not self._rights:
             access = session.access = self._authorizer.access(connection.origin)
         return access
 
-    def admit(self, connection: Connection, request: Request) -> bool:
-        """Note the parts of a request that its client may not have; False when it has to wait for the rules."""
-        if not self._has_rules:
-            self._waiting[connection] = None
-            connection.session.held = True
-            return False
-        kind = type(request)
-        session = connection.session
-        access = session.access
-        if access is None or access.rights is not self._authorizer.rights or access.principal != session.principal:
-            access = self.access(connection)
-        if kind is Produce:
-            decisions = access.writable
-        elif kind is Fetch:
-            decisions = access.readable
-        elif kind is Offsets:
-            decisions = access.describable
-        else:
-            return True
-        parts = request.parts  # type: ignore[union-attr]
-        of_one_topic = len(parts) == 1 or (kind is Produce and len(parts) == request.count)  # type: ignore[union-attr]
-        if of_one_topic and decisions[parts[0][0]]:
-            return True
-        denied = frozenset(index for index, part in enumerate(parts) if not decisions[part[0]])
-        if denied:
-            request.denied = denied  # type: ignore[union-attr]
-            self.refuse(connection, f"{kind.__name__} {parts[min(denied)][0]}")
-        return True
+    def _wait(self, connection: Connection) -> bool:
+        """Let the requests of a connection wait for the rules."""
+        self._waiting[connection] = None
+        connection.session.held = True
+        return False
+
+    def _deny(self, connection: Connection, request: Any, decisions: Decisions) -> None:
+        """Note the parts of a request that its client may not have."""
+        denied = frozenset(index for index, part in enumerate(request.parts) if not decisions[part[0]])
+        request.denied = denied
+        self.refuse(connection, f"{type(request).__name__} {request.parts[min(denied)][0]}")
 
     def refuse(self, connection: Connection, what: str) -> None:
         """Note a refusal: the request, and the first name in it that the client has no right to."""

@@ -51,7 +51,7 @@ class ClientSession:
         self.deadline_ms = login_by_ms
         self.login: Exchange | None = None
         self.access: Access | None = None
-        """What it may do, by the rules of its last request."""
+        """What its principal may do, by the rules of its last request."""
         self.meter: Meter | None = None
         """The buckets of its client, None without a limit; those of ``metered``: quotas, principal, client id."""
         self.metered: tuple[object, str, bytes] | None = None
@@ -62,8 +62,13 @@ class ClientSession:
 
     def begin(self, principal: str, mechanism: str, deadline_ms: int) -> None:
         """The client has logged in."""
-        self.principal, self.mechanism, self.deadline_ms = principal, mechanism, deadline_ms
+        self.become(principal)
+        self.mechanism, self.deadline_ms = mechanism, deadline_ms
         self.login, self.gated = None, False
+
+    def become(self, principal: str) -> None:
+        """The client is this one from now on; what it may do is asked anew."""
+        self.principal, self.access = principal, None
 
     def expire(self) -> None:
         """The session is over: the client has to log in again."""

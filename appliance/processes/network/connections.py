@@ -55,6 +55,7 @@ class Connections:
     ) -> None:
         self._turn, self._epoll, self._buffers, self._limits = turn, epoll, buffers, limits
         self._counters = counters or Counters()
+        self.handlers: dict[type[Request], Handler] = {}
         self.by_fd: dict[int, Connection] = {}
         self.touched: dict[Connection, None] = {}
         """Connections that may have something to send, or to start, at the end of this turn."""
@@ -79,7 +80,7 @@ class Connections:
             ask_for_room: asks all writers to flush, so that they release the arena.
             on_close: forgets the waiting requests of a connection.
         """
-        self._handlers: dict[type[Request], Handler] = {**handlers, Local: self._answer_local}
+        self.handlers = {**handlers, Local: self._answer_local}
         self._hand_over, self._ask_for_room, self._on_close = hand_over, ask_for_room, on_close
 
     def add(self, connection: Connection) -> None:
@@ -168,7 +169,7 @@ class Connections:
         if kind is not Produce:
             connection.cancel_handoff()
             self.touched[connection] = None
-        return self._handlers[kind](connection, request, start, frame)
+        return self.handlers[kind](connection, request, start, frame)
 
     def _answer_local(self, connection: Connection, request: Local, start: int, frame: memoryview) -> bool:
         """Send a reply that the codec has made."""

@@ -169,6 +169,8 @@ class LoggingIn:
         connection, request = pending.connection, pending.request
         assert isinstance(request, Login)
         over = login.state is State.DONE
+        if over and connection.session.mechanism and login.principal != connection.session.principal:
+            raise BadCredentials("a client logs in again as the same user")
         if over and not self._places.log_in(connection.session, login.principal, connection.peer):
             self._connections.close(connection)
             return
@@ -182,8 +184,6 @@ class LoggingIn:
     def _log_in(self, connection: Connection, login: Exchange) -> int:
         """Begin a session; return its lifetime in ms, 0 for one without an end."""
         session, principal = connection.session, login.principal
-        if session.mechanism and session.principal != principal:
-            raise BadCredentials("a client logs in again as the same user")
         lifetime_ms = self._config.security.sessions_ms_max
         session.begin(principal, login.mechanism, self._turn.now_ms + lifetime_ms if lifetime_ms else 0)
         self._turn.audit.logged_in(

@@ -66,6 +66,8 @@ class Metering:
         """Take new quotas.  Muted connections stay so for as long as they were told."""
         self._quotas = Quotas(quotas)
         self._buckets = WeakValueDictionary()
+        for connection in self._connections.by_fd.values():
+            connection.session.meter = connection.session.metered = None
 
     # ---- requests
 

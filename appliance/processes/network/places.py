@@ -59,7 +59,7 @@ class Places:
         if not self.admits(session, principal, peer):
             return False
         self.leave(session)
-        session.principal = principal
+        session.become(principal)
         self.enter(session)
         return True
 

@@ -146,19 +146,19 @@ class NetworkWorker:
         self._logging_in = LoggingIn(
             turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
         )
-        guarded = self._admission.guard(
+        connections.connect(
+            handlers={Login: self._logging_in.start},
+            hand_over=self._handing_over.hand_over,
+            ask_for_room=self._producing.ask_for_room,
+            on_close=self._on_close,
+        )
+        admission.guard(
             {
                 Produce: self._producing.start,
                 Fetch: self._fetching.start,
                 Offsets: self._lookups.start,
                 Forwarded: self._forwarding.start,
             }
-        )
-        connections.connect(
-            handlers={**guarded, Login: self._logging_in.start},
-            hand_over=self._handing_over.hand_over,
-            ask_for_room=self._producing.ask_for_room,
-            on_close=self._on_close,
         )
         epoll.register(control.fileno(), select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
