@@ -10,6 +10,7 @@ all: nobody stores or sends it.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Mapping
 from functools import lru_cache
@@ -19,7 +20,10 @@ from .scram import ITERATIONS_DEFAULT, ITERATIONS_MIN, MECHANISMS, SALT_BYTES, V
 
 PREFERRED: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256")
 """The order in which PLAIN takes a user's verifiers."""
-_LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz012345"
+NUMBER_BYTES: Final = 8
+KEY_BYTES: Final = 64
+_LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz012345" * 8
+"""For ``translate``: each byte becomes a letter or digit."""
 
 BROKERS_MECHANISM: Final = "SCRAM-SHA-512"
 """What brokers use under a name of their own, so that no user can be taken for one (``login_exchange``)."""
@@ -37,6 +41,7 @@ class Credentials:
         self._models = {
             mechanism: [verifier for name, verifier in verifiers if name == mechanism] for mechanism in MECHANISMS
         }
+        self._salt_bytes_max = max([SALT_BYTES, *(len(verifier.salt) for _, verifier in verifiers)])
         self._mechanisms = [max(users[user], key=_preference) for user in sorted(users) if users[user]]
         """What PLAIN would take of each user."""
 
@@ -50,7 +55,7 @@ class Credentials:
         """A mechanism that the user has a verifier for, and as :meth:`find`."""
         own = self._users.get(user)
         models = self._mechanisms or [PREFERRED[0]]
-        decoy = models[self._number("mechanism", user) % len(models)]
+        decoy = models[int.from_bytes(self._bytes("mechanism", user, NUMBER_BYTES)) % len(models)]
         mechanism = max(own, key=_preference) if own else decoy
         return mechanism, *self.find(mechanism, user)
 
@@ -60,21 +65,22 @@ class Credentials:
 
     def _decoy(self, mechanism: str, user: str) -> Verifier:
         models = self._models[mechanism]
-        salt = self._bytes(f"salt {mechanism}", user)
+        drawn = self._bytes(mechanism, user, NUMBER_BYTES + KEY_BYTES + self._salt_bytes_max)
+        number = int.from_bytes(drawn[:NUMBER_BYTES])
+        keys, salt = drawn[NUMBER_BYTES : NUMBER_BYTES + KEY_BYTES], drawn[NUMBER_BYTES + KEY_BYTES :]
         if not models:
-            return Verifier(salt[:SALT_BYTES], ITERATIONS_DEFAULT, salt, salt)
-        model = models[self._number(mechanism, user) % len(models)]
-        salt = (salt * (len(model.salt) // len(salt) + 1))[: len(model.salt)]
+            return Verifier(salt[:SALT_BYTES], ITERATIONS_DEFAULT, keys, keys)
+        model = models[number % len(models)]
+        salt = salt[: len(model.salt)]
         if model.salt.isalnum():  # Kafka's tools make salts of letters and digits
-            salt = bytes(_LETTERS[byte & 31] for byte in salt)
-        keys = self._bytes(f"keys {mechanism}", user)[: len(model.stored_key)]
+            salt = salt.translate(_LETTERS)
+        keys = keys[: len(model.stored_key)]
         return Verifier(salt, model.iterations, keys, keys)
 
-    def _bytes(self, purpose: str, user: str) -> bytes:
-        return hmac.digest(self._secret, f"{purpose} {user}".encode("utf-8", "surrogatepass"), "sha512")
-
-    def _number(self, purpose: str, user: str) -> int:
-        return int.from_bytes(self._bytes(purpose, user)[:8])
+    def _bytes(self, purpose: str, user: str, count: int) -> bytes:
+        """Bytes that only who has the secret can tell from random ones."""
+        text = f"{purpose} {user}".encode("utf-8", "surrogatepass")
+        return hashlib.shake_256(self._secret + text).digest(count)
 
 
 def password_of_brokers(secret: bytes) -> bytes:

@@ -190,7 +190,8 @@ def _is_nonce(text: str) -> bool:
 
 def _xor(one: bytes, other: bytes) -> bytes:
     """The shorter one decides the length."""
-    return bytes(a ^ b for a, b in zip(one, other, strict=False))
+    size = min(len(one), len(other))
+    return (int.from_bytes(one[:size]) ^ int.from_bytes(other[:size])).to_bytes(size)
 
 
 class ScramClient:

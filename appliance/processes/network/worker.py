@@ -137,12 +137,9 @@ class NetworkWorker:
         self._metering = Metering(turn, connections, lambda rows: self._forwarding.report(rows))
         connections.throttle = self._metering.throttle
         answers.snapshot.on_usage = self._metering.on_usage
-        self._admission = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
-        answers.snapshot.on_security = self._admission.on_security
-        admission = self._admission
-        self._forwarding = Forwarding(
-            connections, answers, epoll, self._read_announcements, admission.access, admission.refuse
-        )
+        self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
+        answers.snapshot.on_security = asked.on_security
+        self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements, asked.access, asked.refuse)
         self._logging_in = LoggingIn(
             turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
         )
@@ -152,14 +149,8 @@ class NetworkWorker:
             ask_for_room=self._producing.ask_for_room,
             on_close=self._on_close,
         )
-        admission.guard(
-            {
-                Produce: self._producing.start,
-                Fetch: self._fetching.start,
-                Offsets: self._lookups.start,
-                Forwarded: self._forwarding.start,
-            }
-        )
+        reads = {Fetch: self._fetching.start, Offsets: self._lookups.start}
+        asked.guard({Produce: self._producing.start, **reads, Forwarded: self._forwarding.start})
         epoll.register(control.fileno(), select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
