@@ -10,7 +10,7 @@ There are no transactions: see :mod:`appliance.groups.group_lookup_api`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..names import INTERNAL_TOPICS, is_reserved, is_topic
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID, NO_LEADER, operation_bits, topic_id
 from ..wire.kafka.primitives import epoch_refusal
@@ -43,8 +43,6 @@ class ClusterApi:
     def __init__(self, appliance: Appliance) -> None:
         self._appliance = appliance
         self._answers = MetadataAnswers(appliance)
-        self.on_refused: Callable[[Call, list[dict[str, Any]]], object] = lambda call, rows: None
-        """Called with the refused topics of a Metadata, whose answer is encoded bytes."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -67,12 +65,10 @@ class ClusterApi:
             wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
                 errors = await self._create_missing(call, wanted)
-        if not call.access.unrestricted:
-            hidden = self._answers.hidden(wanted, call.access)
-            names = [name for name, code in errors.items() if code == Code.TOPIC_AUTHORIZATION_FAILED]
-            refused = [hidden] if hidden else names
-            self.on_refused(call, [{"name": name, "error_code": Code.TOPIC_AUTHORIZATION_FAILED} for name in refused])
-        return self._answers.kafka(
+        rows = [{"name": name, "error_code": code} for name, code in errors.items() if code]
+        if hidden := self._answers.hidden(wanted, call.access):
+            rows.append({"name": hidden, "error_code": Code.TOPIC_AUTHORIZATION_FAILED})
+        frame = self._answers.kafka(
             call.correlation_id,
             call.version,
             call.listener,
@@ -82,6 +78,7 @@ class ClusterApi:
             topic_operations=bool(request.include_topic_authorized_operations),
             cluster_operations=bool(request.include_cluster_authorized_operations),
         )
+        return Encoded(frame, rows)
 
     async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> dict[str, int]:
         """Create missing topics that the client may see; return the codes of those that could not be created."""

@@ -25,7 +25,7 @@ from ..security.authorizer import Authorizer
 from ..security.principals import Origin
 from ..wire.kafka import forwarded
 from ..wire.kafka.apis import APIS, SERVED_BY_WORKERS
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Call, Encoded, Handler
 from .absent_api import AbsentApi
 from .access_api import AccessApi
 from .appliance import Appliance
@@ -131,15 +131,10 @@ class KafkaApis:
             key: handlers.pop(api.name) for key, api in APIS.items() if key not in SERVED_BY_WORKERS
         }
         assert not handlers, f"not advertised: {sorted(handlers)}"
-        self.on_answer: Callable[[str, Call, Answer], object] = lambda api, call, answer: None
-        """Called with the API and each answer before it is encoded."""
+        self.on_answer: Callable[[str, Call, Mapping[str, Any]], object] = lambda api, call, answer: None
+        """Called with the API and the fields of each answer, of an encoded one with its rows."""
         self.on_errors: Callable[[Origin, int, int], None] = lambda origin, api, count: None
         """Called with the API and the number of errors of each answer that has any."""
-        for api in apis:
-            if isinstance(api, TopicApi):
-                api.on_created = lambda call, rows: self.on_answer("CreateTopics", call, {"topics": rows})
-            if isinstance(api, ClusterApi):
-                api.on_refused = lambda call, rows: self.on_answer("Metadata", call, {"topics": rows})
 
     async def answer(self, frame: bytes | memoryview, origin: Origin) -> bytes:
         """The reply frame.
@@ -157,12 +152,11 @@ class KafkaApis:
             answer = refusal(APIS[header.api_key].name, call) or await self._handlers[header.api_key](call)
         except ApplianceError as error:  # something is missing just now; handlers answer all else themselves
             return self._refuse(frame, error, origin)
-        if isinstance(answer, bytes):
-            return answer
-        self.on_answer(APIS[header.api_key].name, call, answer)
-        if errors := _errors(answer):
+        fields: Mapping[str, Any] = {"rows": answer.rows} if isinstance(answer, Encoded) else answer
+        self.on_answer(APIS[header.api_key].name, call, fields)
+        if errors := _errors(fields):
             self.on_errors(origin, header.api_key, errors)
-        return await self._codec.encode(answer, header.reply_to)
+        return answer.frame if isinstance(answer, Encoded) else await self._codec.encode(answer, header.reply_to)
 
     def _refuse(self, frame: bytes | memoryview, error: ApplianceError, origin: Origin) -> bytes:
         self.on_errors(origin, int.from_bytes(frame[:API_KEY_BYTES], "big"), 1)

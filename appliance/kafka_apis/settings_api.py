@@ -31,7 +31,7 @@ from ..errors import (
 from ..kafka_settings import ACCEPTED, Kind
 from ..names import check_topic
 from ..security.acls import CLUSTER_NAME, Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
 from .appliance import Appliance
 from .broker_settings import broker_settings
@@ -97,7 +97,8 @@ class SettingsApi:
                 results.append(Described(kind, name, Code.NONE, "", settings))
             except ApplianceError as error:
                 results.append(Described(kind, name, error.code, str(error), b""))
-        return encode_described(call.correlation_id, call.version, results)
+        rows = [{"resource_name": one.name, "error_code": one.error} for one in results if one.error]
+        return Encoded(encode_described(call.correlation_id, call.version, results), rows)
 
     def _settings(self, kind: int, name: str, keys: frozenset[str], options: Options, listener: Listener) -> bytes:
         """The encoded settings of a resource, those named ``keys`` or all."""

@@ -23,7 +23,7 @@ from ..errors import (
     UnknownPartition,
 )
 from ..security.acls import Operation, ResourceType
-from ..wire.kafka.call import Answer, Call, Handler
+from ..wire.kafka.call import Answer, Call, Encoded, Handler
 from ..wire.kafka.codes import Code
 from ..wire.kafka.metadata_reply import NO_ID, topic_id
 from .appliance import Appliance
@@ -56,8 +56,6 @@ def _not_permitted(topic: str) -> TopicNotPermitted:
 class TopicApi:
     def __init__(self, appliance: Appliance) -> None:
         self._appliance = appliance
-        self.on_created: Callable[[Call, list[dict[str, Any]]], object] = lambda call, rows: None
-        """Called with name and error code of each topic of a CreateTopics, whose answer is encoded bytes."""
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -88,8 +86,8 @@ class TopicApi:
                 return Created(name, _code_of(error), str(error))
 
         created = await _side_by_side(create, list(topics))
-        self.on_created(call, [{"name": one.name, "error_code": one.error} for one in created])
-        return encode_created(call.correlation_id, call.version, created)
+        rows = [{"name": one.name, "error_code": one.error} for one in created]
+        return Encoded(encode_created(call.correlation_id, call.version, created), rows)
 
     async def _create_one(self, wanted: Any, validate_only: bool) -> Created:
         cluster = self._appliance

@@ -16,7 +16,7 @@ from ...security.audit_log import Audit
 from ...security.principals import Origin
 from ...wire import native
 from ...wire.frames import SIZE_BYTES
-from ...wire.kafka.call import Answer, Call
+from ...wire.kafka.call import Call
 
 KAFKA_CHANGES: Final = frozenset(
     {
@@ -52,9 +52,9 @@ class ChangeLog:
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
 
-    def on_kafka(self, api: str, call: Call, answer: Answer) -> None:
+    def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         """Note the answer to a Kafka request, if it was a change."""
-        if api not in KAFKA_CHANGES or isinstance(answer, bytes) or getattr(call.request, "validate_only", False):
+        if api not in KAFKA_CHANGES or getattr(call.request, "validate_only", False):
             return
         rows = _rows(answer)
         if api == "CreateAcls":  # its answer says nothing about the rules

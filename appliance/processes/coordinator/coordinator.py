@@ -20,7 +20,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -41,7 +41,7 @@ from ...shared.counters import Counters
 from ...shared.heartbeats import Heart, alone
 from ...wire.bounds import Limits
 from ...wire.kafka import forwarded
-from ...wire.kafka.call import Answer, Call
+from ...wire.kafka.call import Call
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
@@ -382,7 +382,7 @@ class Coordinator:
             for stream in behind:
                 stream.publish(state, facts, topics, security)
 
-    def _on_kafka_answer(self, api: str, call: Call, answer: Answer) -> None:
+    def _on_kafka_answer(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         self._change_log.on_kafka(api, call, answer)
         self._refusal_log.on_kafka(api, call, answer)
 

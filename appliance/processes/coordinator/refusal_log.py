@@ -13,7 +13,7 @@ from ...errors import ClusterNotPermitted, GroupNotPermitted, TopicNotPermitted,
 from ...security.acls import CLUSTER_NAME
 from ...security.audit_log import Audit, Reason
 from ...security.principals import Origin
-from ...wire.kafka.call import Answer, Call
+from ...wire.kafka.call import Call
 
 REFUSED: Final = frozenset(
     {TopicNotPermitted.code, GroupNotPermitted.code, ClusterNotPermitted.code, TransactionalIdNotPermitted.code}
@@ -30,11 +30,9 @@ class RefusalLog:
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
 
-    def on_kafka(self, api: str, call: Call, answer: Answer) -> None:
+    def on_kafka(self, api: str, call: Call, answer: Mapping[str, Any]) -> None:
         """Note the answer to a Kafka request, if it refuses something."""
-        if call.access.unrestricted or isinstance(answer, bytes):
-            return
-        found = _first_refused(answer)
+        found = None if call.access.unrestricted else _first_refused(answer)
         if found is None:
             return
         code, name = found

@@ -41,8 +41,18 @@ class Call(NamedTuple):
         return f"/{self.origin.host}"
 
 
-Answer = Mapping[str, Any] | bytes
-"""The fields of the response by Kafka's names in snake case; or, where speed matters, the whole reply frame."""
+class Encoded(NamedTuple):
+    """A reply frame that its handler has encoded itself, where speed matters.
+
+    ``rows``: names and error codes in it, for the audit log and for counting; those without an error may be missing.
+    """
+
+    frame: bytes
+    rows: list[dict[str, Any]]
+
+
+Answer = Mapping[str, Any] | Encoded
+"""The fields of the response by Kafka's names in snake case, or the whole reply."""
 
 Handler = Callable[[Call], Awaitable[Answer]]
 
