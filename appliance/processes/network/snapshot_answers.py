@@ -83,8 +83,9 @@ class SnapshotAnswers:
 
     def hidden(self, question: Question, access: Access) -> str:
         """The first topic in a question that :meth:`answer` refuses; "" when there is none."""
-        asks_for_topics = isinstance(question, native.MetadataRequest | kafka.MetadataQuestion)
-        return self._answers.hidden(question.topics, access) if asks_for_topics else ""
+        if isinstance(question, native.MetadataRequest | kafka.MetadataQuestion):
+            return self._answers.hidden(question.topics, access)
+        return ""
 
     def _metadata(self, question: kafka.MetadataQuestion, listener: Listener, access: Access) -> bytes | None:
         known = self.snapshot.topics()

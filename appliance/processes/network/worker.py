@@ -149,8 +149,8 @@ class NetworkWorker:
             ask_for_room=self._producing.ask_for_room,
             on_close=self._on_close,
         )
-        reads = {Fetch: self._fetching.start, Offsets: self._lookups.start}
-        asked.guard({Produce: self._producing.start, **reads, Forwarded: self._forwarding.start})
+        producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
+        asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})
         epoll.register(control.fileno(), select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
