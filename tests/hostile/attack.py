@@ -105,7 +105,7 @@ class Attacker:
     def _halves(self, sock: socket.socket, frames: list[bytes]) -> None:
         """The last frame stays unfinished."""
         data = b"".join(frames)
-        sock.sendall(data[: len(data) - self._rng.randint(1, len(frames[-1]))])
+        sock.sendall(data[: len(data) - self._rng.randint(min(1, len(frames[-1])), len(frames[-1]))])
 
     def _read(self, sock: socket.socket) -> None:
         sock.settimeout(REPLY_TIMEOUT_S)
