@@ -16,6 +16,8 @@ SECURITY: Final = (PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """What secures a listener, by Kafka's names: nothing, TLS, a login, both."""
 UNIX: Final = "unix:"
 UNIX_MODE: Final = 0o600
+MAPPED: Final = "::ffff:"
+"""Before the IPv4 address of a client, at a socket of IPv6."""
 
 
 class Listener(NamedTuple):
@@ -101,8 +103,11 @@ def unix_path(address: str) -> tuple[str, int]:
 
 
 def address_text(address: tuple[Any, ...]) -> str:
-    """The first two fields of a socket address, as :func:`parse_addresses` reads them."""
-    host, port = address[0], address[1]
+    """The first two fields of a socket address, as :func:`parse_addresses` reads them.
+
+    A client with IPv4 at a listener of both is one at its IPv4 address.
+    """
+    host, port = address[0].removeprefix(MAPPED) if "." in address[0] else address[0], address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.addresses import Listener
+from appliance.addresses import Listener, address_text
 from appliance.errors import InvalidRequest
 from appliance.security.acls import (
     ANYBODY,
@@ -146,6 +146,25 @@ def test_lists_the_allowed_operations() -> None:
     access = Rights([acl(READ), acl(Operation.ALTER_CONFIGS, "w", pattern=PREFIXED)]).access(ALICE, HOST)
     assert access.operations(TOPIC, "web") == {3, 8, 10, 11}
     assert access.operations(CLUSTER) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("written", "peer"),
+    [
+        ("0:0:0:0:0:0:0:1", ("::1", 9, 0, 0)),
+        ("2001:DB8::00ff", ("2001:db8::ff", 9, 0, 0)),
+        ("10.0.0.1", ("::ffff:10.0.0.1", 9, 0, 0)),
+        ("::ffff:10.0.0.1", ("10.0.0.1", 9)),
+        ("10.0.0.1", ("10.0.0.1", 9)),
+    ],
+)
+def test_a_host_is_the_same_however_it_is_written(written: str, peer: tuple[object, ...]) -> None:
+    """A denial holds also for IPv4 at a socket of both, and as Java writes IPv6."""
+    host = Origin(Listener("kafka", "PLAINTEXT", "h:1"), address_text(peer)).host
+    everybody = acl()
+    rights = Rights([everybody, msgspec.structs.replace(everybody, host=written, permission=DENY)])
+    assert not rights.access(ALICE, host).may(READ, TOPIC, "web")
+    assert rights.access(ALICE, "10.0.0.2").may(READ, TOPIC, "web")
 
 
 def test_remembers_a_bounded_number_of_decisions() -> None:

@@ -22,6 +22,7 @@ Bounds: ``ACLS_MAX`` ACLs; ``DECISIONS_MAX`` remembered decisions of each right 
 
 from __future__ import annotations
 
+import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Set
 from enum import IntEnum
@@ -290,6 +291,15 @@ class _Always(Decisions):
 _ALWAYS: Final = _Always(_NONE, _NONE, None)
 
 
+def _spelled_as_peers(host: str) -> str:
+    """An address as those of clients are written: Kafka's tools write ``0:0:0:0:0:0:0:1`` for ``::1``."""
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
+
+
 class Access:
     """What one principal may do from one host.  Immutable, apart from remembered decisions.
 
@@ -372,6 +382,8 @@ class Rights:
         self._by_principal: dict[str, list[Acl]] = defaultdict(list)
         self._by_resource: dict[ResourceType, list[Acl]] = defaultdict(list)
         for acl in acls:
+            if ":" in acl.host:
+                acl = msgspec.structs.replace(acl, host=_spelled_as_peers(acl.host))
             self._by_principal[acl.principal].append(acl)
             self._by_resource[acl.resource].append(acl)
         self._hosts = frozenset(acl.host for listed in self._by_principal.values() for acl in listed)
