@@ -53,10 +53,14 @@ def test_a_flood_of_refusals_is_counted_and_not_written(caplog: pytest.LogCaptur
     for number in range(1_000):
         audit.refused(Reason.TIMEOUT, "", f"10.0.0.9:{number}")
     assert len(caplog.messages) == REFUSED_MAX and pending == [1] and audit.pending
+    audit.refused(Reason.BAD_CREDENTIALS, "User:bob", "10.0.0.9:1")  # not hidden by the others
     audit.changed("User:admin", "unix", "delete topic")  # never left out
     now[0] += WINDOW_MS
-    assert audit.take_counts() == {"timeout": 1_000} and not audit.pending
-    assert caplog.messages[REFUSED_MAX].startswith("changed:")
-    assert caplog.messages[-1] == f"{1_000 - REFUSED_MAX} more refusals were not written (at most 20 per second)"
+    assert audit.take_counts() == {"timeout": 1_000, "bad credentials": 1} and not audit.pending
+    assert caplog.messages[REFUSED_MAX].startswith('refused: reason="bad credentials"')
+    assert caplog.messages[REFUSED_MAX + 1].startswith("changed:")
+    assert (
+        caplog.messages[-1] == f"{1_000 - REFUSED_MAX} more refusals (timeout) were not written (at most 20 per second)"
+    )
     audit.refused(Reason.TIMEOUT, "", "10.0.0.9:1")
     assert caplog.messages[-1].startswith("refused: reason=timeout") and pending == [2]

@@ -10,8 +10,9 @@ A field with anything but plain characters is written as a JSON string in ASCII,
 characters of it.  So a name that a client chose can neither end a line nor pass for another field.  Passwords, keys and
 verifiers are never passed to this module.
 
-Rates: at most REFUSED_MAX refusals and LOGINS_MAX logins are written per second and process.  The others are counted,
-and one line says how many.  Administrative changes are always written.
+Rates: at most REFUSED_MAX refusals of each reason and LOGINS_MAX logins are written per second and process, so that a
+flood of one kind does not hide another.  The others are counted, and one line says how many.  Administrative changes
+are always written.
 
 Each process has one :class:`Audit`.  It sends :meth:`Audit.take_counts` to the supervisor now and then, which adds them
 up for ``status``.
@@ -58,8 +59,8 @@ class Reason(enum.StrEnum):
 class _Rate:
     """Counts the lines of one kind in the present second."""
 
-    def __init__(self, lines_max: int) -> None:
-        self.lines_max = lines_max
+    def __init__(self, what: str, lines_max: int) -> None:
+        self.what, self.lines_max = what, lines_max
         self.since_ms = self.count = 0
 
     def admits(self) -> bool:
@@ -83,8 +84,8 @@ class Audit:
 
     def __init__(self, clock_ms: Callable[[], int], on_pending: Callable[[], object] = lambda: None) -> None:
         self._clock_ms, self._on_pending = clock_ms, on_pending
-        self._refusals = _Rate(REFUSED_MAX)
-        self._logins = _Rate(LOGINS_MAX)
+        self._refusals = {reason: _Rate(f"refusals ({reason.value})", REFUSED_MAX) for reason in Reason}
+        self._logins = _Rate("logins", LOGINS_MAX)
         self._counts: Counter[str] = Counter()
 
     def logged_in(self, who: str, peer: str, **details: object) -> None:
@@ -103,7 +104,7 @@ class Audit:
         if not self._counts:
             self._on_pending()
         self._counts[reason.value] += 1
-        if self._may_write(self._refusals):
+        if self._may_write(self._refusals[reason]):
             logger.warning("%s", _line("refused", reason=reason.value, who=who or "-", **{"from": peer}, **details))
 
     def changed(self, who: str, peer: str, what: str, **details: object) -> None:
@@ -120,19 +121,19 @@ class Audit:
 
         Returns an empty dictionary when there was none.
         """
-        self._end_windows()
+        for rate in (*self._refusals.values(), self._logins):
+            self._end_window(rate)
         taken, self._counts = dict(self._counts), Counter()
         return taken
 
     def _may_write(self, rate: _Rate) -> bool:
-        self._end_windows()
+        self._end_window(rate)
         return rate.admits()
 
-    def _end_windows(self) -> None:
+    def _end_window(self, rate: _Rate) -> None:
         now_ms = self._clock_ms()
-        for rate, what in ((self._refusals, "refusals"), (self._logins, "logins")):
-            if now_ms - rate.since_ms >= WINDOW_MS and (left_out := rate.begin(now_ms)):
-                logger.warning("%d more %s were not written (at most %d per second)", left_out, what, rate.lines_max)
+        if now_ms - rate.since_ms >= WINDOW_MS and (left_out := rate.begin(now_ms)):
+            logger.warning("%d more %s were not written (at most %d per second)", left_out, rate.what, rate.lines_max)
 
 
 def _line(event: str, **fields: object) -> str:
