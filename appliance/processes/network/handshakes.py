@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import select
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -27,6 +27,7 @@ from ...security.configuration import Tls
 from ...security.principals import principal_of
 from ...wire.transport import PlainOnTls, TlsTransport
 from .accepting import Accepted
+from .places import take
 from .turn import Turn
 
 STEPS_PER_TURN: Final = 8
@@ -51,6 +52,8 @@ class Handshakes:
         self._steps = STEPS_PER_TURN
         self.by_fd: OrderedDict[int, _Handshake] = OrderedDict()
         """The oldest first."""
+        self.by_address: Counter[str] = Counter()
+        """How many each address has."""
 
     def reload(self, limits: Tls) -> None:
         self._limits = limits
@@ -63,6 +66,7 @@ class Handshakes:
         transport = TlsTransport(accepted.sock, context)
         fd = accepted.sock.fileno()
         self.by_fd[fd] = _Handshake(transport, accepted, self._turn.now_ms + self._limits.handshake_ms_max)
+        self.by_address[accepted.host] += 1
         self._epoll.register(fd, select.EPOLLIN)
 
     def begin_turn(self) -> None:
@@ -120,6 +124,7 @@ class Handshakes:
 
     def _remove(self, fd: int, handshake: _Handshake) -> None:
         del self.by_fd[fd]
+        take(self.by_address, handshake.accepted.host)
         self._epoll.unregister(fd)
 
     def close(self) -> None:

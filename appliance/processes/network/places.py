@@ -26,9 +26,9 @@ class Places:
         self._by_address: Counter[str] = Counter()
         self._by_user: Counter[str] = Counter()
 
-    def admits_address(self, host: str, peer: str) -> bool:
-        """Whether there is room for one more connection of an address."""
-        if not self._per_address or not host or self._by_address[host] < self._per_address:
+    def admits_address(self, host: str, peer: str, handshakes: int) -> bool:
+        """Whether there is room for one more connection of an address, which has so many handshakes."""
+        if not self._per_address or not host or self._by_address[host] + handshakes < self._per_address:
             return True
         self._turn.audit.refused(Reason.CONNECTIONS_PER_ADDRESS, "", peer, what=PER_ADDRESS_MAX)
         return False
@@ -48,9 +48,9 @@ class Places:
 
     def leave(self, session: ClientSession) -> None:
         if session.host:
-            _take(self._by_address, session.host)
+            take(self._by_address, session.host)
         if _is_counted(session, session.principal):
-            _take(self._by_user, session.principal)
+            take(self._by_user, session.principal)
 
     def log_in(self, session: ClientSession, principal: str, peer: str) -> bool:
         """Count the connection for the principal that it has logged in as; False when there is no room."""
@@ -68,7 +68,8 @@ def _is_counted(session: ClientSession, principal: str) -> bool:
     return not session.administrator and principal != ANONYMOUS and not principal.startswith(BROKERS)
 
 
-def _take(counts: Counter[str], name: str) -> None:
+def take(counts: Counter[str], name: str) -> None:
+    """Count one less; the last one leaves no entry."""
     counts[name] -= 1
     if not counts[name]:
         del counts[name]

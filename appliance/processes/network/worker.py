@@ -329,7 +329,8 @@ class NetworkWorker:
         accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max + len(self._handshakes.by_fd))
         if accepted is None:
             return
-        if not self._places.admits_address(accepted.host, accepted.peer):
+        handshakes = self._handshakes.by_address[accepted.host]
+        if not self._places.admits_address(accepted.host, accepted.peer, handshakes):
             accepted.sock.close()
             return
         if accepted.listener.tls:
