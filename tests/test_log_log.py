@@ -28,6 +28,7 @@ from appliance.log.index import ENTRY_BYTES
 from appliance.log.recovery import POINT_NAME
 
 from .log_batches import BOOT, SETTINGS, Group, batch, contents, filled, log_range, open_log, place_all, placed, retire
+from .long import LONG
 
 MEMORY = Path("/dev/shm")  # thousands of logs: what a disk does is played by Faults
 
@@ -666,5 +667,5 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLogMachine = LogMachine.TestCase
 TestLogMachine.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200 if LONG else 30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

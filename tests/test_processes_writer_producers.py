@@ -22,6 +22,7 @@ from appliance.log.repair import repair
 from appliance.processes.writer import producers
 from appliance.processes.writer.producers import SNAPSHOT_NAME
 
+from .long import LONG
 from .power_loss import Disk, plant
 from .producing import Partition, Promises, check_promises, count_of
 
@@ -296,5 +297,5 @@ class ProducersMachine(RuleBasedStateMachine):
 
 TestProducersMachine = ProducersMachine.TestCase
 TestProducersMachine.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200 if LONG else 30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

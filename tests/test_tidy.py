@@ -228,9 +228,12 @@ def commands(text: str) -> Iterator[list[str]]:
             del words[: end + 1]
 
 
+the_command = cache(lambda: get_command(app))
+
+
 def unknown_word(words: list[str]) -> str:
     """The first word that is neither a command nor an option of the command before it; "" if there is none."""
-    command: Any = get_command(app)
+    command: Any = the_command()
     rest = iter(words)
     for word in rest:
         if word.startswith("-") and len(word) > 1:
@@ -324,12 +327,18 @@ def module_names() -> frozenset[str]:
     return frozenset(name.removesuffix(".py").removesuffix("/__init__").split("/")[-1] for name, _ in sources())
 
 
+@cache
+def paths() -> tuple[str, ...]:
+    """All files of the tree; none of hidden directories."""
+    return tuple(f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[!.]*/**/*"))
+
+
 def missing(code: str, where: Path) -> str:
     """Why ``code``, which looks like a file, a class's member or a name of the package, is none; "" if all is well."""
     plain = code.removesuffix("()")
     if re.fullmatch(r"[\w./-]+\.(py|md|toml|conf|yml|service)", plain):
         places = (where.parent, ROOT, PACKAGE, PACKAGE / "processes")
-        known = any((place / plain).exists() for place in places) or any(ROOT.glob(f"[!.]*/**/{plain}"))
+        known = any((place / plain).exists() for place in places) or any(path.endswith(f"/{plain}") for path in paths())
         return "" if known or plain.startswith("/") else "no such file"
     member = re.fullmatch(r"([A-Z]\w*[a-z]\w*)\.(\w+)", plain)
     if member and member[1] in defined():
