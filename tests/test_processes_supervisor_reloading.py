@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,8 @@ def test_every_beginning_is_that_of_a_key() -> None:
 
 def test_changes_are_told_once_and_waiting_ones_as_long_as_they_wait() -> None:
     reloads = Reloads(load(None, []))
-    reloads.take(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
+    in_force = reloads.take(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
+    assert (in_force.topics.retention_ms, in_force.kafka.listen) == (3_600_000, "127.0.0.1:9092")
     assert reloads.last["changed"] == [["topics.retention.ms", 604_800_000, 3_600_000]]
     assert reloads.last["needs_restart"] == [["kafka.listen", "127.0.0.1:9092", "127.0.0.1:1"]]
     reloads.take(load(None, ["topics.retention.ms=1h", "kafka.listen=127.0.0.1:1"]))
@@ -46,11 +48,16 @@ def test_the_command_says_what_a_reload_does(server: Server, tmp_path: Path) -> 
     """Good, needing a restart, bad, and nobody there: each with its exit status."""
     config, at = tmp_path / "a.toml", ("--data", str(server.data_dir))
     with server:
-        config.write_text('[topics]\n"retention.ms" = "1h"\n[log]\nlevel = "debug"\n[liveness]\ntimeout_ms = 20000\n')
+        wait_for((server.data_dir / "scrub.json").exists, "the first round of the scrubber")
+        begun_s = json.loads((server.data_dir / "scrub.json").read_text())["begun_s"]
+        wanted = ('[topics]\n"retention.ms" = "1h"', '[log]\nlevel = "debug"', "[scrub]\nevery_ms = 1000")
+        config.write_text("\n".join([*wanted, "[liveness]\ntimeout_ms = 20000\n"]))
         done = run("reload", *at)
         assert done.status == 0
         assert "topics.retention.ms: 604800000 -> 3600000" in done.out
         assert "log.level: info -> debug" in done.out
+        assert "\nscrub.every_ms: 604800000 -> 1000" in done.out, "it takes effect: the scrubber is told"
+        wait_for(lambda: json.loads((server.data_dir / "scrub.json").read_text())["begun_s"] > begun_s + 1, "a round")
         assert "needs a restart: liveness.timeout_ms: 10000 -> 20000" in done.out
         assert run("status", *at, "--json").json["reload"]["needs_restart"] == [["liveness.timeout_ms", 10000, 20000]]
         config.write_text("[topics]\nretention = 1\n")

@@ -10,14 +10,16 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ...config import Config
+import msgspec
+
+from ...config import KEYS, Config
 from ...config_keys import Scalar
 from ..child import set_log_level
 
 logger = logging.getLogger(__name__)
 
 RELOADED: Final = (
-    "topics.", "disk.", "offsets.", "tls.", "writer.idle_ms", "native.advertised", "kafka.advertised",
+    "topics.", "disk.", "scrub.", "offsets.", "tls.", "writer.idle_ms", "native.advertised", "kafka.advertised",
     "stop.timeout_ms", "log.level",
 )  # fmt: skip
 """Keys, and beginnings of keys."""
@@ -27,17 +29,21 @@ class Reloads:
     """The reloads of a supervisor.  ``last`` is for state.json."""
 
     def __init__(self, config: Config) -> None:
-        self._started_with = self._now = config.flat()
+        self._config, self._now = config, config.flat()
         self.last: dict[str, Any] = {"count": 0, "error": "", "changed": [], "needs_restart": []}
 
     def fail(self, error: str) -> None:
         """Note a file that cannot be used; nothing changes."""
         self.last = {**self.last, "count": self.last["count"] + 1, "error": error, "changed": []}
 
-    def take(self, config: Config) -> None:
-        """Note a new configuration, and log what it changes."""
-        wanted = config.flat()
-        now = {key: wanted[key] if key.startswith(RELOADED) else self._started_with[key] for key in wanted}
+    def take(self, config: Config) -> Config:
+        """Note a new configuration, and log what it changes.  Returns the one that is in force from now on.
+
+        That is the one of the start with the keys of RELOADED from the new one.  So a process that is started again
+        does not take a key of which the reload has said that it needs a restart.
+        """
+        in_force = _merged(self._config, config)
+        wanted, now = config.flat(), in_force.flat()
         self.last = {
             "count": self.last["count"] + 1,
             "error": "",
@@ -49,6 +55,16 @@ class Reloads:
         logger.info("configuration reloaded: %s", text_of(self.last["changed"]) or "nothing has changed")
         if waiting := text_of(self.last["needs_restart"]):
             logger.warning("needs a restart: %s", waiting)
+        return in_force
+
+
+def _merged(started: Config, wanted: Config) -> Config:
+    tables: dict[str, dict[str, Scalar]] = {}
+    for name, key in KEYS.items():
+        if name.startswith(RELOADED):
+            tables.setdefault(key.table, {})[key.attribute] = wanted.value(name)
+    changed = {table: msgspec.structs.replace(getattr(started, table), **values) for table, values in tables.items()}
+    return msgspec.structs.replace(started, **changed)
 
 
 def _differences(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> list[list[Scalar]]:

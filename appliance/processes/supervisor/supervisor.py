@@ -387,7 +387,7 @@ class Supervisor:
             logger.error("configuration not reloaded: %s", error)
             self._report.reloads.fail(str(error))
         else:
-            self._config = config
+            self._config = config = self._report.reloads.take(config)
             self._report.disk = config.disk
             values = msgspec.to_builtins(config)
             self._workers.reload(config)
@@ -397,7 +397,6 @@ class Supervisor:
             self._writers.reload(config, values)
             self._sides.reload(config, values)
             self._scrubbing.reload(config, values)
-            self._report.reloads.take(config)
             self._workers.send_all(["log_level", config.log.level])
         self._report.enter(self._report.state)
         self._notifier.send("READY=1")
