@@ -21,7 +21,7 @@ from appliance.config import KEYS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
-    {"errors", "kafka_settings"},
+    {"errors", "extras", "kafka_settings"},
     {"names", "addresses", "machine_limits", "partition_states", "reserve"},
     {"config_keys", "disk_settings", "security"},
     {"config", "catalog"},

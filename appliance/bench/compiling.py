@@ -14,6 +14,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from .. import extras
+
 SOURCES = Path(__file__).parent / "c"
 FLAGS = ["-O2", "-std=gnu11"]
 
@@ -60,7 +62,7 @@ def librdkafka() -> Path:
     for folder in (*Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"), Path("/usr/local/lib")):
         if name and (folder / name).exists():
             return folder / name
-    raise Missing("librdkafka: pip install 'appliance[bench]', or apt-get install librdkafka1")
+    raise Missing(f"librdkafka: apt-get install librdkafka1, or {extras.install('bench')}")
 
 
 def _compiled(name: str, arguments: list[str]) -> Path:

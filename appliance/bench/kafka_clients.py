@@ -11,6 +11,7 @@ import sys
 
 import msgspec
 
+from .. import extras
 from .compiling import Missing, fetch_client, kafka_client
 from .stamps import Wrong
 
@@ -115,7 +116,7 @@ def python_client() -> KafkaClient:
     try:
         import confluent_kafka  # noqa: F401
     except ImportError:
-        raise Missing("confluent-kafka: pip install 'appliance[bench]'") from None
+        raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
     return KafkaClient("Python", [sys.executable, "-m", f"{__package__}.python_kafka_client"])
 
 

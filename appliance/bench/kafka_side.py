@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import extras
 from . import brokers
 from .brokers import Broker
 from .compiling import Missing
@@ -82,7 +83,7 @@ def ours_and_kafka(harness: Harness) -> Iterator[list[KafkaSide]]:
     try:
         import confluent_kafka  # noqa: F401
     except ImportError:
-        raise Missing("confluent-kafka: pip install 'appliance[bench]'") from None
+        raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
     with harness.started(makers(harness)) as started:
         sides = [KafkaSide(broker, client) for broker in started]
         harness.note(client=client.name)

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from .. import extras
 from . import stamps
 from .brokers import Daemon, free_port, greets
 from .compiling import Missing
@@ -58,7 +59,7 @@ def import_client(module: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError:
-        raise Missing(f"the client {module}: pip install 'appliance[bench]'") from None
+        raise Missing(f"the client {module}: {extras.install('bench')}") from None
 
 
 class QueuePeer(Daemon, ABC):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .. import extras
 from .compiling import Missing
 from .measures import Measure, Result
 from .result_tables import DELAYS, number
@@ -27,7 +28,7 @@ def draw(result: Result, directory: Path) -> list[Path]:
     try:
         import matplotlib
     except ImportError:
-        raise Missing("matplotlib: pip install 'appliance[bench]'") from None
+        raise Missing(f"matplotlib: {extras.install('bench')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

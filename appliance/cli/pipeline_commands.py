@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import extras
 from ..errors import ConfigFault
 from . import output, target
 from .target import Connect, Data, Json
@@ -185,7 +186,7 @@ def load(config: Path, data: Path | None, connect: str | None) -> Settings:
     """
     missing = [name for name in ("pyspark", "pyarrow", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigFault(f"the pipeline needs {', '.join(missing)}: `pip install 'appliance[spark]'`")
+        raise ConfigFault(f"the pipeline needs {', '.join(missing)}: {extras.install('spark')}")
     import msgspec
 
     from ..spark.pipeline.settings import load as load_file

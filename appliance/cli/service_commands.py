@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import extras
 from ..config import KEYS, Config, load
 from ..errors import BadValue
 from ..health import exit_status, findings
@@ -81,7 +82,7 @@ def start(
     chosen = read()
     if chosen.console.listen and any(importlib.util.find_spec(name) is None for name in CONSOLE_PACKAGES):
         raise BadValue(
-            f"console.listen = {chosen.console.listen}: its packages are missing: pip install 'appliance[console]'"
+            f"console.listen = {chosen.console.listen}: its packages are missing: {extras.install('console')}"
         )
     from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
 

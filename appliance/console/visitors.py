@@ -1,18 +1,17 @@
-"""Says who a request comes from, and what this visitor may see and do.
+"""Finds out who sent a request, and what this visitor may see and change::
 
-=================  ==================================  =======================================================
-visitor            sees                                may change
-=================  ==================================  =======================================================
-not logged in      what ``User:ANONYMOUS`` may see     nothing
-logged in          what the user may see               what the user may, with the CSRF token
-=================  ==================================  =======================================================
+    visitor          console.listen is             sees                           changes
+    not logged in    loopback                      what User:ANONYMOUS may see    nothing
+    not logged in    reached by other hosts        nothing                        nothing
+    logged in        either                        what the user may see          what the user may change, with the
+                                                                                  CSRF token of the session
 
-Rights are those of ``security.authorizer``: without one, everybody may see everything, and whoever is logged in may
-change everything.  On an address that other hosts reach, nobody sees anything before a login; to listen there,
-``security.allow_insecure`` has to be set, since the page has no TLS.
+What a user may do is decided by the access rules of ``security.authorizer``, for the console as for a listener.
+Without an authorizer there are no rules: all visitors who see anything see everything, and those who are logged in
+change everything.  An address that other hosts reach needs ``security.allow_insecure``, because the page has no TLS.
 
-Users, verifiers and rules come from the file that the coordinator stores (``security/security_file``), read again when
-it has changed.
+Users, verifiers of passwords and access rules come from the file that the coordinator stores
+(``security/security_file``).  It is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -70,6 +69,8 @@ class Visitor(NamedTuple):
 
 
 class Visitors:
+    """Knows the users, their sessions and their rights."""
+
     def __init__(
         self, listener: Listener, security: Security, path: Path, sessions: Sessions, attempts: Attempts, audit: Audit
     ) -> None:

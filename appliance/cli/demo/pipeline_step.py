@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ... import extras
 from ...errors import RequestTimedOut, Unavailable
 from .sandbox import Sandbox
 
@@ -61,7 +62,7 @@ class Tables(NamedTuple):
 def missing() -> str:
     """Why the pipeline cannot run here; "" when it can."""
     names = [name for name in ("pyspark", "pyarrow", "numpy", "matplotlib") if importlib.util.find_spec(name) is None]
-    return f"without {', '.join(names)} (pip install 'appliance[spark]')" if names else ""
+    return f"without {', '.join(names)} ({extras.install('spark')})" if names else ""
 
 
 def run(sandbox: Sandbox, bootstrap: str, topics: Sequence[str]) -> Tables:
