@@ -6,3 +6,5 @@ from typing import Final
 
 OPENING, ONLINE, OFFLINE, DISK_FULL = range(4)
 STATE_NAMES: Final = ("opening", "online", "offline", "disk full")
+DAMAGED: Final = "damaged"
+"""Shown instead of the state while some offsets of the partition are not served."""

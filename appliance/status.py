@@ -38,7 +38,7 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
-from .partition_states import DISK_FULL, OFFLINE, STATE_NAMES
+from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES
 from .shared import memory
 from .shared.table import SegmentTable, TableSnapshot
 
@@ -79,7 +79,7 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
         state = {}
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not written yet
         state = {"pid": pid, "state": "starting"}
-    return NOTHING | {"tables": {}, "pages": {}, "offline": {}} | state
+    return NOTHING | {"tables": {}, "pages": {}, "offline": {}, "full": {}, "damaged": {}} | state
 
 
 def holder(data_dir: Path) -> int:
@@ -110,7 +110,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
     state = read_state(data_dir)
     served = state is not None
     state = state or {"state": "stopped", "pid": None} | NOTHING
-    tables, offline, damaged = (state.pop(part, {}) for part in ("tables", "offline", "damaged"))
+    tables, offline, full, damaged = (state.pop(part, {}) for part in ("tables", "offline", "full", "damaged"))
     state.pop("pages", None)
     partitions = []
     catalog = Catalog.load(data_dir)
@@ -120,6 +120,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
             row = from_files(data_dir / name) | ({"state": "opening"} if served else {})
         if name in offline:
             row |= {"state": STATE_NAMES[OFFLINE], "reason": offline[name]}
+        elif name in full and row["state"] == STATE_NAMES[DISK_FULL]:
+            row |= {"reason": full[name]}
         elif name in damaged:
             row |= damage(damaged[name])
         partitions.append({"topic": topic, "partition": partition, **row})
@@ -137,7 +139,7 @@ def damage(ranges: list[list[Any]]) -> dict[str, Any]:
         f"{first['file']}:{first['position']}: {first['reason']}:"
         f" the offsets {first['start']} to {first['stop']} are not served{more}"
     )
-    return {"state": "damaged", "reason": reason, "damaged": rows}
+    return {"state": DAMAGED, "reason": reason, "damaged": rows}
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.metrics.disk_forecast import DiskForecast, Room
-from appliance.metrics.exposition import OTHERS, TOPICS_MAX, Snapshot, Watched, expose
+from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Snapshot, Watched, expose
 from appliance.metrics.heart_watch import HeartWatch
 from appliance.metrics.lag_watch import Lag, Lags
 from appliance.metrics.readings import NO_REQUESTS, Readings, Totals
@@ -30,6 +30,7 @@ STATE: dict[str, Any] = {
     "limits": [{"limit": "disk"}],
     "refused": [{"action": "start writers", "waiting": 3}],
     "refusals": {"throttled": 4},
+    "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
 }
 ROOM = Room(size=1000, free=600, logs=300, cap=500, reserve=100)
 
@@ -91,6 +92,19 @@ def test_topics_are_bounded_and_nothing_is_lost() -> None:
     assert len(messages) == TOPICS_MAX + 1
     assert messages[(("topic", OTHERS),)] == 5 * 7
     assert sum(messages.values()) == (TOPICS_MAX + 5) * 7
+
+
+def test_damage_is_shown_by_partition_and_bounded() -> None:
+    found = exposed(readings())
+    place = (("partition", "0"), ("topic", "web-1"))
+    assert found["appliance_partition_damaged_ranges"] == {place: 2}
+    assert found["appliance_partition_damaged_bytes"] == {place: 60}
+    assert found["appliance_partitions"][(("state", "damaged"),)] == 1
+    many = {f"web-{number}": [[0, 7, "0.log", 0, "CRC32C"]] for number in range(DAMAGED_MAX + 5)}
+    found = exposed(readings()._replace(state=STATE | {"damaged": many}))
+    assert len(found["appliance_partition_damaged_bytes"]) == DAMAGED_MAX + 1
+    assert found["appliance_partition_damaged_bytes"][(("partition", ""), ("topic", OTHERS))] == 5 * 7
+    assert found["appliance_partitions"][(("state", "damaged"),)] == DAMAGED_MAX + 5
 
 
 def test_nothing_runs() -> None:

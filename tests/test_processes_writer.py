@@ -64,6 +64,9 @@ def test_a_full_disk_is_named_to_both_listeners_and_goes_away_by_itself(tmp_path
             written = end
         assert error == DiskFull.code and free_bytes(server, message) < len(LARGE)
         wait_for(lambda: state_shown(peer) == "disk full", "status to say so")
+        wait_for(lambda: server.state["full"], "the supervisor to know")
+        assert re.fullmatch(r"/\S+/t-0/\S+: No space left on device, \d+ bytes are free", server.state["full"]["t-0"])
+        assert server.state["full"]["t-0"] == peer.admin("status")["partitions"][0]["reason"]
         part, _ = peer.fetch("t", 0)
         assert part[:3] == [0, 0, written]
         fill(machine.path / "rest")
@@ -78,6 +81,7 @@ def test_a_full_disk_is_named_to_both_listeners_and_goes_away_by_itself(tmp_path
         assert (error, end) == (0, written + len(LARGE))
         assert kafka_produce(kafka, 9, -1)[0] == 0
         assert state_shown(peer) == "online"
+        wait_for(lambda: not server.state["full"], "the supervisor to know that there is room")
 
 
 def free_bytes(server: Server, message: str) -> int:

@@ -2,13 +2,13 @@
 
 Names follow Prometheus' conventions: base units (seconds, bytes), ``_total`` for what only grows.  Labels have few
 values: kinds of listeners, Kafka's APIs, states; topics, of which TOPICS_MAX are shown (the first by name), the others
-together as OTHERS; groups (:mod:`.lag_watch`).
+together as OTHERS; damaged partitions (DAMAGED_MAX); groups (:mod:`.lag_watch`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -20,12 +20,14 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from ..partition_states import STATE_NAMES
+from ..partition_states import DAMAGED, STATE_NAMES
 from ..shared.counters import BOUNDS_S, RequestCounts
 from .lag_watch import Lags
 from .readings import Readings, TopicReading
 
 TOPICS_MAX: Final = 300
+DAMAGED_MAX: Final = 100
+"""Damaged partitions that are shown each; the damage of the others is added up as OTHERS."""
 OTHERS: Final = "(others)"
 """No topic can be called that."""
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -120,7 +122,15 @@ class Snapshot(Collector):
                 states[state] += count
         offline = (self._readings.state or {}).get("offline", {})  # some of them have no table
         states["offline"] = max(states["offline"], len(offline))
-        yield _gauge("partitions", "Partitions by state.", ["state"], _by(states))
+        damaged = (self._readings.state or {}).get("damaged", {})
+        states[DAMAGED] = len(damaged)
+        about = "Partitions by state; the damaged ones are among the others, too."
+        yield _gauge("partitions", about, ["state"], _by(states))
+        labels, rows = ["topic", "partition"], _damage(damaged)
+        about = "Ranges of offsets that are not served, because their bytes in the log are damaged."
+        yield _gauge("partition_damaged_ranges", about, labels, [(name, ranges) for name, (ranges, _) in rows])
+        about = "Bytes of the damaged ranges."
+        yield _gauge("partition_damaged_bytes", about, labels, [(name, size) for name, (_, size) in rows])
 
     def _workers(self) -> Iterator[Metric]:
         gauges = self._readings.gauges.items()
@@ -207,6 +217,16 @@ def _bounded(topics: dict[str, TopicReading]) -> list[tuple[str, TopicReading]]:
             states[state] = states.get(state, 0) + count
     numbers = {name: sum(getattr(row, name) for row in rest) for name in TopicReading._fields if name != "states"}
     return [*rows[:TOPICS_MAX], (OTHERS, TopicReading(states=states, **numbers))]
+
+
+def _damage(damaged: Mapping[str, Sequence[Sequence[Any]]]) -> list[tuple[list[str], tuple[int, int]]]:
+    """Ranges and bytes of each damaged partition: ([topic, partition], (ranges, bytes)), bounded."""
+    sums = [(name, len(ranges), sum(stop - start for start, stop, *_ in ranges)) for name, ranges in damaged.items()]
+    sums.sort()
+    rows = [([*name.rpartition("-")[::2]], (count, size)) for name, count, size in sums[:DAMAGED_MAX]]
+    if rest := sums[DAMAGED_MAX:]:
+        rows.append(([OTHERS, ""], (sum(count for _, count, _ in rest), sum(size for *_, size in rest))))
+    return rows
 
 
 def _by(counts: Mapping[str, float]) -> Samples:

@@ -16,6 +16,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["delete_before", offset]               ["retire"]         ["roll"]
                        ["reload", {...}]
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
+                       ["full", reason]        of the disk; "" when it has room again
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
     from the scrubber  ["damaged", topic, partition, [[start, stop, file, position, reason] ...]]
@@ -108,6 +109,9 @@ class ChildEvents:
                     self._opening.on_lacking(limit)
             case ["limits", rows]:
                 self._workers.on_limits(child.key, rows)
+                self._on_change()
+            case ["full", reason]:
+                self._writers.on_full(child, reason)
                 self._on_change()
             case ["offline", reason]:
                 self._writers.on_offline(child, reason)

@@ -14,15 +14,16 @@ class HostedPartition:
     """One partition.
 
     ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` is the reason why it
-    cannot be written, "" when it can.  ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
+    cannot be written, "" when it can.  ``full``: the file for which the disk has no room now, as its writer says, or
+    "".  ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
     """
 
-    __slots__ = ("damaged", "offline", "settings", "table", "topic_id")
+    __slots__ = ("damaged", "full", "offline", "settings", "table", "topic_id")
 
     def __init__(self, topic_id: str, settings: dict[str, str]) -> None:
         self.topic_id = topic_id
         self.settings = settings
-        self.table = self.offline = ""
+        self.table = self.offline = self.full = ""
         self.damaged: list[list[Any]] = []
 
     def damage_message(self, partition: TopicPartition) -> list[Any]:

@@ -95,6 +95,7 @@ class StatusReport:
             "reload": self.reloads.last,
             "tables": {f"{topic}-{number}": name for (topic, number), name in self._hosted.tables()},
             "offline": {f"{topic}-{number}": row.offline for (topic, number), row in rows if row.offline},
+            "full": {f"{topic}-{number}": row.full for (topic, number), row in rows if row.full},
             "damaged": {f"{topic}-{number}": row.damaged for (topic, number), row in rows if row.damaged},
             "refused": self._actions.rows(),
             "limits": self._limits(),

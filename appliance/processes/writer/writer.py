@@ -118,6 +118,7 @@ class Writer:
             self._unflushed.lock,
             wake=self._alarm.ring,
         )
+        self._full = False  # whether the disk has no room, as the supervisor knows it
         self._retire_ms: int | None = None  # when it was asked to
         self._quiet_since_ms = now_ms()
 
@@ -228,6 +229,8 @@ class Writer:
             return
         if size:
             self._unflushed.on_appended(size, records)
+            if self._full:
+                self._show_full("")
         self._unflushed.answer(ready)
 
     def _on_append_failed(self, error: DiskFull | OutOfResources | StorageFault, refusals: list[ReadyAnswer]) -> None:
@@ -238,6 +241,12 @@ class Writer:
         if isinstance(error, DiskFull) and self._table.state != DISK_FULL:
             logger.warning("%s: %s", self._arguments.path, error)
             self._table.set_state(DISK_FULL)
+            self._show_full(str(error))
+
+    def _show_full(self, reason: str) -> None:
+        """Report that the disk has no room for the log, and with "" that it has again."""
+        self._full = bool(reason)
+        self._control.send(["full", reason])
 
     # ---- workers
 
