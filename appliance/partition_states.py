@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 OPENING, ONLINE, OFFLINE, DISK_FULL = range(4)
 STATE_NAMES: Final = ("opening", "online", "offline", "disk full")
 DAMAGED: Final = "damaged"
 """Shown instead of the state while some offsets of the partition are not served."""
+
+
+def damage_text(ranges: Sequence[Sequence[Any]]) -> str:
+    """What is known of the damaged ranges of a partition (:class:`.log.scrub.DamagedRange`), of which one exists."""
+    (start, stop, file, position, reason), more = ranges[0], len(ranges) - 1
+    text = f"{file}:{position}: {reason}: the offsets {start} to {stop} are not served"
+    return f"{text}, and {more} more" if more else text

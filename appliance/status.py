@@ -38,7 +38,7 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
-from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES
+from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_text
 from .shared import memory
 from .shared.table import SegmentTable, TableSnapshot
 
@@ -134,12 +134,7 @@ def collect(data_dir: Path) -> dict[str, Any]:
 def damage(ranges: list[list[Any]]) -> dict[str, Any]:
     """What the row of a partition says about damaged ranges (:class:`.log.scrub.DamagedRange`), of which one exists."""
     rows = [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
-    first, more = rows[0], f", and {len(rows) - 1} more" if len(rows) > 1 else ""
-    reason = (
-        f"{first['file']}:{first['position']}: {first['reason']}:"
-        f" the offsets {first['start']} to {first['stop']} are not served{more}"
-    )
-    return {"state": DAMAGED, "reason": reason, "damaged": rows}
+    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": rows}
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:

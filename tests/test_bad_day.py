@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from appliance.addresses import parse_addresses
-from appliance.cli.diagnosis.findings import CONNECTIONS, LAG_MESSAGES
 from appliance.client import Producer
+from appliance.health.conditions import CONNECTIONS, LAG_MESSAGES
 
 from .certificates import make_certificates
 from .command_line import run, succeeding

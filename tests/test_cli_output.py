@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance import units
 from appliance.cli import output
 
 
@@ -60,7 +61,7 @@ def test_a_terminal_sees_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     "count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (1 << 60, "1048576.0 TiB")]
 )
 def test_size(count: int, text: str) -> None:
-    assert output.size(count) == text
+    assert units.size(count) == text
 
 
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

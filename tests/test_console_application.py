@@ -17,7 +17,6 @@ import pytest
 from appliance.client import Producer
 from appliance.client.cluster_client import Cluster
 from appliance.config import load
-from appliance.console.alerts import alerts_of
 from appliance.console.console_sessions import (
     ATTEMPTS_OF_ADDRESS_MAX,
     ATTEMPTS_S,
@@ -26,6 +25,7 @@ from appliance.console.console_sessions import (
     Sessions,
 )
 from appliance.console.guards import host_of, is_allowed
+from appliance.console.observer import Look
 from appliance.errors import BadValue
 from appliance.security.scram import encode_verifier, make_verifier
 
@@ -255,36 +255,32 @@ def test_logins_are_bounded_by_address() -> None:
     assert attempts.admit("10.0.0.1") == 0.0
 
 
-def test_alerts_name_what_is_wrong_the_worst_first(tmp_path: Path) -> None:
-    state = {
-        "state": "serving",
-        "zookeeper": {"state": "suspended"},
-        "insecure": ["kafka 0.0.0.0:9092"],
-        "refused": [],
-        "limits": [{"limit": "descriptors", "process": "network 0", "value": 9, "in_use": 9, "advice": "more"}],
-        "offline": {"web-1": "damaged at 4711"},
-        "processes": [{"role": "network", "started": 990.0, "restarts": 2}],
-        "disk": {"total": 100, "free": 5},
-    }
-    topics = [
-        {"name": "web", "partitions": [{"partition": 1, "state": "offline"}, {"partition": 0, "state": "online"}]}
-    ]
-    found = alerts_of(state, topics, free_bytes_min=10, now_s=1_000.0)
-    assert [alert["what"] for alert in found] == [
-        "ZooKeeper is suspended",
-        "Partition web-1 is offline",
-        "The listener kafka 0.0.0.0:9092 is insecure",
-        "Limit reached: descriptors of network 0",
-        "The disk is nearly full",
-        "A process has died: network",
-    ]
-    assert found[1]["why"] == "damaged at 4711"
-    assert all(alert["todo"] for alert in found)
+def test_a_snapshot_has_the_rows_the_coordinator_would_send(server: Server) -> None:
+    """Topics and partitions are read from shared memory and files; a partition that is trimmed counts what is left."""
+    with contextlib.closing(Cluster(server.state["listeners"]["local"])) as cluster:
+        cluster.admin("create_topic", {"name": "trimmed", "partitions": 1})
+        with Producer(server.state["listeners"]["local"]) as producer:
+            offsets = [producer.send("trimmed", b"x" * 100).result(20).offset for _ in range(5)]
+        cluster.admin("delete_records", {"name": "trimmed", "partition": 0, "offset": offsets[2]})
+        look = Look(server.data_dir, 0, time.monotonic, time.time)
+
+        def agrees() -> bool:
+            asked = {topic["name"]: topic for topic in cluster.admin("topics", {})}
+            snapshot = look.take([])
+            assert snapshot.topics.keys() == asked.keys()
+            for name, topic in asked.items():
+                assert snapshot.topics[name]["own"] == topic["own"]
+                if list(snapshot.partitions[name].values()) != topic["partitions"]:
+                    return False
+            return snapshot.partitions["trimmed"]["0"]["messages"] == 3
+
+        wait_for(agrees, "the same rows from both")
+        look.close()
 
 
 def test_the_page_can_be_installed_without_a_build() -> None:
     """Every file that the page names is one of it."""
-    page = Path(alerts_of.__code__.co_filename).parent / "page"
+    page = Path(host_of.__code__.co_filename).parent / "page"
     for file in page.iterdir():
         for name in re.findall(r"""(?:href|src)="([\w.]+)"|from "\./([\w.]+)\"""", file.read_text()):
             assert (page / (name[0] or name[1])).exists(), f"{file.name}: {name}"

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "extras", "kafka_settings"},
-    {"names", "addresses", "machine_limits", "partition_states", "reserve"},
+    {"names", "addresses", "machine_limits", "partition_states", "reserve", "units"},
     {"config_keys", "disk_settings", "security"},
     {"config", "catalog"},
     {"records", "retention"},
@@ -31,7 +31,8 @@ LAYERS = [  # a module may import from its own package and from lower layers
     {"broker", "zookeeper", "groups", "status", "health"},
     {"kafka_apis", "data_directory"},
     {"processes", "client"},
-    {"console", "metrics", "spark"},
+    {"metrics", "spark"},
+    {"console"},
     {"bench"},
     {"cli"},
     {"__main__"},

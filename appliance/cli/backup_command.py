@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .. import units
 from . import output
 from .target import Data, Json, data_dir
 
@@ -48,7 +49,7 @@ def backup(
             }
         )
         return
-    sizes = f"{output.size(made.linked_bytes)} linked, {output.size(made.copied_bytes)} copied"
+    sizes = f"{units.size(made.linked_bytes)} linked, {units.size(made.copied_bytes)} copied"
     output.say(f"{made.path}: {made.partitions} partitions, {sizes}")
     if made.left_out:
         output.remark(f"{made.left_out} partitions were deleted meanwhile, and are not in it")

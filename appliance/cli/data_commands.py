@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
 
 import typer
 
+from .. import units
 from ..errors import ApplianceError, MessageTooLarge, Unavailable
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
@@ -134,7 +135,7 @@ def _summarize(topic: str, sending: _Sending, seconds: float, *, as_json: bool) 
         output.print_json(summary)
     else:
         rate = sending.count / max(seconds, 1e-9)
-        output.remark(f"{sending.count:,} messages, {output.size(sending.size)}, {rate:,.0f} messages/s")
+        output.remark(f"{sending.count:,} messages, {units.size(sending.size)}, {rate:,.0f} messages/s")
 
 
 class _Sending:
@@ -253,7 +254,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[list[bytes]]:
             count += len(lines)
             yield lines
         if len(rest) > LINE_BYTES_MAX:
-            raise MessageTooLarge(f"{name}: line {count + 1} is longer than {output.size(LINE_BYTES_MAX)}")
+            raise MessageTooLarge(f"{name}: line {count + 1} is longer than {units.size(LINE_BYTES_MAX)}")
     if rest:
         yield [rest]
 

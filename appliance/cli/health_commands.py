@@ -25,7 +25,7 @@ def health(
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing; the exit status says it.")] = False,
 ) -> None:
-    """Say whether all is well: 0 yes, 75 something passes or needs room, 74 a partition is offline.
+    """Say whether all is well: 0 yes, 75 something passes or needs room, 74 a log is damaged.
 
     Needs no free worker and no ZooKeeper with [b]--data[/b].  Each thing that is wrong is one line.
 
@@ -37,23 +37,21 @@ def health(
 
         appliance health -q --connect logs.example.net:9091 || echo look at it
     """
-    from .. import health as judge
+    from ..health.findings import Seen, exit_status, seen_in, wrong
 
-    seen = _seen(data, connect)
-    found = judge.findings(seen, states_of(seen)) if seen else judge.findings(None, {})
-    status = judge.exit_status(found)
+    status_seen = _seen(data, connect)
+    found = wrong(seen_in(status_seen) if status_seen else Seen(None))
+    status = exit_status(found)
     if as_json:
-        rows = [{"exit_status": one.exit_status, "stops_all": one.stops_all, "text": one.text} for one in found]
+        rows = [
+            {**one.as_json(), "exit_status": one.exit_status, "stops_all": one.condition.stops_all, "text": one.text}
+            for one in found
+        ]
         output.print_json({"healthy": status == 0, "exit_status": status, "findings": rows})
     elif not quiet:
         for line in [one.text for one in found] or ["all is well"]:
             output.say(output.safe(line))
     raise typer.Exit(status)
-
-
-def states_of(seen: dict[str, Any]) -> dict[str, str]:
-    """The state of each partition of a status, by name."""
-    return {f"{row['topic']}-{row['partition']}": row["state"] for row in seen["partitions"]}
 
 
 def _seen(data: Path | None, connect: str | None) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import units
 from ..errors import AlreadyRunning, NoDirectory
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
@@ -229,7 +230,7 @@ def repair(
     damaged = [one for one in directories(partitions, data) if not tools.verify(one).sound]
     planned = {one: repaired(one, cut=cut, dry_run=True) for one in damaged if cut or dry_run}
     if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
-        lost = [f"{one.name}: {output.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
+        lost = [f"{one.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
         confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
     rows = []
     for one in damaged:

@@ -20,6 +20,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import units
+
 Row = Mapping[str, Any]
 
 WIDE_COLUMNS = 80
@@ -155,29 +157,12 @@ def human(column: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return field(value)
     if column in ("bytes", "lag_bytes", "bytes_per_s"):
-        return size(int(value))
+        return units.size(int(value))
     if column == "cpu":
         return f"{value:.0%}"
     if column in ("offset", "end", "start", "messages", "repeats", "lag_messages", "messages_per_s", "change_per_s"):
         return f"{value:,}"
     return str(value)
-
-
-def size(count: int) -> str:
-    """Bytes with a binary unit: ``1.5 GiB``."""
-    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount /= 1024
-        units.pop(0)
-    return f"{count} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
-
-
-def duration(seconds: float) -> str:
-    """A time span with one unit: ``90 s``, ``5 min``, ``3 h``, ``2 d``."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def clear() -> None:

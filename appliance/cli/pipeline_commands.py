@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import extras
+from .. import extras, units
 from ..errors import ConfigFault
 from . import output, target
 from .target import Connect, Data, Json
@@ -60,7 +60,7 @@ def run(
         return
     seconds = max(result.seconds, 1e-9)
     output.remark(
-        f"{result.rows:,} rows, {output.size(result.bytes)} in {result.batches} micro-batches, {result.seconds:.1f} s: "
+        f"{result.rows:,} rows, {units.size(result.bytes)} in {result.batches} micro-batches, {result.seconds:.1f} s: "
         f"{result.rows / seconds:,.0f} rows/s, {result.bytes / seconds / 1e6:.1f} MB/s"
     )
     show_summary(result.summary, result.remark)
@@ -233,7 +233,7 @@ def watching(name: str) -> Iterator[Callable[[Progress], None]]:
             rows += progress.rows
             line.update(
                 f"{name}: {rows:,} rows, now {progress.rows_per_s:,.0f} rows/s, {progress.bytes_per_s / 1e6:.1f} MB/s, "
-                f"lag {output.size(progress.lag_bytes)}"
+                f"lag {units.size(progress.lag_bytes)}"
             )
 
         yield show

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import extras
+from .. import extras, units
 from ..config import KEYS, Config, load
 from ..errors import BadValue
-from ..health import exit_status, findings
+from ..health.findings import exit_status, seen_in, wrong
 from ..processes.clock import wall_s
 from . import ending, output
-from .health_commands import states_of
 from .target import Connect, Data, Json, cluster, data_dir
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def status(
         if meter.reads and not as_json:
             meter.measure(RATES_S)
         seen = _show_status(directory, connect, meter, as_json)
-        raise typer.Exit(exit_status(findings(seen, states_of(seen))))
+        raise typer.Exit(exit_status(wrong(seen_in(seen))))
     with ending.in_order():
         while True:
             if sys.stdout.isatty():
@@ -199,10 +198,10 @@ def _print_status(seen: dict[str, Any], rates: dict[str, float]) -> None:
     if seen["started"]:
         head.insert(1, ("version", f"{seen['version']}, up {duration(wall_s() - seen['started'])}"))
     if rates:
-        sizes = (f"{output.size(int(rates[name]))}/s {what}" for name, what in _RATES_BYTES)
+        sizes = (f"{units.size(int(rates[name]))}/s {what}" for name, what in _RATES_BYTES)
         numbers = (f"{rates[name]:.0f}/s {what}" for name, what in _RATES)
         head.append(("rates", ", ".join([*sizes, *numbers])))
-    for one in findings(seen, states_of(seen)):
+    for one in wrong(seen_in(seen)):
         head.append(("WRONG", one.text))
     if waiting := seen["reload"]["needs_restart"]:
         changes = ", ".join(f"{key}: {was} -> {now}" for key, was, now in waiting)
@@ -252,10 +251,10 @@ _RATES = (("messages", "messages"), ("requests", "requests"), ("errors", "errors
 
 def duration(seconds: float) -> str:
     """A time for people: "3 d 4 h", "5 min 6 s"."""
-    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    lengths = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     left = int(seconds)
     words: list[str] = []
-    for name, size in units:
+    for name, size in lengths:
         count, left = divmod(left, size)
         if count or (name == "s" and not words):
             words.append(f"{count} {name}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import units
 from ..errors import UnknownPartition
 from ..wire.requests import EARLIEST, LATEST
 from . import output
@@ -171,7 +172,7 @@ def trim(
         rows = _trimmed(asked, name, spec, partitions)
         if not dry_run:
             if any(row["bytes"] for row in rows):
-                lost = [f"{name}-{row['partition']}: {output.size(row['bytes'])}" for row in rows if row["bytes"]]
+                lost = [f"{name}-{row['partition']}: {units.size(row['bytes'])}" for row in rows if row["bytes"]]
                 confirm(lost, f"Delete the messages of {name} before {before}?", yes=yes)
             for row in rows:
                 at = {"name": name, "partition": row["partition"], "offset": row["before"]}
@@ -216,7 +217,7 @@ def delete(
         if dry_run:
             output.print_rows(rows, COLUMNS, as_json=as_json)
             return
-        lost = [f"{row['name']}: {row['messages']:,} messages, {output.size(row['bytes'])}" for row in rows]
+        lost = [f"{row['name']}: {row['messages']:,} messages, {units.size(row['bytes'])}" for row in rows]
         confirm(lost, f"Delete {how_many(len(rows), 'topic')}?", yes=yes)
         for row in rows:
             asked.admin("delete_topic", {"name": row["name"]})

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .. import units
 from ..addresses import parse_listeners
 from ..errors import ApplianceError, DiskFull, StorageFault
 from ..security.configuration import is_loopback
@@ -125,4 +126,4 @@ def _free(address: str, data: str) -> str:
     """The free space of the disk, if it is on this host."""
     if not is_loopback(parse_listeners("native", address)[0]) or not Path(data).is_dir():
         return ""
-    return f": {output.size(shutil.disk_usage(data).free)} free"
+    return f": {units.size(shutil.disk_usage(data).free)} free"

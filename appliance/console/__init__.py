@@ -2,8 +2,8 @@
 
 Reading order::
 
-    alerts            what is wrong, from the appliance's state; pure
     message_search    looks for messages, in bounded steps with a cursor
+    topic_rows        topics and partitions, from the catalog and shared memory
     observer          polls the state of the appliance while a page is open, at a limited cost
     live_events       sends what has changed to each page (server-sent events)
     console_sessions  logins: passwords, cookies, rate limits

@@ -69,5 +69,5 @@ def make_console(config: Config, data_dir: Path, address: str, audit: Audit) -> 
         *(listener, config.security, data_dir / security_file.FILE_NAME), sessions, Attempts(clock), audit
     )
     visitors.login_first = not is_loopback(listener)
-    observer = Observer(Look(data_dir, config.disk.free_bytes_min, clock, wall_s), time.thread_time)
+    observer = Observer(Look(data_dir, config.broker.id, clock, wall_s), time.thread_time)
     return Console(data_dir, observer, visitors, clock, f"appliance_console_{address.rpartition(':')[2]}")

@@ -9,15 +9,15 @@ The processor time of a poll's thread is measured; all of it, most of which the 
 as much.  Each poll asks for the lag of at most GROUPS_MAX groups, those that a page shows first, then those that were
 asked for the longest time ago.
 
-A poll runs in a thread.  What cannot be asked now (ZooKeeper is away, the coordinator restarts) keeps its last value,
-and ``troubles`` says why.
+A poll runs in a thread.  It reads shared memory and files (:mod:`appliance.metrics.readings`); only groups, and
+partitions of other brokers, are asked for.  What cannot be asked for now (ZooKeeper is away, the coordinator restarts)
+keeps its last value, and an alert says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +25,12 @@ from typing import Any, Final, NamedTuple
 
 from .. import __version__
 from ..client.cluster_client import Cluster
-from ..errors import ApplianceError, BrokerAway, ConfigFault
-from ..status import read_state
-from .alerts import CRITICAL, Alert, alerts_of
+from ..errors import ApplianceError, BrokerAway
+from ..health.findings import Disk, Seen, judge
+from ..metrics.disk_forecast import DiskForecast
+from ..metrics.readings import Reader, Readings
+from ..status import NOTHING, read_state
+from .topic_rows import TopicRows
 
 INTERVAL_S: Final = 2.0
 INTERVAL_S_MIN: Final = 0.5
@@ -39,6 +42,9 @@ COST_FACTOR: Final = 6
 GROUPS_MAX: Final = 25
 REQUEST_MS_MAX: Final = 5_000
 
+ALERTS_MAX: Final = 100
+
+Alert = dict[str, str]
 Row = dict[str, Any]
 
 
@@ -67,14 +73,14 @@ class Totals(NamedTuple):
 class Look:
     """Makes snapshots.  One thread at a time."""
 
-    def __init__(
-        self, data_dir: Path, free_bytes_min: int, clock: Callable[[], float], wall_s: Callable[[], float]
-    ) -> None:
-        self._data_dir, self._free_bytes_min = data_dir, free_bytes_min
+    def __init__(self, data_dir: Path, broker_id: int, clock: Callable[[], float], wall_s: Callable[[], float]) -> None:
+        self._data_dir = data_dir
         self._clock, self._wall_s = clock, wall_s
+        self._reader = Reader(data_dir)
+        self._rows = TopicRows(data_dir, broker_id, self._reader, lambda names: self._admin("topics", names=names))
+        self._forecast = DiskForecast()
         self._cluster: Cluster | None = None
         self._number = 0
-        self._topics: list[Row] = []
         self._groups: dict[str, Row] = {}
         self._details: dict[str, Row] = {}
         self._asked: dict[str, int] = {}
@@ -87,54 +93,53 @@ class Look:
             self._cluster = None
 
     def take(self, focus: Collection[str]) -> Snapshot:
-        """Poll now.  ``focus``: the groups that pages show."""
+        """Poll now.  ``focus``: the groups that pages show.
+
+        Raises:
+            StorageFault: the catalog cannot be read.
+        """
         self._number += 1
-        state = self._read_state()
-        troubles: list[Alert] = []
-        asks: list[tuple[str, Callable[[], None]]] = [("topics", self._ask_topics)]
+        readings = self._reader.read()
+        self._forecast.note(readings.at_s, readings.room)
+        state = NOTHING | {"state": "stopped"} | dict(readings.state or {})
+        unknown = []
+        asks: list[Callable[[], None]] = [self._rows.ask_others]
         if state["zookeeper"].get("state", "off") != "off":
-            asks.append(("groups", lambda: self._ask_groups(focus)))
-        for what, ask in asks:
+            asks.append(lambda: self._ask_groups(focus))
+        for ask in asks:
             try:
                 ask()
             except ApplianceError as error:
-                troubles.append(
-                    {
-                        "level": CRITICAL,
-                        "what": f"The {what} are not known now",
-                        "why": str(error),
-                        "todo": "Shown are the last known ones.",
-                    }
-                )
-        rates = {topic["name"]: self._rate(topic) for topic in self._topics}
+                unknown.append(f"{error}; shown are the last known ones")
+        rows = self._rows.make(readings)
+        rates = {topic["name"]: self._rate(topic) for topic in rows}
         self._totals = {name: totals for name, (totals, _) in rates.items()}
-        topics = {topic["name"]: _topic_row(topic, rates[topic["name"]][1]) for topic in self._topics}
-        alerts = troubles + alerts_of(state, self._topics, self._free_bytes_min, self._wall_s())
-        partitions = {
-            topic["name"]: {
-                str(row["partition"]): row | _reason(state, topic["name"], row) for row in topic["partitions"]
-            }
-            for topic in self._topics
-        }
+        topics = {topic["name"]: _topic_row(topic, rates[topic["name"]][1]) for topic in rows}
         return Snapshot(
             self._number,
             round(self._wall_s() * 1000),
-            _appliance_row(state, topics),
-            *(alerts, topics, partitions, dict(self._groups), dict(self._details)),
+            _appliance_row(state, readings, topics),
+            self._alerts(readings, unknown),
+            topics,
+            {topic["name"]: {str(row["partition"]): row for row in topic["partitions"]} for topic in rows},
+            dict(self._groups),
+            dict(self._details),
         )
 
-    def _read_state(self) -> Row:
-        try:
-            state = read_state(self._data_dir)
-        except ConfigFault as error:
-            raise BrokerAway(str(error)) from None
-        disk = os.statvfs(self._data_dir)
-        sizes = {"total": disk.f_blocks * disk.f_frsize, "free": disk.f_bavail * disk.f_frsize}
-        defaults: Row = {
-            **{"state": "stopped", "listeners": {}, "zookeeper": {}, "offline": {}},
-            **{"insecure": [], "refused": [], "limits": [], "processes": []},
-        }
-        return defaults | (state or {}) | {"disk": sizes}
+    def _alerts(self, readings: Readings, unknown: list[str]) -> list[Alert]:
+        """What is wrong, the worst first."""
+        room = readings.room
+        full_s = self._forecast.seconds_until_full(readings.at_s, room)
+        seen = Seen(
+            readings.state,
+            readings.states,
+            now_s=self._wall_s(),
+            disk=Disk(room.size, room.free, full_s=full_s),
+            groups=list(self._details.values()),
+            unknown=unknown[0] if unknown else "",
+            arenas={name: (row["arena_used_bytes"], row["arena_bytes"]) for name, row in readings.gauges.items()},
+        )
+        return [finding.as_json() for finding in judge(seen)[:ALERTS_MAX]]
 
     def _admin(self, verb: str, **arguments: Any) -> Any:
         """Raises ApplianceError."""
@@ -142,9 +147,6 @@ class Look:
             address = own_address(self._data_dir)
             self._cluster = Cluster(address, client_name="appliance-console", request_timeout_ms=REQUEST_MS_MAX)
         return self._cluster.admin(verb, arguments)
-
-    def _ask_topics(self) -> None:
-        self._topics = self._admin("topics")
 
     def _ask_groups(self, focus: Collection[str]) -> None:
         rows = {row["group"]: row for row in self._admin("groups")}
@@ -221,20 +223,14 @@ def _sum(rows: list[Row], name: str) -> float | None:
     return sum(known) if known else None
 
 
-def _reason(state: Row, topic: str, row: Row) -> Row:
-    reason = state["offline"].get(f"{topic}-{row['partition']}")
-    return {"state": "offline", "reason": reason} if reason else {}
-
-
-def _appliance_row(state: Row, topics: Mapping[str, Row]) -> Row:
-    supervisor = next((row for row in state["processes"] if row["role"] == "supervisor"), None)
+def _appliance_row(state: Mapping[str, Any], readings: Readings, topics: Mapping[str, Row]) -> Row:
     return {
         "state": state["state"],
         "version": __version__,
-        "started": supervisor["started"] if supervisor else None,
+        "started": state["started"],
         "listeners": state["listeners"],
         "zookeeper": state["zookeeper"].get("state", "off"),
-        "disk": state["disk"],
+        "disk": {"total": readings.room.size, "free": readings.room.free},
         "processes": Counter(row["role"] for row in state["processes"]),
         "bytes_per_s": _total(topics, "bytes_per_s"),
         "messages_per_s": _total(topics, "messages_per_s"),

@@ -14,8 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..health import findings
-from ..partition_states import STATE_NAMES
+from ..health.findings import Seen, wrong
 from ..processes.clock import now_ms
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import read_state
@@ -91,9 +90,8 @@ class Pages:
     def ready(self) -> Page:
         """Ready: clients are served; what is wrong all the same is in the body."""
         readings = self._read()
-        states = {f"{key.topic}-{key.partition}": STATE_NAMES[row.state] for key, row in readings.partitions.items()}
-        found = findings(readings.state, states)
-        ready = not any(one.stops_all for one in found)
+        found = wrong(Seen(readings.state, readings.states))
+        ready = not any(one.condition.stops_all for one in found)
         return text(
             200 if ready else 503,
             "".join(f"{line}\n" for line in ("ready" * ready, *(one.text for one in found)) if line),

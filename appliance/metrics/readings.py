@@ -22,17 +22,28 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..errors import WriterGone
+from ..health.findings import partitions_of
 from ..names import TopicPartition
-from ..partition_states import STATE_NAMES
+from ..partition_states import DAMAGED, DISK_FULL, OFFLINE, ONLINE, STATE_NAMES
 from ..processes.clock import wall_s
 from ..shared import memory
 from ..shared.counters import API_NAMES, BUCKETS, LISTENERS, PageCounts, RequestCounts, read_page
-from ..shared.table import SegmentTable, TableCounts
+from ..shared.table import COUNTER_NAMES, SegmentTable, TableCounts
 from ..status import read_state
 from ..wire.requests import Produce
 from .disk_forecast import Room
 
 NO_REQUESTS: Final = RequestCounts((0,) * BUCKETS, 0, 0, 0)
+NO_COUNTS: Final = TableCounts(
+    *(0, 0, 0, 0, ONLINE, 0),
+    counters=dict.fromkeys(COUNTER_NAMES, 0),
+    parts=0,
+    flush_times=(0,) * BUCKETS,
+    flush_ns=0,
+    handed_over={},
+    fetched_bytes=0,
+    fetched_parts=0,
+)
 
 
 class TopicReading(NamedTuple):
@@ -91,6 +102,12 @@ class Readings(NamedTuple):
         return {topic: _together(rows) for topic, rows in by_topic.items()}
 
     @property
+    def states(self) -> dict[str, tuple[str, str]]:
+        """State and reason of each partition, by name, also of those that have no table."""
+        states = {f"{key.topic}-{key.partition}": STATE_NAMES[row.state] for key, row in self.partitions.items()}
+        return partitions_of(self.state, states)
+
+    @property
     def totals(self) -> Totals:
         rows = self.partitions.values()
         return Totals(
@@ -115,6 +132,35 @@ def _numbers(row: TableCounts) -> tuple[int, ...]:
 def _together(rows: Sequence[TableCounts]) -> TopicReading:
     states = Counter([STATE_NAMES[row.state] for row in rows])
     return TopicReading(len(rows), states, *map(sum, zip(*map(_numbers, rows), strict=True)))
+
+
+def of_status(status: Mapping[str, Any], at_s: float) -> Readings:
+    """What a whole status (:func:`appliance.status.collect`) has of a reading, for an appliance of another host.
+
+    Counters that only shared memory has, and the sizes of the disk, are 0.
+    """
+    reasons: dict[str, dict[str, Any]] = {"offline": {}, DAMAGED: {}, "full": {}}
+    partitions = {}
+    for row in status["partitions"]:
+        name, state = f"{row['topic']}-{row['partition']}", row["state"]
+        if state == STATE_NAMES[OFFLINE]:
+            reasons["offline"][name] = row.get("reason", "")
+        elif state == DAMAGED:
+            reasons[DAMAGED][name] = [list(one.values()) for one in row["damaged"]]
+        elif state == STATE_NAMES[DISK_FULL]:
+            reasons["full"][name] = row.get("reason", "")
+        partitions[TopicPartition(row["topic"], row["partition"])] = NO_COUNTS._replace(
+            base=row["start"],
+            start=row["start"],
+            high_watermark=row["end"],
+            log_end=row["end"],
+            state=STATE_NAMES.index(state) if state in STATE_NAMES else ONLINE,
+            records=row["messages"] or 0,
+        )
+    known = None if status["pid"] is None else {**status, **reasons}
+    limits = status["disk"]
+    room = Room(0, 0, 0, limits.get("bytes_max", 0), limits.get("free_bytes_min", 0))
+    return Readings(at_s, known, partitions, {}, dict.fromkeys(LISTENERS, (0, 0)), {}, NO_REQUESTS, room)
 
 
 class Mapped:
@@ -149,6 +195,7 @@ class Reader:
         self._mapped = Mapped()
         self._tables: dict[str, tuple[TopicPartition, SegmentTable]] = {}
         """By name of the shared memory, as mapped."""
+        self._by_key: dict[TopicPartition, SegmentTable] = {}
 
     def read(self) -> Readings:
         """Read once; some 10 microseconds for each partition.
@@ -178,9 +225,14 @@ class Reader:
             self._room(state, partitions),
         )
 
+    def table(self, key: TopicPartition) -> SegmentTable | None:
+        """The table of a partition that the last reading has found."""
+        return self._by_key.get(key)
+
     def tables(self) -> dict[TopicPartition, SegmentTable]:
         """The tables of the partitions that the last reading has found."""
-        return dict(self._map(read_state(self._data_dir), ()))
+        self._map(read_state(self._data_dir), ())
+        return self._by_key
 
     def _map(self, state: Mapping[str, Any] | None, pages: Iterable[str]) -> list[tuple[TopicPartition, SegmentTable]]:
         """Map pages and the tables of all partitions, unmap others; return the tables."""
@@ -192,6 +244,7 @@ class Reader:
             for name, shown in tables.items()
             if shown in self._mapped
         }
+        self._by_key = dict(self._tables.values())
         return list(self._tables.values())
 
     def _room(self, state: Mapping[str, Any] | None, partitions: Mapping[TopicPartition, TableCounts]) -> Room:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ... import units
 from .. import output
 from .ledger import Account, Partition
 from .log_sources import Plan
@@ -114,9 +115,7 @@ def show(results: Results, as_json: bool) -> None:
     output.print_rows(results.partitions(), columns, title="Every line, per partition")
     shares = [{**row, "share": f"{row['share']:.0%}"} for row in results.consumers()]
     output.print_rows(shares, ["consumer", "messages", "share"], title="Read by, repeats included")
-    output.say(
-        f"{len(files)} files, {results.lines:,} lines, {output.size(results.size)}" + _aside(results.plan.remark)
-    )
+    output.say(f"{len(files)} files, {results.lines:,} lines, {units.size(results.size)}" + _aside(results.plan.remark))
     move = results.move
     output.say(
         f"{move.seconds:.1f} s in and out, a death and its discovery included: "

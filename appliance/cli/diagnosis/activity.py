@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .samples import Sample, busy, rate
+from ...partition_states import ONLINE, STATE_NAMES
+from .samples import Sample, busy, rate, seconds_between
 
 
 def activity(before: Sample, now: Sample) -> dict[str, Any]:
@@ -15,45 +16,46 @@ def activity(before: Sample, now: Sample) -> dict[str, Any]:
      "groups": [{"group", "members", "lag_messages", "lag_seconds", "change_per_s"}],     the latest first
      "processes": [{"role", "pid", "cpu", "restarts", "topic"?, "partition"?}]}           the busiest first
     """
-    seconds = max(now.at_s - before.at_s, 1e-3)
-    topics = _topics(before, now, seconds)
-    speed = rate(before, now)
-    free = now.disk[1] if now.disk is not None else None
-    connections = [row["connections"] for row in now.status["processes"] if "connections" in row]
+    topics = _topics(before, now)
+    speed, room = rate(before, now), now.readings.room
+    connections = [row["connections"] for row in now.state["processes"] if "connections" in row]
     return {
-        "state": now.status["state"],
-        "zookeeper": now.status["zookeeper"]["state"],
+        "state": now.state["state"],
+        "zookeeper": now.state["zookeeper"].get("state", "off"),
         "bytes_per_s": round(speed),
         "messages_per_s": sum(row["messages_per_s"] for row in topics),
-        "disk_free": free,
-        "disk_full_s": round(free / speed) if free is not None and speed >= 1 else None,
+        "disk_free": room.free if room.size else None,
+        "disk_full_s": round(room.left / speed) if room.size and speed >= 1 else None,
         "connections": sum(connections),
         "topics": topics,
-        "groups": _groups(before, now, seconds),
+        "groups": _groups(before, now),
         "processes": _processes(before, now),
     }
 
 
-def _topics(before: Sample, now: Sample, seconds: float) -> list[dict[str, Any]]:
-    counted = {(row["topic"], row["partition"]): row["messages"] for row in before.status["partitions"]}
+def _topics(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    seconds = seconds_between(before, now)
     rows: dict[str, dict[str, Any]] = {}
-    for row in now.status["partitions"]:
-        name = row["topic"]
-        sums = rows.setdefault(
-            name, {"topic": name, "messages_per_s": 0, "bytes_per_s": 0, "bytes": 0, "not_online": 0}
+    for name, (state, _) in now.readings.states.items():
+        topic = name.rpartition("-")[0]
+        row = rows.setdefault(
+            topic, {"topic": topic, "messages_per_s": 0, "bytes_per_s": 0, "bytes": 0, "not_online": 0}
         )
-        sums["bytes"] += row["bytes"]
-        sums["not_online"] += row["state"] != "online"
-        earlier = counted.get((name, row["partition"]))
-        if earlier is not None and row["messages"] is not None:
-            sums["messages_per_s"] += max(0, row["messages"] - earlier) / seconds
-    for name, sums in rows.items():
-        sums["messages_per_s"] = round(sums["messages_per_s"])
-        sums["bytes_per_s"] = round(rate(before, now, name))
+        row["not_online"] += state != STATE_NAMES[ONLINE]
+    earlier = before.readings.partitions
+    for key, counts in now.readings.partitions.items():
+        row = rows[key.topic]
+        row["bytes"] += counts.high_watermark - counts.start
+        if key in earlier:
+            row["messages_per_s"] += max(0, counts.records - earlier[key].records) / seconds
+            row["bytes_per_s"] += max(0, counts.high_watermark - earlier[key].high_watermark) / seconds
+    for row in rows.values():
+        row |= {name: round(row[name]) for name in ("messages_per_s", "bytes_per_s")}
     return sorted(rows.values(), key=lambda row: (-row["bytes_per_s"], -row["bytes"], row["topic"]))
 
 
-def _groups(before: Sample, now: Sample, seconds: float) -> list[dict[str, Any]]:
+def _groups(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    seconds = seconds_between(before, now)
     earlier = {group["group"]: _lag(group) for group in before.groups}
     rows = []
     for group in now.groups:
@@ -73,7 +75,7 @@ def _lag(group: dict[str, Any]) -> int:
 def _processes(before: Sample, now: Sample) -> list[dict[str, Any]]:
     shares = busy(before, now)
     rows = []
-    for row in now.status["processes"]:
+    for row in now.state["processes"]:
         kept = {name: row[name] for name in ("role", "topic", "partition", "pid", "restarts") if name in row}
         rows.append(kept | {"cpu": round(shares[row["pid"]], 3) if row["pid"] in shares else None})
     return sorted(rows, key=lambda row: (-(row["cpu"] or 0), row["role"]))

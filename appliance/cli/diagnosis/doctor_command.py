@@ -17,13 +17,13 @@ PAGE: Final = "systemd/README.md"
 def doctor(
     data: Data = None,
     connect: Connect = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only what is wrong, no warnings.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only what has an exit status.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say what is wrong with an appliance now, why, what to do, and where it is explained.
 
-    Looks twice, half a second apart.  Exit status: 74 when a log is damaged, 75 when something else is wrong, 0 when
-    there are warnings at most.
+    Looks twice, half a second apart.  "critical" is what does not work now, "warning" what may not work soon.  Exit
+    status: 74 when a log is damaged, 75 when something passes or needs room, 0 otherwise; as appliance health.
 
     [b]Examples[/b]
 
@@ -33,28 +33,28 @@ def doctor(
     """
     if data is not None and connect is not None:
         raise typer.BadParameter("--data and --connect: give one of them")
-    from .findings import WRONG, judge
-    from .samples import take
+    from ...health.findings import exit_status, judge
+    from .samples import Sampler, seen
 
-    directory = None if connect else data_dir(data)
-    before = take(directory, connect, with_groups=False)
+    sampler = Sampler(None if connect else data_dir(data), connect)
+    before = sampler.take(with_groups=False)
     threading.Event().wait(BETWEEN_S)
-    found = judge(before, take(directory, connect))
+    found = judge(seen(before, sampler.take()))
     if quiet:
-        found = [finding for finding in found if finding.level == WRONG]
+        found = [finding for finding in found if finding.exit_status]
     if as_json:
-        output.print_json([{**finding._asdict(), "page": f"{PAGE}#{finding.page}"} for finding in found])
+        rows = [{**finding.as_json(), "exit_status": finding.exit_status} for finding in found]
+        output.print_json([{**row, "page": f"{PAGE}#{row['page']}"} for row in rows])
     else:
         for finding in found:
-            output.say(f"{finding.level}: {finding.what}")
-            for name, text in (("why", finding.why), ("do", finding.do), ("page", f"{PAGE}#{finding.page}")):
+            output.say(f"{finding.condition.level}: {finding.what}")
+            for name, text in (("why", finding.why), ("do", finding.todo), ("page", f"{PAGE}#{finding.page}")):
                 if text:
                     output.say(f"  {name:4} {text}")
         if not found:
             output.say("nothing is wrong")
-    worst = [finding.status for finding in found if finding.level == WRONG]
-    if worst:
-        raise typer.Exit(min(worst))
+    if status := exit_status(found):
+        raise typer.Exit(status)
 
 
 def register(app: typer.Typer) -> None:

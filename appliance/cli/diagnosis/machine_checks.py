@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ... import units
 from ...addresses import parse_addresses, parse_listeners
 from ...config import Config
 from ...errors import ApplianceError
 from ...shared.table import TABLE_BYTES
-from .. import output
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -80,9 +80,9 @@ def _memory(config: Config, directory: Path) -> Row:
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
     needed = MEMORY_WARN + config.zookeeper.nodes * LOCAL_NODE_BYTES
-    found = f"{output.size(available)} available"
+    found = f"{units.size(available)} available"
     if available < needed:
-        return Row("memory", WARNING, found, f"{output.size(needed)} are better; zookeeper.nodes=1 needs less")
+        return Row("memory", WARNING, found, f"{units.size(needed)} are better; zookeeper.nodes=1 needs less")
     return Row("memory", OK, found)
 
 
@@ -94,7 +94,7 @@ def _shared_memory(config: Config, directory: Path) -> Row:
     workers = config.network.workers or os.cpu_count() or 1
     arenas = workers * config.network.arena_bytes
     topics = max(0, free - arenas) // TABLE_BYTES
-    found = f"{output.size(free)} free: {workers} arenas and {topics:,} partitions"
+    found = f"{units.size(free)} free: {workers} arenas and {topics:,} partitions"
     if topics < 100:
         return Row("/dev/shm", WRONG, found, "enlarge it (docker: --shm-size), or lower network.arena_bytes")
     if topics < config.topics.partitions_max:
@@ -128,10 +128,10 @@ def _existing(directory: Path) -> Path:
 
 def _room(config: Config, directory: Path) -> Row:
     usage = shutil.disk_usage(_existing(directory))
-    found = f"{output.size(usage.free)} of {output.size(usage.total)} free at {_existing(directory)}"
+    found = f"{units.size(usage.free)} of {units.size(usage.total)} free at {_existing(directory)}"
     least = config.disk.free_bytes_min
     if usage.free < least:
-        return Row("disk", WRONG, found, f"disk.free_bytes_min keeps {output.size(least)} free")
+        return Row("disk", WRONG, found, f"disk.free_bytes_min keeps {units.size(least)} free")
     if usage.free < 10 * least:
         return Row("disk", WARNING, found, "little room for logs: see retention.bytes")
     return Row("disk", OK, found)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ... import units
 from .. import ending, output
 from ..target import Connect, Data, Json, data_dir
 
@@ -42,18 +43,19 @@ def top(
     if data is not None and connect is not None:
         raise typer.BadParameter("--data and --connect: give one of them")
     from .activity import activity
-    from .samples import take
+    from .samples import Sampler
 
     directory = None if connect else data_dir(data)
     live = sys.stdout.isatty() and not as_json
     left = count or (None if live else 1)
     ended = threading.Event()
     with ending.in_order(), _typed("q", ended) if live else contextlib.nullcontext():
-        before = take(directory, connect)
+        sampler = Sampler(directory, connect)
+        before = sampler.take()
         while left is None or left > 0:
             if ended.wait(interval):
                 return
-            now = take(directory, connect)
+            now = sampler.take()
             seen = activity(before, now)
             before, left = now, None if left is None else left - 1
             if as_json:
@@ -71,10 +73,10 @@ def _print(seen: dict[str, Any]) -> None:
         "state": seen["state"],
         "zookeeper": seen["zookeeper"],
         "messages/s": f"{seen['messages_per_s']:,}",
-        "bytes/s": output.size(seen["bytes_per_s"]),
+        "bytes/s": units.size(seen["bytes_per_s"]),
         "connections": f"{seen['connections']:,}",
-        "disk free": "-" if seen["disk_free"] is None else output.size(seen["disk_free"]),
-        "disk full in": "-" if full is None else output.duration(full),
+        "disk free": "-" if seen["disk_free"] is None else units.size(seen["disk_free"]),
+        "disk full in": "-" if full is None else units.duration(full),
     }
     output.say("  ".join(f"{name} {value}" for name, value in head.items()))
     tables = (

@@ -111,7 +111,7 @@ class ChildEvents:
                 self._workers.on_limits(child.key, rows)
                 self._on_change()
             case ["full", reason]:
-                self._writers.on_full(child, reason)
+                self._hosted.on_full(child.key, reason)
                 self._on_change()
             case ["offline", reason]:
                 self._writers.on_offline(child, reason)
@@ -206,6 +206,7 @@ class ChildEvents:
             case "coordinator":
                 self._coordinator.on_end(child)
             case "writer":
+                self._hosted.on_full(child.key, "")
                 self._writers.on_end(child)
             case "opener":
                 if outcomes := self._opening.on_opener_end(child):

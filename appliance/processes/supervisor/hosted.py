@@ -43,6 +43,11 @@ class Hosted(dict[TopicPartition, HostedPartition]):
         """The partitions that have a table, and its name."""
         return [(partition, row.table) for partition, row in self.items() if row.table]
 
+    def on_full(self, partition: TopicPartition, reason: str) -> None:
+        """Note that the disk has no room for a log; "" when it has room again, or its writer has ended."""
+        if partition in self:
+            self[partition].full = reason
+
     def is_writable(self, partition: TopicPartition) -> bool:
         """Whether a writer can be started for it."""
         row = self.get(partition)

@@ -11,7 +11,7 @@ import msgspec
 
 from ... import __version__
 from ...disk_settings import Disk
-from ...health import status_line
+from ...health.findings import status_line
 from ...machine_limits import ADVICE, measure
 from ..clock import now_ms, wall_s
 from .actions import Actions

@@ -132,11 +132,6 @@ class Writers:
         self._start.refuse(child.key, reason, limit)
         self._on_opening_over(child)
 
-    def on_full(self, child: Child, reason: str) -> None:
-        """Note that the disk has no room for the log; ``reason`` is "" when it has room again."""
-        if child.key in self._hosted:
-            self._hosted[child.key].full = reason
-
     def on_offline(self, child: Child, reason: str) -> None:
         """Note that the log cannot be trusted: the writer ends, and none is started until the appliance restarts."""
         child.stopping = True
@@ -154,7 +149,6 @@ class Writers:
     def on_end(self, child: Child) -> None:
         partition: TopicPartition = child.key
         del self._by_partition[partition]
-        self.on_full(child, "")
         self._on_opening_over(child)
         if self._children.stopping or not self._hosted.is_writable(partition):
             return
