@@ -11,6 +11,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
                    "local": "unix:/var/lib/appliance/native.sock"},
      "insecure": ["kafka 10.0.0.1:9092"],         open to other hosts without TLS and authentication
      "zookeeper": {"connect": "…", "state": "connected"},
+     "tls": {"error", "files": [{"key", "file", "expires"}]},   certificates; error: why newer files are not used
      "processes": [{"role", "pid", "started", "restarts", "partition"?, "topic"?}],
      "refused": [{"action", "waiting", "since", "attempts", "reason"}],   what the machine refuses now
      "restarts": {"network": 1}, "hangs": {"writer": 1},      by role; hangs: those that were killed because they hung
@@ -47,6 +48,7 @@ LOCK_FILE = "lock"
 NOTHING: dict[str, Any] = {
     "listeners": {},
     "insecure": [],
+    "tls": {"error": "", "files": []},
     "disk": {},
     "reload": {"count": 0, "error": "", "changed": [], "needs_restart": []},
     "restarts": {},

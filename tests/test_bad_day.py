@@ -140,6 +140,18 @@ def test_the_doctor_names_the_cause(ill: Server, symptom: str) -> None:
     assert re.sub(r"[\d,]+ ", "", said).split(":")[0] in re.sub(r"[\d,]+ ", "", row_of(symptom)), "the page has it"
 
 
+def test_a_key_that_others_can_read_is_named(ill: Server) -> None:
+    key = ill.data_dir.with_name("server.key")
+    key.chmod(0o644)
+    wait_for(lambda: ill.state["tls"]["error"], "the supervisor to look at the files")
+    out = doctor(ill)
+    key.chmod(0o600)
+    assert "warning: new files of tls.* cannot be used" in out and "server.key" in out
+    wait_for(lambda: not ill.state["tls"]["error"], "the files to be taken again")
+    named = {row["key"]: row["expires"] - time.time() for row in ill.state["tls"]["files"]}
+    assert named.keys() == {"tls.certificate", "tls.ca"} and all(left_s > 300 * 86_400 for left_s in named.values())
+
+
 def test_a_damaged_log_is_named_with_its_place(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         at = ("--data", str(server.data_dir))

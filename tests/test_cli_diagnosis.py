@@ -193,6 +193,16 @@ def test_check_says_what_a_start_would_lack(tmp_path: Path, monkeypatch: pytest.
     assert run("check", "--set", "network.worker=1").status == 78
 
 
+@pytest.mark.parametrize("version, state", [("1.8.0_302", "wrong"), ("11.0.2", "ok"), ("21", "ok")])
+def test_a_java_that_is_too_old_is_wrong(tmp_path: Path, version: str, state: str) -> None:
+    java = tmp_path / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2022-04-19' >&2\n")
+    java.chmod(0o755)
+    found = {row.check: row for row in machine_checks.run_checks(load(None, [f"zookeeper.java={java}"]), tmp_path)}
+    assert found["java"].state == state, found["java"]
+    assert state == "ok" or ("Java 8" in found["java"].found and "Java 11 or newer" in found["java"].advice)
+
+
 def test_a_kernel_that_is_too_old_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("platform.release", lambda: "5.2.0-generic")
     rows = {row.check: row for row in machine_checks.run_checks(load(None, ["zookeeper.nodes=0"]), tmp_path)}

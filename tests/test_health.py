@@ -14,15 +14,20 @@ from appliance.health.findings import NAMED_MAX, Seen, exit_status, judge, parti
 from appliance.partition_states import STATE_NAMES
 
 SYSTEMD = Path(__file__).parent.parent / "systemd"
+PROCESS: dict[str, Any] = {"pid": 1, "started": 0.0, "restarts": 0}
 WELL: dict[str, Any] = {
     **{"state": "serving", "offline": {}, "limits": [], "refused": [], "insecure": []},
     "zookeeper": {"state": "connected"},
-    "processes": [{"role": "supervisor", "pid": 1}, {"role": "network", "pid": 2}, {"role": "coordinator", "pid": 3}],
+    "processes": [PROCESS | {"role": role} for role in ("supervisor", "network", "coordinator")],
 }
 LIMIT = {"limit": "descriptors", "process": "", "advice": "raise it"}
 REFUSED = {"action": "start writers", "reason": "out of memory"}
 DAMAGE = {"t-1": [[5, 9, "0.log", 5, "CRC32C"]]}
 FULL = "/data/t-1/0.log: No space left on device, 0 bytes are free"
+
+
+NOW_S = 1_000_000.0
+DAY_S = 86_400
 
 
 def seen(state: dict[str, Any] | None, states: dict[str, str]) -> Seen:
@@ -32,7 +37,7 @@ def seen(state: dict[str, Any] | None, states: dict[str, str]) -> Seen:
 def test_all_is_well() -> None:
     assert judge(seen(WELL, {"t-0": "online"})) == []
     assert exit_status([]) == 0
-    assert status_line(WELL, 7) == "serving 7 partitions"
+    assert status_line(WELL, 7, NOW_S) == "serving 7 partitions"
 
 
 @pytest.mark.parametrize(
@@ -41,8 +46,14 @@ def test_all_is_well() -> None:
         ({"state": "starting"}, {}, 75, True, "is starting"),
         ({"state": "stopping"}, {}, 75, True, "is stopping"),
         ({"state": "stopped"}, {}, 75, True, "does not run"),
-        ({"processes": [{"role": "coordinator", "pid": 1}]}, {}, 75, True, "no network worker"),
-        ({"processes": [{"role": "network", "pid": 1}]}, {}, 75, False, "coordinator"),
+        (
+            {"processes": [PROCESS | {"role": "coordinator"}]},
+            {},
+            75,
+            True,
+            "no network worker",
+        ),
+        ({"processes": [PROCESS | {"role": "network"}]}, {}, 75, False, "coordinator"),
         ({"zookeeper": {"state": "lost"}}, {}, 75, False, "ZooKeeper is lost: groups and changes of topics wait"),
         ({"limits": [LIMIT]}, {}, 75, False, "limit reached: descriptors"),
         ({"limits": [LIMIT | {"limit": "disk"}]}, {}, 75, False, "the disk is full"),
@@ -85,6 +96,21 @@ def test_a_warning_alone_has_no_exit_status() -> None:
     assert wrong(seen(WELL | {"insecure": ["kafka 0.0.0.0:9092"]}, {})) == []
 
 
+@pytest.mark.parametrize(
+    "days, name, status", [(-3, "CertificateExpired", 75), (13, "CertificateExpires", 0), (15, "", 0)]
+)
+def test_certificates_are_watched(days: int, name: str, status: int) -> None:
+    row = {"key": "tls.certificate", "file": "/a.pem", "expires": NOW_S + days * DAY_S}
+    found = judge(Seen(WELL | {"tls": {"error": "", "files": [row]}}, now_s=NOW_S))
+    assert [one.condition.name for one in found] == ([name] if name else [])
+    assert exit_status(found) == status and all("/a.pem" in one.text for one in found)
+
+
+def test_new_files_of_certificates_that_cannot_be_used() -> None:
+    (found,) = judge(Seen(WELL | {"tls": {"error": "tls.key has mode 0644", "files": []}}))
+    assert found.condition.name == "CertificateUnusable" and "0644" in found.text
+
+
 def test_many_partitions_are_counted() -> None:
     offline = {f"t-{number:02}": "offline" for number in range(NAMED_MAX + 7)}
     texts = [one.text for one in judge(seen(WELL, offline))]
@@ -96,12 +122,12 @@ def test_many_partitions_are_counted() -> None:
 
 def test_the_status_line_has_the_worst_first() -> None:
     wrong = {"zookeeper": {"state": "lost"}, "offline": {"t-1": "no segment"}, "insecure": ["kafka 0.0.0.0:1"]}
-    assert status_line(WELL | wrong, 7) == (
+    assert status_line(WELL | wrong, 7, NOW_S) == (
         "serving 7 partitions; INSECURE: kafka 0.0.0.0:1; t-1 is offline: no segment;"
         " no quorum: ZooKeeper is lost: groups and changes of topics wait"
     )
-    assert FULL in status_line(WELL | {"full": {"t-1": FULL}}, 7)
-    assert status_line(WELL | {"state": "stopping"}, 7) == "stopping"
+    assert FULL in status_line(WELL | {"full": {"t-1": FULL}}, 7, NOW_S)
+    assert status_line(WELL | {"state": "stopping"}, 7, NOW_S) == "stopping"
 
 
 # ---- the list

@@ -30,6 +30,7 @@ STATE: dict[str, Any] = {
     "limits": [{"limit": "disk"}],
     "refused": [{"action": "start writers", "waiting": 3}],
     "refusals": {"throttled": 4},
+    "tls": {"error": "bad mode", "files": [{"key": "tls.certificate", "file": "/a.pem", "expires": 7.0}]},
     "damaged": {"web-1-0": [[100, 150, "0.log", 100, "CRC32C"], [200, 210, "0.log", 200, "CRC32C"]]},
 }
 ROOM = Room(size=1000, free=600, logs=300, cap=500, reserve=100)
@@ -84,6 +85,8 @@ def test_numbers_arrive_under_their_names() -> None:
     assert found["appliance_partitions"][(("state", "offline"),)] == 1
     assert found["appliance_zookeeper_state"][(("state", "connected"),)] == 1
     assert found["appliance_disk_seconds_until_full"][()] == 3_600
+    assert found["appliance_certificate_expiry_timestamp_seconds"] == {(("file", "/a.pem"),): 7.0}
+    assert found["appliance_certificates_unusable"] == {(): 1}
 
 
 def test_topics_are_bounded_and_nothing_is_lost() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
-from ..processes.clock import now_ms
+from ..processes.clock import now_ms, wall_s
 from . import output
 from .target import Connect, Data, Json, cluster, data_dir
 
@@ -40,7 +40,7 @@ def health(
     from ..health.findings import Seen, exit_status, seen_in, wrong
 
     status_seen = _seen(data, connect)
-    found = wrong(seen_in(status_seen) if status_seen else Seen(None))
+    found = wrong(seen_in(status_seen, wall_s()) if status_seen else Seen(None))
     status = exit_status(found)
     if as_json:
         rows = [

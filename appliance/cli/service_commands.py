@@ -133,7 +133,7 @@ def status(
         if meter.reads and not as_json:
             meter.measure(RATES_S)
         seen = _show_status(directory, connect, meter, as_json)
-        raise typer.Exit(exit_status(wrong(seen_in(seen))))
+        raise typer.Exit(exit_status(wrong(seen_in(seen, wall_s()))))
     with ending.in_order():
         while True:
             if sys.stdout.isatty():
@@ -201,7 +201,7 @@ def _print_status(seen: dict[str, Any], rates: dict[str, float]) -> None:
         sizes = (f"{units.size(int(rates[name]))}/s {what}" for name, what in _RATES_BYTES)
         numbers = (f"{rates[name]:.0f}/s {what}" for name, what in _RATES)
         head.append(("rates", ", ".join([*sizes, *numbers])))
-    for one in wrong(seen_in(seen)):
+    for one in wrong(seen_in(seen, wall_s())):
         head.append(("WRONG", one.text))
     if waiting := seen["reload"]["needs_restart"]:
         changes = ", ".join(f"{key}: {was} -> {now}" for key, was, now in waiting)

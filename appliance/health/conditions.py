@@ -11,7 +11,7 @@ exit status   meaning
 ============  ======================================================================================
 0             everything is served
 75            something passes or waits for room: not running, starting, stopping, ZooKeeper away, a full disk, a limit
-              that is reached, a step that the machine refuses, a process that hangs
+              that is reached, a step that the machine refuses, a process that hangs, an expired certificate
 74            a partition is offline or has damaged ranges, because its files cannot be trusted: a person has to look
 ============  ======================================================================================
 
@@ -42,8 +42,11 @@ ARENA_FULL: Final = 0.9
 CONNECTIONS: Final = 500
 """So many connections from one address are a flood."""
 SLOW_FLUSH_S: Final = 1
+EXPIRES_WITHIN_S: Final = 14 * 86_400
+"""Programs that renew certificates do so earlier."""
 
 ROOM: Final = "make room, or keep less: appliance topics alter NAME --setting retention.bytes=10GiB"
+RENEW: Final = "put renewed files in the place of those of tls.*: they are taken within seconds, without a reload"
 JOURNAL: Final = "journalctl -u appliance"
 
 
@@ -206,6 +209,32 @@ INSECURE = Condition(
         "{{ $labels.instance }} is open to other hosts without TLS and authentication",
     ),
 )
+CERTIFICATE_EXPIRED = Condition(
+    *("CertificateExpired", CRITICAL, "listeners-and-tls", RENEW),
+    exit_status=NOT_NOW,
+    rule=Rule(
+        "appliance_certificate_expiry_timestamp_seconds < time()",
+        "",
+        "a certificate in {{ $labels.file }} of {{ $labels.instance }} has expired: clients cannot connect",
+    ),
+)
+CERTIFICATE_EXPIRES = Condition(
+    *("CertificateExpires", WARNING, "listeners-and-tls", RENEW),
+    rule=Rule(
+        f"0 < appliance_certificate_expiry_timestamp_seconds - time() < {EXPIRES_WITHIN_S}",
+        "1h",
+        "a certificate in {{ $labels.file }} of {{ $labels.instance }} expires in {{ $value | humanizeDuration }}",
+    ),
+)
+CERTIFICATE_UNUSABLE = Condition(
+    *("CertificateUnusable", WARNING, "listeners-and-tls"),
+    "mend the file; it is looked at again every two seconds, and new connections get the old certificate until then",
+    rule=Rule(
+        "appliance_certificates_unusable > 0",
+        "5m",
+        "{{ $labels.instance }} cannot use new files of tls.*: connections get the old certificate",
+    ),
+)
 REQUEST_ERRORS = Condition(
     *("RequestErrors", WARNING, "look-at-it", f"{JOURNAL}; appliance health"),
     rule=Rule(
@@ -237,5 +266,6 @@ CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING),
     *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, ZOOKEEPER_AWAY, LIMIT_REACHED, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, CLIENTS_REFUSED, FLOOD),
-    *(GROUP_LAGS, GROUPS_UNKNOWN, INSECURE, REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL, OTHERS),
+    *(GROUP_LAGS, GROUPS_UNKNOWN, INSECURE, CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE),
+    *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL, OTHERS),
 )

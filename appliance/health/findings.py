@@ -106,11 +106,11 @@ def partitions_of(state: Mapping[str, Any] | None, states: Mapping[str, str]) ->
     return found | {name: (STATE_NAMES[OFFLINE], reason) for name, reason in (state.get("offline") or {}).items()}
 
 
-def seen_in(status: Mapping[str, Any]) -> Seen:
+def seen_in(status: Mapping[str, Any], now_s: float) -> Seen:
     """What a whole status (:func:`appliance.status.collect`) says."""
     rows = status["partitions"]
     states = {f"{row['topic']}-{row['partition']}": (row["state"], row.get("reason", "")) for row in rows}
-    return Seen(status if status["pid"] is not None else None, states)
+    return Seen(status if status["pid"] is not None else None, states, now_s)
 
 
 def judge(seen: Seen) -> list[Finding]:
@@ -131,10 +131,10 @@ def exit_status(found: Iterable[Finding]) -> int:
     return min((one.exit_status for one in found if one.exit_status), default=0)
 
 
-def status_line(state: Mapping[str, Any], partitions: int) -> str:
+def status_line(state: Mapping[str, Any], partitions: int, now_s: float) -> str:
     """One line for the service manager: what is served, then what is wrong, the worst first."""
     served = f"{state['state']} {partitions} partitions" if state["state"] == "serving" else str(state["state"])
-    found = [one.text for one in wrong(Seen(state, partitions_of(state, {}))) if not one.condition.stops_all]
+    found = [one.text for one in wrong(Seen(state, partitions_of(state, {}), now_s)) if not one.condition.stops_all]
     insecure = [f"INSECURE: {', '.join(state['insecure'])}"] if state["insecure"] else []
     return "; ".join([served, *insecure, *found])
 
@@ -245,6 +245,20 @@ def _insecure(seen: Seen) -> Iterator[Finding]:
         yield _finding(of.INSECURE, "a listener has no TLS and no authentication", why)
 
 
+def _certificates(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    tls = seen.state.get("tls") or {"error": "", "files": []}
+    if tls["error"]:
+        yield _finding(of.CERTIFICATE_UNUSABLE, "new files of tls.* cannot be used", tls["error"])
+    for row in tls["files"] if seen.now_s is not None else ():
+        left_s = row["expires"] - (seen.now_s or 0)
+        where = f"{row['key']} = {row['file']}"
+        if left_s <= 0:
+            yield _finding(of.CERTIFICATE_EXPIRED, f"a certificate expired {duration(-left_s)} ago", where)
+        elif left_s < of.EXPIRES_WITHIN_S:
+            yield _finding(of.CERTIFICATE_EXPIRES, f"a certificate expires in {duration(left_s)}", where)
+
+
 def _refusals(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     if seen.refused_before is None:
@@ -326,7 +340,8 @@ def _groups(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(_state, _partitions, _limits, _disk, _zookeeper, _processes, _restarts, _refusals, _floods, _groups, _insecure),
+    *(_state, _partitions, _limits, _disk, _zookeeper, _processes, _restarts),
+    *(_refusals, _floods, _groups, _insecure, _certificates),
 )
 
 

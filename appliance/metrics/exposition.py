@@ -93,6 +93,13 @@ class Snapshot(Collector):
         about = "Listeners that other hosts reach without TLS and authentication."
         yield _gauge("insecure_listeners", about, [], [([], len(state.get("insecure", ())))])
 
+        tls = state.get("tls") or {"error": "", "files": []}
+        about = "When the first certificate of a file of tls.* expires, since 1970."
+        rows = [([row["file"]], row["expires"]) for row in tls["files"]]
+        yield _gauge("certificate_expiry_timestamp_seconds", about, ["file"], rows)
+        about = "1 while newer files of tls.* cannot be used."
+        yield _gauge("certificates_unusable", about, [], [([], bool(tls["error"]))])
+
     def _requests(self) -> Iterator[Metric]:
         rows = sorted(self._readings.requests.items())
         labels = ["listener", "api"]

@@ -90,7 +90,7 @@ class Pages:
     def ready(self) -> Page:
         """Ready: clients are served; what is wrong all the same is in the body."""
         readings = self._read()
-        found = wrong(Seen(readings.state, readings.states))
+        found = wrong(Seen(readings.state, readings.states, readings.at_s))
         ready = not any(one.condition.stops_all for one in found)
         return text(
             200 if ready else 503,

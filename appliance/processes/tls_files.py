@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import BadValue
+from ..security.certificate_dates import expires_s
 from ..security.configuration import Tls
 from ..security.secret_files import check_secret_file
 
@@ -43,6 +44,18 @@ class TlsFiles:
         self._config = config
         self._seen = self._looked = _signature(config)
         self.context = _context(config)
+
+    def expiries(self) -> list[dict[str, Any]]:
+        """The files with certificates: their keys of the configuration, and when the first of each file expires."""
+        found: list[dict[str, Any]] = []
+        for key, name in (("tls.certificate", self._config.certificate), ("tls.ca", self._config.ca)):
+            try:
+                expires = expires_s(Path(name).read_text(errors="replace")) if name else None
+            except (OSError, ValueError):  # it was replaced after it was loaded: the next look reports it
+                continue
+            if expires is not None:
+                found.append({"key": key, "file": name, "expires": expires})
+        return found
 
     def have_changed(self) -> bool:
         """Whether files are others than at the last :meth:`load`, whether that succeeded or not.

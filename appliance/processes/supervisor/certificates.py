@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
@@ -20,11 +21,15 @@ LOOK_MS: Final = 2_000
 
 
 class Certificates:
-    """``files``: what new workers start with; None while no listener has TLS."""
+    """``files``: what new workers start with; None while no listener has TLS.
 
-    def __init__(self, config: Config, actions: Actions, workers: Workers) -> None:
-        self._config, self._workers = config, workers
+    ``report`` is for state.json: the files with the dates on which they expire, and why newer ones are not used.
+    """
+
+    def __init__(self, config: Config, actions: Actions, workers: Workers, on_change: Callable[[], None]) -> None:
+        self._config, self._workers, self._on_change = config, workers, on_change
         self.files: TlsFiles | None = None
+        self.report: dict[str, Any] = {"error": "", "files": []}
         self._look = actions.define("look at the files of tls.*", lambda _: self._reload_changed())
 
     def prepare(self, needed: bool) -> None:
@@ -35,6 +40,7 @@ class Certificates:
         """
         if needed:
             self.files = TlsFiles(self._config.tls)
+            self.report = {"error": "", "files": self.files.expiries()}
             self._look.want(delay_ms=LOOK_MS)
 
     def reload(self, config: Config) -> None:
@@ -53,6 +59,10 @@ class Certificates:
             files.load(self._config.tls)
         except BadValue as error:
             logger.error("new connections get the old certificate: %s", error)
+            self.report = {**self.report, "error": str(error)}
+            self._on_change()
             return
+        self.report = {"error": "", "files": files.expiries()}
+        self._on_change()
         logger.info("certificate loaded: %s", self._config.tls.certificate)
         self._workers.send_all(["tls", msgspec.to_builtins(self._config.tls)])

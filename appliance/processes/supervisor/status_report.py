@@ -15,6 +15,7 @@ from ...health.findings import status_line
 from ...machine_limits import ADVICE, measure
 from ..clock import now_ms, wall_s
 from .actions import Actions
+from .certificates import Certificates
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
@@ -43,6 +44,7 @@ class StatusReport:
         nodes: Nodes,
         notifier: Notifier,
         reloads: Reloads,
+        certificates: Certificates,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
@@ -56,7 +58,7 @@ class StatusReport:
         self._written_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._coordinator, self._nodes = workers, coordinator, nodes
-        self._notifier = notifier
+        self._notifier, self._certificates = notifier, certificates
         self._refusals: Counter[str] = Counter()
         self._save = actions.define("write state.json", lambda _: self.write())
 
@@ -87,6 +89,7 @@ class StatusReport:
             "disk": {"bytes_max": self.disk.bytes_max, "free_bytes_min": self.disk.free_bytes_min},
             "listeners": self.listeners,
             "insecure": self.insecure,
+            "tls": self._certificates.report,
             "zookeeper": self._coordinator.zookeeper,
             "processes": self._processes(),
             "restarts": dict(self._children.restarts.totals),
@@ -102,7 +105,7 @@ class StatusReport:
             "refusals": dict(self._refusals),
         }
         self._written_ms = now_ms()
-        self._notifier.show(status_line(content, len(rows)))
+        self._notifier.show(status_line(content, len(rows), wall_s()))
         self._file.replace(msgspec.json.encode(content))
 
     def _limits(self) -> list[dict[str, Any]]:

@@ -237,7 +237,7 @@ class Supervisor:
         )
         common = (config, data_dir, self._instance, hosted, children, actions)
         self._workers = Workers(*common, on_started=lambda index: self._child_events.on_worker_started(index))
-        self._certificates = Certificates(config, actions, self._workers)
+        self._certificates = Certificates(config, actions, self._workers, self._on_change)
         self._coordinator = CoordinatorChild(*common, self._workers)
         self._opening = Opening(*common, self._workers, self._coordinator)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
@@ -260,6 +260,7 @@ class Supervisor:
             self._instance,
             *(hosted, children, actions, self._workers, self._coordinator, self._nodes, self._notifier),
             Reloads(config),
+            self._certificates,
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
