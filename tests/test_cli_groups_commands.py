@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from appliance.cli import app
+from appliance.cli.interactive_shell import completions
 from appliance.client import GroupConsumer
 
 from .command_line import run, succeeding
@@ -43,6 +45,27 @@ def test_a_group_goes_on_where_it_has_committed(grouped: Server, topic: str) -> 
     described = succeeding("groups", "describe", topic, "--json", *at).json
     assert [row["lag_messages"] for row in described["partitions"]] == [3, 1]
     assert sorted(succeeding(*reading, "--timeout", "1").out.split()) == ["a", "b", "c", "d"]
+
+
+def test_what_one_member_reads(grouped: Server, topic: str) -> None:
+    """Its id is completed, in the shell and by the scripts of bash, zsh and fish, which ask the same function."""
+    at = ("--data", str(grouped.data_dir))
+    succeeding("topics", "create", topic, "--partitions", "2", *at)
+    describe = ("groups", "describe", topic, "--member")
+    with GroupConsumer(grouped.native, topic) as consumer, GroupConsumer(grouped.native, topic) as other:
+        for one in (consumer, other):
+            one.create_message_streams({topic: 1})
+        wait_for(lambda: len(consumer.owned) == len(other.owned) == 1, "both to own a partition")
+        id = consumer.consumer_id
+        line = f"groups describe {topic} --data {grouped.data_dir} --member "
+        assert {value for value, _, _ in completions(app, line)} == {id, other.consumer_id}
+        assert [value for value, _, _ in completions(app, line + id[:-1])] == [id]
+        (part,) = consumer.owned
+        found = succeeding(*describe, id, "--json", *at).json
+        assert [row["id"] for row in found["members"]] == [id]
+        assert [(row["topic"], row["partition"]) for row in found["partitions"]] in ([part], [])
+        wrong = run(*describe, f"{id}x", *at)
+        assert wrong.status == 66 and f"did you mean {id!r}?" in wrong.err
 
 
 def test_what_is_refused(grouped: Server, topic: str) -> None:

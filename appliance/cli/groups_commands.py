@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from ..errors import InvalidRequest, UnknownGroup
 from ..wire.requests import EARLIEST, LATEST
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
-from .live_names import complete_groups, complete_topics
+from .live_names import complete_groups, complete_members, complete_topics
 from .offset_spec import parse_offset_spec, resolve
 from .target import Connect, Data, Json, cluster
 
@@ -37,15 +38,28 @@ def list_(data: Data = None, connect: Connect = None, as_json: Json = False) -> 
 
 
 @app.command()
-def describe(group: Group, data: Data = None, connect: Connect = None, as_json: Json = False) -> None:
+def describe(
+    group: Group,
+    member: Annotated[
+        str | None,
+        typer.Option("--member", metavar="ID", autocompletion=complete_members, help="Only what this member reads."),
+    ] = None,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
     """Show members, offsets and lag (messages, bytes and seconds) of a group.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
         appliance groups describe reports --data /tmp/box --json
+
+        appliance groups describe reports --member reports_web1-1763800000000-1a2b3c4d
     """
     with cluster(data, connect) as asked:
         found = asked.admin("group", {"group": group})
+    if member is not None:
+        found = _only(found, member)
     if as_json:
         output.print_json(found)
         return
@@ -61,6 +75,21 @@ def describe(group: Group, data: Data = None, connect: Connect = None, as_json: 
         ["topic", "partition", "offset", "end", "lag_messages", "lag_bytes", "lag_seconds", "owner"],
         title="Partitions",
     )
+
+
+def _only(found: dict[str, Any], member: str) -> dict[str, Any]:
+    """What belongs to one member.
+
+    Raises:
+        UnknownGroup: the group has no such member.
+    """
+    ids = [row["id"] for row in found["members"]]
+    if member not in ids:
+        near = difflib.get_close_matches(member, ids, 1)
+        hint = f": did you mean {near[0]!r}?" if near else f": `appliance groups describe {found['group']}` shows them"
+        raise UnknownGroup(f"group {found['group']!r} has no member {member!r}{hint}")
+    members = [row for row in found["members"] if row["id"] == member]
+    return {**found, "members": members, "partitions": [row for row in found["partitions"] if row["owner"] == member]}
 
 
 def _standing(found: dict[str, Any]) -> str:

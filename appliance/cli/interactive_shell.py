@@ -31,7 +31,7 @@ HISTORY: Final = "appliance/history"
 
 
 def shell(data: Data = None, connect: Connect = None) -> None:
-    """Type commands with history and completion: names of topics, groups, users and settings, as they are now.
+    """Type commands with history and completion: names of topics, groups, members, users and settings.
 
     Commands are those of `appliance`, without that word.  Tab completes, the arrow up brings back, Ctrl-R searches,
     Ctrl-D leaves.  The history is in $XDG_STATE_HOME/appliance.

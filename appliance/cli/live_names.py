@@ -1,4 +1,4 @@
-"""Asks the appliance for the names of topics, groups and users, to complete a word and to correct one.
+"""Asks the appliance for the names of topics, groups, members and users, to complete a word and to correct one.
 
 Completion reports no error: when the appliance does not answer within :data:`ANSWER_MS`, no names are offered.  Names
 with characters that a terminal or a shell would interpret are not offered either (:data:`OFFERED`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,12 @@ def complete_groups(context: typer.Context, incomplete: str) -> list[str]:
     return _live(context, "groups", incomplete)
 
 
+def complete_members(context: typer.Context, incomplete: str) -> list[str]:
+    """Ids of the members of the group that the line names already."""
+    group = context.params.get("group")
+    return _offered(context, incomplete, lambda cluster: members_of(cluster, group)) if group else []
+
+
 def complete_users(context: typer.Context, incomplete: str) -> list[str]:
     return _live(context, "users", incomplete)
 
@@ -44,6 +51,10 @@ def complete_setting_names(incomplete: str) -> list[str]:
 
 
 def _live(context: typer.Context, verb: str, incomplete: str) -> list[str]:
+    return _offered(context, incomplete, lambda cluster: _names(cluster, verb))
+
+
+def _offered(context: typer.Context, incomplete: str, ask: Callable[[Cluster], list[str]]) -> list[str]:
     from ..client.cluster_client import Cluster
 
     given = context.params
@@ -54,7 +65,7 @@ def _live(context: typer.Context, verb: str, incomplete: str) -> list[str]:
             listener, client_name="appliance-cli", connect_timeout_ms=ANSWER_MS, request_timeout_ms=ANSWER_MS
         )
         try:
-            found = _names(cluster, verb)
+            found = ask(cluster)
         finally:
             cluster.close()
     except (ApplianceError, OSError, typer.BadParameter):
@@ -67,6 +78,10 @@ def _names(cluster: Cluster, verb: str) -> list[str]:
         return sorted(cluster.refresh(None).topics)
     rows: list[dict[str, Any]] = cluster.admin(verb, {})
     return sorted(row[_VERBS[verb]] for row in rows)
+
+
+def members_of(cluster: Cluster, group: str) -> list[str]:
+    return sorted(row["id"] for row in cluster.admin("group", {"group": group})["members"])
 
 
 def did_you_mean(cluster: Cluster, verb: str, message: str) -> str:
