@@ -37,8 +37,11 @@ def complete_groups(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_members(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of the members of the group that the line names already."""
-    group = context.params.get("group")
+    """Ids of the members of the group that the line names already.
+
+    While the value of an option is missing, the words before it are not arguments yet: they are in ``context.args``.
+    """
+    group = context.params.get("group") or next(iter(context.args), "")
     return _offered(context, incomplete, lambda cluster: members_of(cluster, group)) if group else []
 
 
