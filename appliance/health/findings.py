@@ -168,8 +168,8 @@ def _state(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     state, roles = seen.state["state"], {row["role"] for row in seen.state["processes"]}
     if state != "serving":
-        why = {"starting": "its logs are opened, or ZooKeeper is not there yet", "stopping": "somebody has stopped it"}
-        yield _finding(of.NOT_SERVING, f"the appliance is {state}", why.get(state, ""))
+        whys = {"starting": "its logs are opened, or ZooKeeper is not there yet", "stopping": "somebody has stopped it"}
+        yield _finding(of.NOT_SERVING, f"the appliance is {state}", whys.get(state, ""))
         return
     if "network" not in roles:
         yield _finding(of.NOT_SERVING, "no network worker runs", "clients are not answered")
