@@ -52,7 +52,7 @@ class StatusReport:
         self.reloads = reloads
         self.insecure: list[str] = []
         """Listeners that other hosts reach without TLS and authentication."""
-        self._pid, self._started_s = os.getpid(), wall_s()
+        self._started_s = wall_s()
         self._data_dir = data_dir
         self._file = StateFile(data_dir / "state.json")
         self._written_ms = 0
@@ -81,7 +81,7 @@ class StatusReport:
         """Raises OSError: the disk is full."""
         rows = self._hosted.items()
         content = {
-            "pid": self._pid,
+            "pid": os.getpid(),
             "instance": self._instance,
             "state": self.state,
             "version": __version__,
@@ -118,7 +118,7 @@ class StatusReport:
 
     def _processes(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
-            {"role": "supervisor", "pid": self._pid, "started": self._started_s, "restarts": 0}
+            {"role": "supervisor", "pid": os.getpid(), "started": self._started_s, "restarts": 0}
         ]
         for child in self._children:
             row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
