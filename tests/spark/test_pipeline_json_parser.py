@@ -55,6 +55,11 @@ def test_a_bad_field_makes_a_dead_letter_when_asked_for() -> None:
     assert found.matched.to_pylist() == [False, True] and nulled(found) == {"app: ms is not of its type (float)": [1]}
 
 
+def test_whole_numbers_that_no_double_has() -> None:
+    found = parse("app", '{"ms": 9007199254740993}', '{"ms": 1}', own=JSON)
+    assert found.columns["ms"].to_pylist() == [9007199254740992.0, 1.0] and not nulled(found)
+
+
 def test_what_is_no_object_is_not_matched() -> None:
     bad = parse("app", "{", "[]", None, "null", '{"a":' * 20_000, own=JSON)
     assert bad.reasons is not None and not any(bad.matched.to_pylist())

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from appliance.errors import BadValue
-from appliance.spark.pipeline.compaction import compact, compactable
-from appliance.spark.pipeline.output_files import OutputFiles
+from appliance.spark.pipeline.compaction import compact, compactable, write_together
+from appliance.spark.pipeline.output_files import OutputFiles, with_dictionaries
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import owner_of
 
@@ -24,6 +25,24 @@ from .pipelines import settings as pipeline_of
 from .test_pipeline_pipeline_sink import micro_batch, records
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+def test_only_columns_that_repeat_get_dictionaries(tmp_path: Path) -> None:
+    made = parse({"pipeline": {"name": "p"}, "source": [{"topics": ["t"], "parsers": ["plain"]}],
+                  "output": {"path": "out"}}, tmp_path)  # fmt: skip
+    few, many = [number % 7 for number in range(9000)], list(range(9000))
+    rows = pa.table(
+        {"few": few, "many": many, "none": pa.nulls(9000, pa.string()), "ends": [number // 8000 for number in many]}
+    )
+    files = OutputFiles(made.output)
+    _, footer = files.write_table("one", rows)
+    assert with_dictionaries(footer) == ["few", "none", "ends"]
+    assert files.open_table("one").read().equals(rows)
+    _, footer = write_together(files, ["one", "one"], "two", made.output)
+    assert with_dictionaries(footer) == ["few", "none", "ends"]
+    assert files.open_table("two").read().equals(pa.concat_tables([rows, rows]))
+    _, footer = files.write_table("empty", rows.slice(0, 0))
+    assert footer.num_rows == 0
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import ConfigFault
-from .output_files import OutputFiles
+from .output_files import OutputFiles, with_dictionaries
 from .settings import Output
 
 FILES_MIN: Final = 16
@@ -115,7 +115,11 @@ def write_together(
     """
     schema = pa.unify_schemas([files.open_table(path).schema_arrow for path in paths], promote_options="permissive")
     waiting: list[pa.Table] = []
-    with files.create(target) as file, pq.ParquetWriter(file, schema, compression=settings.compression) as writer:
+    chosen = {
+        "compression": settings.compression,
+        "use_dictionary": with_dictionaries(files.open_table(paths[0]).metadata),
+    }
+    with files.create(target) as file, pq.ParquetWriter(file, schema, **chosen) as writer:
         for path in paths:
             for batch in files.open_table(path).iter_batches(GROUP_ROWS):
                 waiting.append(_with_columns(pa.Table.from_batches([batch]), schema))

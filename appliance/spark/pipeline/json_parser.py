@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import MAP, TYPES, Faults, Parsed, from_values, levels, own_columns, sources, text_of
+from .columns import MAP, TYPES, Faults, Parsed, from_values, in_parts, levels, own_columns, sources, text_of
 from .settings import Column, Parser
 from .times import Times
 
@@ -76,6 +76,9 @@ class Json:
         return lambda rows: [get(row) for row in rows]
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
+        return in_parts(lines, lambda part: self._part(part, received))
+
+    def _part(self, lines: pa.Array, received: datetime) -> Parsed:
         texts = lines.to_pylist()
         values: dict[str, list[Any]] = {path: [] for path in self._getters}
         reasons: dict[int, str] = {}

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import MAP, TYPES, Faults, Parsed, from_texts, levels, own_columns, sources
+from .columns import MAP, TYPES, Faults, Parsed, from_texts, in_parts, levels, own_columns, sources
 from .settings import Parser
 from .text_slices import Lines
 from .times import Times
@@ -56,6 +56,9 @@ class Logfmt:
         self._wanted = pa.array(dict.fromkeys(wanted), pa.string())
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
+        return in_parts(lines, lambda part: self._part(part, received))
+
+    def _part(self, lines: pa.Array, received: datetime) -> Parsed:
         count = len(lines)
         pairs = split(lines)
         numbers = pc.index_in(pairs.keys, self._wanted).fill_null(-1).to_numpy()
@@ -155,7 +158,7 @@ def _odd(whole: Lines, quotes: np.ndarray) -> np.ndarray:
 
 def _split_at_once(whole: Lines, quotes: np.ndarray) -> Pairs:
     """For lines whose quotes all surround values."""
-    data, base = whole.bytes, int(whole.starts[0])
+    data = whole.bytes
     if not len(data):
         return _split_each([])
     inside = np.zeros(len(data) + 1, np.int8)
@@ -163,7 +166,7 @@ def _split_at_once(whole: Lines, quotes: np.ndarray) -> Pairs:
     # 1 from an opening quote on, up to before the closing one; the sum may overflow, its lowest bit does not.
     inside = np.cumsum(inside, dtype=np.int8) & 1
     blank = ((data == BLANK) | (data == TAB) | (data == NEWLINE)) & (inside[:-1] == 0)
-    after_gaps = (np.flatnonzero(blank[base:]) + base + 1).astype(np.int32)
+    after_gaps = (np.flatnonzero(blank) + 1).astype(np.int32)
     starts = np.sort(np.concatenate((whole.starts, after_gaps)), kind="stable")
     starts = starts[np.append(True, starts[1:] != starts[:-1])]
     owner = np.searchsorted(whole.starts, starts, side="right") - 1

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -26,6 +28,8 @@ from .settings import Output, is_url
 from .table_files import store_text
 
 LOG: Final = "_delta_log"
+SAMPLE_ROWS: Final = 4096
+"""So many rows of a file show which columns repeat."""
 
 
 class OutputFiles:
@@ -76,7 +80,7 @@ class OutputFiles:
     def write_table(self, name: str, rows: pa.Table) -> tuple[int, pq.FileMetaData]:
         """Write a Parquet file, durably.  Returns its size in bytes, and its footer."""
         with self.create(name) as file:
-            pq.write_table(rows, file, compression=self._compression)
+            pq.write_table(rows, file, compression=self._compression, use_dictionary=repetitive(rows))
         return self.closed(name)
 
     def create(self, name: str) -> Any:
@@ -97,6 +101,25 @@ class OutputFiles:
 
     def remove(self, name: str) -> None:
         self._fs.delete_file(name)
+
+
+def repetitive(rows: pa.Table) -> list[str]:
+    """The columns whose values repeat, as Parquet names them: a dictionary makes others larger, and slower to write."""
+    sample = rows.take(pa.array(np.arange(0, len(rows), 1 + len(rows) // SAMPLE_ROWS)))
+    found: list[str] = []
+    for field in sample.schema:
+        if pa.types.is_map(field.type):
+            found += (f"{field.name}.key_value.{leaf}" for leaf in ("key", "value"))
+        elif 2 * pc.count_distinct(sample.column(field.name)).as_py() <= len(sample):
+            found.append(field.name)
+    return found
+
+
+def with_dictionaries(footer: pq.FileMetaData) -> list[str]:
+    """The columns of a file that have dictionaries."""
+    group = footer.row_group(0) if footer.num_row_groups else None
+    chunks = [group.column(number) for number in range(group.num_columns)] if group is not None else []
+    return [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page]
 
 
 def _object_store(url: str, options: Mapping[str, str]) -> Any:

@@ -3,7 +3,7 @@
 RE2 extracts up to four groups in one pass.  With more it needs several times as long.  So the hot formats are first cut
 at delimiters: a search for one byte in all lines costs a nanosecond for each byte.
 
-Positions are those of bytes in the data buffer that the lines of an array share.
+Positions are those of bytes behind the start of the first line, in the data buffer that the lines share.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ class Lines:
         assert texts.type == pa.string() and len(texts)
         _, offsets, data = texts.buffers()
         bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        first, end = int(bounds[0]), int(bounds[-1])
+        if first:
+            bounds = bounds - np.int32(first)
         self.starts: Positions = bounds[:-1]
         self.stops: Positions = bounds[1:]
-        self._first = int(bounds[0])
-        self._data = pa.py_buffer(b"") if data is None else data
-        self.bytes = np.frombuffer(self._data, np.uint8)[: int(bounds[-1])]
+        self._data = pa.py_buffer(b"") if data is None else data.slice(first, end - first)
+        self.bytes = np.frombuffer(self._data, np.uint8)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def find(self, byte: int) -> Positions:
         """All positions of a byte, in order."""
-        return (np.flatnonzero(self.bytes[self._first :] == byte) + self._first).astype(np.int32)
+        return np.flatnonzero(self.bytes == byte).astype(np.int32)
 
     def first_at(self, found: Positions) -> tuple[Positions, Positions]:
         """For each line the index of its first one of ``found``, and how many it has."""
