@@ -1,7 +1,8 @@
 """Compares passwords of PLAIN with verifiers in a thread, since that takes milliseconds.
 
 PBKDF2 runs without Python's lock, so the worker's loop goes on meanwhile.  One thread does one password at a time;
-``WAITING_MAX`` may wait, about a third of a second with the most iterations that a verifier may have.
+``WAITING_MAX`` may wait, about a third of a second with the most iterations that a verifier may have.  The thread is
+NICENESS nicer than the loop: who tries passwords, which needs no login, does not take half of a core from all others.
 
 A password that was right is remembered as long as its verifier, as an HMAC with a key that only this process has.  So
 a client that connects again and again costs microseconds, also while others try passwords.  Wrong ones are never
@@ -10,6 +11,7 @@ remembered: each costs its sender a turn in the queue.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import threading
@@ -20,6 +22,8 @@ from typing import Any, Final
 from ...security.login_exchange import PlainCheck
 
 WAITING_MAX: Final = 64
+NICENESS: Final = 10
+"""A tenth of the loop's share of a busy core, by the weights of Linux."""
 REMEMBERED_MAX: Final = 4096
 KEY_BYTES: Final = 32
 
@@ -72,6 +76,9 @@ class PlainChecks:
         return hmac.digest(self._key, check.verifier.salt + check.password, "sha256")
 
     def _run(self) -> None:
+        thread = threading.get_native_id()
+        with contextlib.suppress(PermissionError):  # a container may forbid it
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
         while True:
             self._wanted.acquire()
             check, token = self._waiting.popleft()
