@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+import appliance
 from appliance.errors import BadValue
 from appliance.security.secret_files import (
     SECRET_BYTES_MAX,
@@ -19,6 +21,9 @@ from appliance.security.secret_files import (
     read_secret_file,
     write_secret_file,
 )
+from appliance.wire.requests import Login
+
+PACKAGE = Path(appliance.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +98,23 @@ def test_a_file_without_a_password(tmp_path: Path, content: bytes) -> None:
     write_secret_file(tmp_path / "p", content)
     with pytest.raises(BadValue, match=r"--password-file = .*password|first line"):
         read_password(tmp_path / "p", "--password-file")
+
+
+SECRET_FIELDS = {"password", "secret"}
+
+
+def test_no_text_of_a_value_shows_a_secret() -> None:
+    """Fields with a secret are left out of the text that a trace or a log would show."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            own_text = any(isinstance(each, ast.FunctionDef) and each.name == "__repr__" for each in node.body)
+            for each in node.body:
+                if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) in SECRET_FIELDS:
+                    found.add(node.name)
+                    hidden = each.value is not None and ast.unparse(each.value) == "field(repr=False)"
+                    assert hidden or own_text, f"{path.name}: the text of {node.name} shows {ast.unparse(each.target)}"
+    assert {"Identity", "Login", "SecurityState", "Tree"} <= found
+    assert "the token" not in repr(Login(None, "PLAIN", b"the token"))

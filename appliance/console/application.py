@@ -78,6 +78,9 @@ class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str
     password: str
 
+    def __repr__(self) -> str:
+        return f"<Login of {self.user!r}>"
+
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     body = msgspec.json.encode(value)

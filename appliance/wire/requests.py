@@ -9,7 +9,7 @@ codec needs to encode the reply, such as correlation id and API version.  Only t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 EARLIEST = -2
@@ -128,13 +128,16 @@ class Forwarded:
 
 @dataclass(slots=True)
 class Login:
-    """A message of a login: the choice of a mechanism, a message of its exchange, or both (None: not in this one)."""
+    """A message of a login: the choice of a mechanism, a message of its exchange, or both (None: not in this one).
+
+    Its text does not show the message, which may be a password.
+    """
 
     overlap: ClassVar[str] = ""
     api: ClassVar[int] = 36
     context: Any
     mechanism: str | None
-    message: bytes | None
+    message: bytes | None = field(repr=False)
 
 
 @dataclass(slots=True)

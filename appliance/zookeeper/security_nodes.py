@@ -90,6 +90,9 @@ class Tree(NamedTuple):
     revised: bool
     """Whether anything was ever stored."""
 
+    def __repr__(self) -> str:
+        return f"<Tree, {len(self.nodes)} nodes>"
+
 
 def encode_name(name: str) -> str:
     return (
