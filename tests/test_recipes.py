@@ -23,6 +23,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 
+from appliance.client import Admin
+from appliance.errors import TopicNotPermitted
+from appliance.wire import native
+
 from .certificates import SCRIPT
 from .clients.adapters import java
 from .clients.test_shippers import OMKAFKA, RSYSLOG, running
@@ -261,6 +265,26 @@ def test_a_client_without_a_certificate_is_refused(mtls: Recipe, protocol: str) 
     before = sum(mtls.server.state["refusals"].values())
     assert_refused(mtls, {"security.protocol": protocol, "ssl.ca.location": f"{mtls.place}/shipper/ca.pem"})
     wait_for(lambda: sum(mtls.server.state["refusals"].values()) > before, "it is counted")
+
+
+def test_access_rules(tmp_path: Path) -> None:
+    """Method: the commands of the page as root, who may; then a client without a login, who may nothing."""
+    recipe = Recipe("Access rules and quotas", tmp_path)
+    recipe.server.settings["kafka.listen"] = "127.0.0.1:0"
+    try:
+        recipe.set_up()
+        with Peer(recipe.server.native) as peer:
+            assert peer.call([native.ADMIN, 1, "create_topic", {"name": "web-access"}])[0][1] == TopicNotPermitted.code
+        with Admin(recipe.server.state["listeners"]["local"]) as admin:
+            given = {(rule["principal"], rule["operation"], rule["name"]) for rule in admin._ask("acls")}
+    finally:
+        recipe.server.__exit__(None, None, None)
+    assert given == {
+        ("User:shipper", "Write", "web-"),
+        ("User:shipper", "Create", "web-"),
+        ("User:reports", "Read", "web-access"),
+        ("User:reports", "Read", "reports"),
+    }
 
 
 def test_the_default_is_refused_on_other_addresses(tmp_path: Path) -> None:
