@@ -33,8 +33,8 @@ lint: setup
 
 bench: setup
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --editable '.[bench]'
-	@$(BIN)/appliance bench --peer all --results perf/results $(ARGS)
-	@$(BIN)/python perf/_page.py
+	@trap : INT TERM; $(BIN)/appliance bench --peer all --results perf/results $(ARGS); status=$$?; \
+		$(BIN)/python perf/_page.py && exit $$status  # what was measured is on the page, also after Ctrl-C
 
 bench-smoke: setup  # without pipeline.py, whose smallest size takes a minute and runs what tests/spark runs
 	@echo "== appliance bench --smoke"; $(BIN)/appliance bench --smoke

@@ -13,6 +13,7 @@ from appliance.bench.kafka_clients import Run
 from appliance.bench.measures import Limit, Result, load, ratios
 from appliance.bench.questions import sizes
 from appliance.bench.stamps import Wrong
+from appliance.cli import bench_command
 
 LIMITS = [Limit("loopback sendfile", 1e9, "B/s"), Limit("fdatasync 4 KiB p50", 0.2, "ms")]
 
@@ -91,6 +92,24 @@ def test_workloads_that_are_not_wanted_do_not_run(tmp_path: Path, told: list[str
     assert turns == [] and result.measures == []
 
 
+def test_figures_of_any_quantity_are_compared(tmp_path: Path, told: list[str]) -> None:
+    harness = Harness("idle_costs", "Idle", Options(tmp_path, rounds=2), [], told.append)
+    starts = {"appliance": iter([0.2, 0.4]), "Kafka 4.1": iter([2.0, 2.0])}
+    sides = [Counting("appliance", [], []), Counting("Kafka 4.1", [], []), Counting("absent", [], [])]
+
+    def once(side: Counting) -> dict[str, float]:
+        if side.name == "absent":
+            return {}
+        return {"start_s": next(starts[side.name]), "memory_bytes": 5e6 if side.name == "appliance" else 4e8}
+
+    harness.figures("little to do", sides, once)
+    result = harness.finish()
+    assert result_tables.columns(result) == ("workload", "side", "start", "memory", "ratio")
+    ours, theirs = result_tables.rows(result)
+    assert (ours["start"], ours["memory"], theirs["memory"]) == ("0.3 s", "5 MB", "400 MB")
+    assert ours["ratio"] == "start 0.15 (0.10-0.20), memory 0.01" and theirs["ratio"] == ""
+
+
 class Stoppable:
     def __init__(self, directory: Path, stopped: list[str]) -> None:
         self.directory, self._stopped = directory, stopped
@@ -129,3 +148,31 @@ def test_workloads_that_were_measured_are_a_result_whatever_ends_the_question(
         runner.run(["sizes"], Options(tmp_path, rounds=1), told.append, found.append)
     assert [each.question for each in found] == ["limits", "sizes"]
     assert found[1].workloads == ["consume"] and "stopped before its end" in found[1].notices[0]
+
+
+def test_a_question_without_a_figure_replaces_no_result(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(harness: Harness) -> None:
+        raise Missing("Java: apt-get install default-jre-headless")
+
+    monkeypatch.setattr(limits, "measure", lambda *_: LIMITS)
+    monkeypatch.setattr(sizes, "run", absent)
+    found: list[Result] = []
+    runner.run(["sizes"], Options(tmp_path, rounds=1), told.append, found.append)
+    assert [each.question for each in found] == ["limits"]
+    assert any("apt-get install default-jre-headless" in line for line in told)
+
+
+def test_the_estimate_is_what_it_took_before(tmp_path: Path, told: list[str]) -> None:
+    result, _ = measured(tmp_path, told, rounds=2)
+    result.took_s = 100.0
+    options = Options(tmp_path, rounds=3)
+    typical = runner.estimate_s(["sizes"], options, {})
+    assert typical == runner.LIMITS_S + 3 * sizes.ROUND_S
+    both = runner.estimate_s(["kafka_rows", "sizes"], options, {"kafka_rows": result})
+    assert both == typical + 150
+
+
+def test_the_help_names_every_question() -> None:
+    assert all(question in (bench_command.bench.__doc__ or "") for question in runner.QUESTIONS)

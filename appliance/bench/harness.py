@@ -17,7 +17,7 @@ import datetime
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,20 +33,29 @@ SMOKE_SCALE = 200
 COUNT_MIN = 200
 
 
-class Side(Protocol):
-    """What takes turns in a workload: a broker with its client."""
+class Named(Protocol):
+    """What takes turns."""
 
     @property
     def name(self) -> str: ...
+
+
+class Side(Named, Protocol):
+    """What takes turns in a workload that has a rate: a broker with its client."""
+
     def cpu_s(self) -> float: ...
 
 
+N = TypeVar("N", bound=Named)
 S = TypeVar("S", bound=Side)
 
 
 @dataclass(frozen=True)
 class Options:
-    """``directory``: where brokers keep their data.  ``only``: workloads whose name contains it.  ``peers``: names."""
+    """``directory``: where brokers keep their data.  ``only``: workloads whose name contains it.  ``peers``: names.
+
+    ``large``: also the sizes that take long, or tens of gigabytes.
+    """
 
     directory: Path
     rounds: int = 3
@@ -54,6 +63,7 @@ class Options:
     only: str = ""
     client: str = "c"
     peers: frozenset[str] = frozenset()
+    large: bool = False
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -121,7 +131,7 @@ class Harness:
                 running.append(broker)
             yield running
 
-    def turns(self, sides: Sequence[S]) -> Iterator[S]:
+    def turns(self, sides: Sequence[N]) -> Iterator[N]:
         """Yields the sides in turn, round by round, with all dirty pages written before each."""
         for number in range(self.result.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
@@ -155,6 +165,18 @@ class Harness:
             self.add(workload, name, "rate", rates[name], limit, bytes_each, checks[name])
             self.add(workload, name, "cpu", cpus[name])
             self.add(workload, name, "client", clients[name])
+
+    def figures(self, workload: str, sides: Sequence[N], once: Callable[[N], Mapping[str, float]]) -> None:
+        """``once`` measures one side: the values of some :data:`~.quantities.QUANTITIES`; none if it cannot."""
+        if not self.wanted(workload):
+            return
+        found: dict[str, dict[str, list[float]]] = {side.name: {} for side in sides}
+        for side in self.turns(sides):
+            for what, value in once(side).items():
+                found[side.name].setdefault(what, []).append(value)
+        for name, values in found.items():
+            for what in values:
+                self.add(workload, name, what, values[what])
 
     def add(
         self, workload: str, side: str, what: str, values: list[float],

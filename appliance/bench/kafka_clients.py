@@ -15,7 +15,7 @@ from .. import extras
 from .compiling import Missing, fetch_client, kafka_client
 from .stamps import Wrong
 
-RUN_S_MAX = 300
+RUN_S_MAX, MESSAGES_PER_S_MIN = 300, 50_000
 LARGE = {"linger.ms": "5", "batch.size": "1000000", "batch.num.messages": "10000"}
 FIFTY = {"linger.ms": "5", "batch.num.messages": "50"}
 ONE = {"linger.ms": "0", "batch.num.messages": "1", "max.in.flight.requests.per.connection": "5"}
@@ -41,6 +41,10 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def rate(self) -> float:
         return self.count / self.seconds
+
+    @property
+    def delays(self) -> dict[str, float]:
+        return {"p50_ms": self.p50_ms, "p99_ms": self.p99_ms, "p999_ms": self.p999_ms, "max_ms": self.max_ms}
 
 
 class KafkaClient:
@@ -72,13 +76,13 @@ class KafkaClient:
 
 
 def outcome(program: subprocess.Popen[str], count: int) -> Run:
-    """Wait for a client.
+    """Wait for a client, at most RUN_S_MAX and what ``count`` messages take at MESSAGES_PER_S_MIN.
 
     Raises:
         Wrong: it failed, or did not handle ``count`` messages.
     """
     try:
-        said, why = program.communicate(timeout=RUN_S_MAX)
+        said, why = program.communicate(timeout=RUN_S_MAX + count / MESSAGES_PER_S_MIN)
     except subprocess.TimeoutExpired:
         program.kill()
         said, why = program.communicate()

@@ -22,8 +22,9 @@ class Limit(msgspec.Struct, frozen=True):
 class Measure(msgspec.Struct, frozen=True):
     """One quantity of one workload on one side: a value for each round.
 
-    ``what``: "rate" (messages/s), "cpu" (s of the broker per million messages), "p50" (ms), ...  ``limit`` names the
-    :class:`Limit` that bounds a rate, and ``share`` is the median's part of it.  ``check`` is the sum of what arrived.
+    ``what`` is a key of :data:`~.quantities.QUANTITIES`: "rate" (messages/s), "cpu" (s of the broker per million
+    messages), "p50_ms", ...  ``limit`` names the :class:`Limit` that bounds a rate, and ``share`` is the median's part
+    of it.  ``check`` is the sum of what arrived.
     """
 
     workload: str
@@ -79,6 +80,12 @@ class Result(msgspec.Struct):
 
 def load(path: Path) -> Result:
     return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def stored(directory: Path, questions: Sequence[str]) -> dict[str, Result]:
+    """The results of these questions that are in ``directory``."""
+    paths = {question: directory / f"{question}.json" for question in questions}
+    return {question: load(path) for question, path in paths.items() if path.exists()}
 
 
 def ratios(ours: Measure, theirs: Measure) -> list[float]:

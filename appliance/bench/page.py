@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
 from . import measures, result_tables
 from .measures import Result
-from .runner import LIMITS, QUESTIONS
+from .runner import LIMITS, QUESTIONS, module_of
 
 BEGIN, END = "<!-- results: written by `make bench` -->", "<!-- end of results -->"
 
 
 def stored(directory: Path) -> list[Result]:
     """The results in ``directory``, in the order of the questions."""
-    paths = [directory / f"{question}.json" for question in (LIMITS, *QUESTIONS)]
-    return [measures.load(path) for path in paths if path.exists()]
+    return list(measures.stored(directory, (LIMITS, *QUESTIONS)).values())
 
 
 def rewrite(page: Path, found: Sequence[Result], directory: Path) -> str:
@@ -32,7 +30,7 @@ def rewrite(page: Path, found: Sequence[Result], directory: Path) -> str:
 def _section(result: Result, directory: Path, folder: Path) -> str:
     lines = [f"### {result.title}", ""]
     if result.question in QUESTIONS:
-        question = inspect.getdoc(importlib.import_module(f".questions.{result.question}", __package__)) or ""
+        question = inspect.getdoc(module_of(result.question)) or ""
         lines += [question, ""]
     lines += ["<details><summary>Machine, versions, parameters</summary>", ""]
     lines += [f"* {fact}" for fact in result_tables.facts(result)]
@@ -46,6 +44,5 @@ def _section(result: Result, directory: Path, folder: Path) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[result_tables.Row]) -> list[str]:
-    used = [column for column in columns if any(row[column] for row in rows)]
-    lines = [f"| {' | '.join(used)} |", f"|{'---|' * len(used)}"]
-    return lines + [f"| {' | '.join(row[column] for column in used)} |" for row in rows]
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return lines + [f"| {' | '.join(row[column] for column in columns)} |" for row in rows]

@@ -1,6 +1,6 @@
 """Draws a result as SVG and PNG: bars of medians with the range of rounds, one panel per workload.
 
-The scale of rates is logarithmic, as sides differ by orders of magnitude.  Needs matplotlib, which the extra ``bench``
+The scale is logarithmic where sides differ by orders of magnitude.  Needs matplotlib, which the extra ``bench``
 has.
 """
 
@@ -12,11 +12,10 @@ from typing import Any
 from .. import extras
 from .compiling import Missing
 from .measures import Measure, Result
-from .result_tables import DELAYS, number
+from .quantities import QUANTITIES, Quantity
 
 PANEL_COLUMNS, BAR_INCHES, PANEL_INCHES = 2, 0.28, 6.0
 OURS, OTHERS = "#1b6e9c", "#b8b8b8"
-LABELS = {"rate": "messages/s", "bytes": "bytes per message", "p50_ms": "p50, ms", "p99_ms": "p99, ms"}
 
 
 def draw(result: Result, directory: Path) -> list[Path]:
@@ -36,15 +35,15 @@ def draw(result: Result, directory: Path) -> list[Path]:
     panels = _panels(result)
     if not panels:
         return []
-    height = max(len(bars) for _, bars in panels) * BAR_INCHES + 0.9
+    height = max(len(bars) for *_, bars in panels) * BAR_INCHES + 0.9
     lines = -(-len(panels) // PANEL_COLUMNS)
     figure, axes = pyplot.subplots(
         lines, PANEL_COLUMNS, figsize=(PANEL_COLUMNS * PANEL_INCHES, lines * height), squeeze=False
     )
     for axis in axes.flat[len(panels) :]:
         axis.remove()
-    for axis, (title, bars) in zip(axes.flat, panels, strict=False):
-        _bars(axis, title, bars)
+    for axis, (title, quantity, bars) in zip(axes.flat, panels, strict=False):
+        _bars(axis, title, quantity, bars)
     figure.suptitle(result.title, fontsize=11)
     figure.tight_layout()
     paths = [directory / f"{result.question}.{kind}" for kind in ("svg", "png")]
@@ -54,18 +53,18 @@ def draw(result: Result, directory: Path) -> list[Path]:
     return paths
 
 
-def _panels(result: Result) -> list[tuple[str, list[Measure]]]:
+def _panels(result: Result) -> list[tuple[str, Quantity, list[Measure]]]:
     """One panel for each workload and quantity that is drawn."""
     found = []
     for workload in result.workloads:
-        for what in LABELS:
+        for what, quantity in QUANTITIES.items():
             bars = [each for each in result.measures if (each.workload, each.what) == (workload, what)]
-            if bars:
-                found.append((f"{workload}: {LABELS[what]}", bars))
+            if bars and quantity.drawn:
+                found.append((f"{workload}: {quantity.heading}", quantity, bars))
     return found
 
 
-def _bars(axis: Any, title: str, bars: list[Measure]) -> None:
+def _bars(axis: Any, title: str, quantity: Quantity, bars: list[Measure]) -> None:
     names, medians = [bar.side for bar in bars], [bar.median for bar in bars]
     low = [bar.median - min(bar.values) for bar in bars]
     high = [max(bar.values) - bar.median for bar in bars]
@@ -73,11 +72,10 @@ def _bars(axis: Any, title: str, bars: list[Measure]) -> None:
     axis.barh(names, medians, xerr=(low, high), color=colors, error_kw={"elinewidth": 0.8, "ecolor": "#444444"})
     axis.invert_yaxis()
     axis.set_title(title, loc="left")
-    if bars[0].what == "rate" and max(medians) > 20 * min(medians):
+    if max(medians) > 20 * min(medians) > 0:
         axis.set_xscale("log")
     axis.margins(x=0.18)
-    unit = " ms" if bars[0].what in DELAYS else ""
     for position, bar in enumerate(bars):
-        axis.annotate(f" {number(bar.median)}{unit}", (max(bar.values), position), va="center", fontsize=7)
+        axis.annotate(f" {quantity.text(bar.median)}", (max(bar.values), position), va="center", fontsize=7)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -6,79 +6,69 @@ from collections.abc import Iterator, Sequence
 
 from .brokers import APPLIANCE, KAFKA
 from .measures import Limit, Measure, Result, median_ratio, ratios
+from .quantities import QUANTITIES, number
 
-COLUMNS = ("workload", "side", "rate", "spread", "share of limit", "broker CPU", "client CPU", "ratio")
-DELAY_COLUMNS = ("workload", "side", "p50", "p99", "p99.9", "max")
 LIMIT_COLUMNS = ("limit", "value")
-DELAYS = ("p50_ms", "p99_ms", "p999_ms", "max_ms")
+AFTER_RATE = ("spread", "share of limit")
 
 Row = dict[str, str]
 
 
 def columns(result: Result) -> Sequence[str]:
+    """The columns that something is in."""
     if not result.measures:
         return LIMIT_COLUMNS
-    return DELAY_COLUMNS if result.measures[0].what in DELAYS else COLUMNS
+    found = rows(result)
+    return ("workload", "side", *(column for column in _all_columns() if any(row[column] for row in found)))
 
 
 def rows(result: Result) -> list[Row]:
     """One row per workload and side; limits if nothing else was measured."""
     if not result.measures:
         return [{"limit": limit.name, "value": limit_text(limit)} for limit in result.limits]
-    make = _delay_row if result.measures[0].what in DELAYS else _rate_row
     pairs = dict.fromkeys((measure.workload, measure.side) for measure in result.measures)
-    return [make(result, workload, side) for workload, side in pairs]
+    return [_row(result, workload, side) for workload, side in pairs]
 
 
-def _rate_row(result: Result, workload: str, side: str) -> Row:
-    row = dict.fromkeys(COLUMNS, "") | {"workload": workload, "side": side}
-    rate = result.of(workload, side, "rate")
-    if rate is None:
-        stored = next(each for each in result.measures if (each.workload, each.side) == (workload, side))
-        return row | {"rate": number(stored.median), "spread": spread(stored)}
-    row |= {"rate": f"{number(rate.median)}/s", "spread": spread(rate)}
-    if rate.limit:
-        row["share of limit"] = f"{rate.share:.0%} of {rate.limit}"
-    if (cpu := result.of(workload, side, "cpu")) is not None:
-        row["broker CPU"] = f"{cpu.median:.3g}"
-    if (client := result.of(workload, side, "client")) is not None:
-        row["client CPU"] = f"{client.median:.0%}"
+def _all_columns() -> Iterator[str]:
+    for what, quantity in QUANTITIES.items():
+        yield quantity.heading
+        if what == "rate":
+            yield from AFTER_RATE
+    yield "ratio"
+
+
+def _row(result: Result, workload: str, side: str) -> Row:
+    row = {"workload": workload, "side": side} | dict.fromkeys(_all_columns(), "")
+    for what, quantity in QUANTITIES.items():
+        if (measure := result.of(workload, side, what)) is not None:
+            row[quantity.heading] = quantity.text(measure.median)
+    if (rate := result.of(workload, side, "rate")) is not None:
+        row["spread"] = spread(rate)
+        row["share of limit"] = f"{rate.share:.0%} of {rate.limit}" if rate.limit else ""
     return row | {"ratio": _ratio(result, workload, side)}
 
 
 def _ratio(result: Result, workload: str, side: str) -> str:
-    """The rate and the CPU of an appliance divided by Kafka's, with the range of rounds."""
+    """What was measured of an appliance divided by Kafka's; the first one with the range of rounds."""
     if not side.startswith(APPLIANCE):
         return ""
-    other = side.replace(APPLIANCE, KAFKA, 1)
-    found = []
-    for what in ("rate", "cpu"):
+    others = [each.side for each in result.measures if each.workload == workload]
+    other = next((name for name in (side.replace(APPLIANCE, KAFKA, 1), KAFKA) if name in others), "")
+    found: list[str] = []
+    for what, quantity in QUANTITIES.items():
         ours, theirs = result.of(workload, side, what), result.of(workload, other, what)
-        if ours is None or theirs is None or (ratio := median_ratio(ours, theirs)) is None:
-            return ""
-        each = ratios(ours, theirs)
-        found.append(f"{ratio:.2f} ({min(each):.2f}-{max(each):.2f})" if what == "rate" else f"CPU {ratio:.2f}")
+        if quantity.compared is None or ours is None or theirs is None:
+            continue
+        if (ratio := median_ratio(ours, theirs)) is not None:
+            each = ratios(ours, theirs)
+            within = "" if found else f" ({min(each):.2f}-{max(each):.2f})"
+            found.append(f"{quantity.compared} {ratio:.2f}{within}".strip())
     return ", ".join(found)
-
-
-def _delay_row(result: Result, workload: str, side: str) -> Row:
-    row = {"workload": workload, "side": side}
-    for column, what in zip(DELAY_COLUMNS[2:], DELAYS, strict=True):
-        measure = result.of(workload, side, what)
-        row[column] = "" if measure is None else f"{measure.median:.3g} ms"
-    return row
 
 
 def spread(measure: Measure) -> str:
     return f"{number(min(measure.values))}-{number(max(measure.values))}"
-
-
-def number(value: float) -> str:
-    """Three digits and a unit: ``1.23 M``."""
-    for unit, size in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def limit_text(limit: Limit) -> str:

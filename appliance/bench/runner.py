@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from . import limits
 from .compiling import Missing
@@ -16,6 +17,29 @@ LIMITS = "limits"
 QUESTIONS = ("kafka_rows", "paper_figures", "end_to_end", "fan_out", "many_clients", "sizes", "native_rows")
 """Modules in ``questions``, in the order in which they run and stand on the page."""
 KAFKA_PEER = "kafka"
+LIMITS_S, SMOKE_S = 15, 3
+
+
+def estimate_s(questions: Sequence[str], options: Options, stored: Mapping[str, Result]) -> float:
+    """About how long :func:`run` takes: as long as the ``stored`` results took, else as long as it took elsewhere.
+
+    What was measured elsewhere is for two processors, with Kafka beside the appliance.
+    """
+    found = LIMITS_S / SMOKE_SCALE if options.smoke else float(LIMITS_S)
+    for question in questions:
+        before = stored.get(question)
+        if options.smoke:
+            found += SMOKE_S
+        elif before is not None and not before.smoke:
+            found += before.took_s / before.rounds * options.rounds
+        else:
+            found += module_of(question).ROUND_S * options.rounds
+    return found
+
+
+def module_of(question: str) -> ModuleType:
+    """The module that asks and answers a question."""
+    return importlib.import_module(f".questions.{question}", __package__)
 
 
 def run(
@@ -23,7 +47,8 @@ def run(
 ) -> None:
     """Measure the limits, then answer the questions; ``done`` gets each result as soon as there is one.
 
-    Whatever ends a question early, workloads that were measured whole are a result.
+    Whatever ends a question early, workloads that were measured whole are a result.  A question of which nothing was
+    measured has none, so that it replaces no earlier one.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
         harness = Harness(LIMITS, "What the machine itself can do", options, [], tell)
@@ -32,7 +57,7 @@ def run(
         harness.result.limits += found
         done(harness.finish())
     for question in questions:
-        module = importlib.import_module(f".questions.{question}", __package__)
+        module = module_of(question)
         harness = Harness(question, module.TITLE, options, found, tell)
         tell(f"{question}: {module.TITLE}")
         ended = False
@@ -45,4 +70,7 @@ def run(
         finally:
             if not ended:
                 harness.notice("stopped before its end: the last workloads were not measured")
-            done(harness.finish())
+            result = harness.finish()
+            tell(f"{question} took {result.took_s:.0f} s")
+            if result.measures:
+                done(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +54,13 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="A key of the appliance's configuration; repeatable."),
 ]
 Smoke = Annotated[bool, typer.Option("--smoke", help="A small size, once: it only proves that all works.")]
+Large = Annotated[
+    bool,
+    typer.Option(
+        "--large",
+        help="Also what takes long or much room: 10,000 partitions, 10 and 50 GB to recover (120 GB of disk).",
+    ),
+]
 Results = Annotated[
     Path | None,
     typer.Option("--results", metavar="DIR", readable=False, help="Write JSON there, and charts as SVG and PNG."),
@@ -68,6 +76,7 @@ def bench(
     only: Only = "",
     settings: Settings = None,
     smoke: Smoke = False,
+    large: Large = False,
     results: Results = None,
     as_json: Json = False,
 ) -> None:
@@ -89,7 +98,9 @@ def bench(
     from ..bench.stamps import Wrong
 
     _among("question", questions or [], runner.QUESTIONS)
-    options = _options(directory, peers or [], client, rounds, only, settings or [], smoke)
+    options = _options(directory, peers or [], client, rounds, only, settings or [], smoke=smoke, large=large)
+    wanted = questions or runner.QUESTIONS
+    output.remark(_estimate(wanted, options, results))
     found: list[Result] = []
 
     def done(result: Result) -> None:
@@ -101,7 +112,7 @@ def bench(
 
     try:
         with ending.in_order():
-            runner.run(questions or runner.QUESTIONS, options, output.remark, done)
+            runner.run(wanted, options, output.remark, done)
     except Wrong as wrong:
         raise Unavailable(f"no result: {wrong}") from None
     if as_json:
@@ -117,7 +128,9 @@ def _options(
     rounds: int,
     only: str,
     settings: list[str],
+    *,
     smoke: bool,
+    large: bool,
 ) -> Options:
     from ..bench import queue_peers, runner
     from ..bench.harness import Options
@@ -133,11 +146,20 @@ def _options(
         directory=(directory or Path(tempfile.gettempdir())).resolve(),
         rounds=rounds,
         smoke=smoke,
+        large=large,
         only=only,
         client=client,
         peers=frozenset(everyone if "all" in peers else peers),
         settings=dict(setting.split("=", 1) for setting in settings),
     )
+
+
+def _estimate(questions: Sequence[str], options: Options, results: Path | None) -> str:
+    from ..bench import measures, runner
+
+    stored = measures.stored(results, questions) if results is not None else {}
+    minutes = runner.estimate_s(questions, options, stored) / 60
+    return f"takes about {max(round(minutes), 1)} minutes; Ctrl-C ends it and keeps what was measured"
 
 
 def _among(what: str, given: list[str], known: tuple[str, ...]) -> None:

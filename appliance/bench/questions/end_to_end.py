@@ -18,11 +18,11 @@ from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
 
 TITLE = "End to end, from the time at which a message is due"
+ROUND_S = 55
 SIZE = 200
 RATES = (1_000, 10_000, 100_000)
 SECONDS, WARM_UP_S = 5, 1
 PRODUCER = {"acks": "1", "linger.ms": "0", "queue.buffering.max.messages": "1000000"}
-FIGURES = ("p50_ms", "p99_ms", "p999_ms", "max_ms")
 
 
 class Way(NamedTuple):
@@ -41,22 +41,14 @@ def run(harness: Harness) -> None:
         ways[1:1] = [Way(f"{APPLIANCE}, not flushed", sides[0], {"flush.messages": "0"})]
         for rate in rates:
             workload = f"{rate:,} messages/s"
-            if harness.wanted(workload):
-                _at_rate(harness, workload, ways, rate, seconds)
+            _at_rate(harness, workload, ways, rate, seconds)
 
 
 def _at_rate(harness: Harness, workload: str, ways: Sequence[Way], rate: int, seconds: int) -> None:
-    found: dict[str, dict[str, list[float]]] = {way.name: {figure: [] for figure in FIGURES} for way in ways}
-    checks: dict[str, str] = {}
-    for number in range(harness.result.rounds):
-        for way in ways if number % 2 == 0 else reversed(ways):
-            delays = once(way.side, way.side.topic(settings=way.settings), rate, seconds)
-            for figure in FIGURES:
-                found[way.name][figure].append(getattr(delays, figure))
-            checks[way.name] = delays.check
-    for name, figures in found.items():
-        for figure, values in figures.items():
-            harness.add(workload, name, figure, values, check=checks[name])
+    def figures(way: Way) -> dict[str, float]:
+        return once(way.side, way.side.topic(settings=way.settings), rate, seconds).delays
+
+    harness.figures(workload, ways, figures)
 
 
 def once(side: KafkaSide, topic: str, rate: int, seconds: int) -> Run:

@@ -16,6 +16,7 @@ from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
 
 TITLE = "Consumers of one partition"
+ROUND_S = 40
 SIZE = 200
 CONSUMERS = (1, 8, 32)
 COUNT = 2_000_000

@@ -14,6 +14,7 @@ from ..kafka_clients import FIFTY, LARGE, ONE, fetch_headers
 from ..kafka_side import KafkaSide, ours_and_kafka
 
 TITLE = "Produce and consume through the Kafka listener"
+ROUND_S = 60
 SIZE = 200
 COUNT_CONSUMED = 3_000_000
 PYTHON_PART = 4

@@ -17,6 +17,7 @@ from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
 
 TITLE = "Several producers and consumers, several partitions"
+ROUND_S = 60
 COUNT = 1_500_000
 """Messages of all producers together."""
 FETCHING = FETCH | {"queued.min.messages": "100000"}

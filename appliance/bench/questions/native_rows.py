@@ -19,6 +19,7 @@ from ..harness import Harness, drop_page_cache
 from ..kafka_clients import Run
 
 TITLE = "The native listener"
+ROUND_S = 45
 SIZE = 200
 WORKLOADS = ((1000, 2_000_000), (50, 1_000_000), (1, 100_000))
 ACKS: tuple[int | str, ...] = (0, 1, "all")

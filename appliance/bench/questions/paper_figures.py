@@ -18,6 +18,7 @@ from ..kafka_side import KafkaSide, ours_and_kafka
 from ..queue_peers import QUEUE_PEERS, QueuePeer
 
 TITLE = "The paper's figures 4 and 5, and bytes per message on the disk"
+ROUND_S = 60
 SIZE = 200
 PRODUCE, CONSUME, STORED = "produce", "consume", "bytes on the disk per message"
 COUNT_FIFTY, COUNT_ONE, COUNT_QUEUE = 500_000, 60_000, 15_000

@@ -10,6 +10,7 @@ from ..kafka_clients import LARGE, Run
 from ..kafka_side import KafkaSide, ours_and_kafka
 
 TITLE = "Throughput by the size of messages"
+ROUND_S = 60
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 COUNT_MAX, BYTES_MAX = 2_000_000, 400_000_000
 
