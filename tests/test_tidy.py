@@ -52,7 +52,8 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
     r"\bmultiprocessing\b": ({"spark/"}, "an attacher's exit unlinks the segment: use shared.memory"),
     r"posix_ipc\.Semaphore": (set(), "a killed holder keeps it: one storing process per cell"),
     r"\bprint\(": (
-        {"cli/", "processes/supervisor/", "bench/limits.py", "bench/python_kafka_client.py"},
+        {"cli/", "processes/supervisor/"}
+        | {f"bench/{name}.py" for name in ("limits", "python_kafka_client", "group_members", "connection_crowd")},
         "log it, or return it",
     ),
     r"\b(import|from) kazoo\b": (

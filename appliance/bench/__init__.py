@@ -8,8 +8,10 @@
     kafka_side, brokers, kafka_clients, queue_peers
                           what takes turns: brokers that are started here, with their clients
     limits                what the machine itself can do, in the same run
+    group_members, connection_crowd
+                          programs: the members of a group, many connections
     stamps                the messages, and the sum that shows that all arrived
-    measures              what was measured, as JSON
+    measures, quantities  what was measured, as JSON; names and units
     result_tables, result_charts, page
                           how it is shown
     local_appliance       starts an appliance as a process (tests do it with this, too)

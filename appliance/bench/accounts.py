@@ -1,8 +1,11 @@
-"""Measures CPU time and memory of processes, from /proc."""
+"""Measures CPU time and memory of processes, from /proc, and kills them with all their descendants."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 from pathlib import Path
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -25,6 +28,22 @@ def tree(pid: int) -> list[int]:
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [pid, *(one for child in children for one in tree(child))]
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and all its descendants; returns when all of them have ended."""
+    handles = []
+    for each in tree(pid):
+        with contextlib.suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(each))
+    for handle in handles:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    for handle in handles:
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        ended.poll()
+        os.close(handle)
 
 
 def pss_bytes(pid: int) -> int:

@@ -12,15 +12,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..client.admin import Admin
 from . import accounts
 from .compiling import Missing
 from .local_appliance import LocalAppliance
 
 START_S_MAX = 60
 STOP_S_MAX = 20
+ANSWER_S_MAX = 30
 APPLIANCE, KAFKA = "appliance", "Kafka 4.1"
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
@@ -40,19 +43,39 @@ group.initial.rebalance.delay.ms=0
 log.dirs={data}
 """
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
+API_VERSIONS = b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff"
+"""An ApiVersions request, version 0, without a client id."""
 
 
 class Broker(Protocol):
-    """A broker with a listener of Kafka's protocol.  ``start_s``: from exec until that listener answers."""
+    """A broker with a listener of Kafka's protocol.  ``start_s``: from exec until that listener answers.
+
+    It serves when it is made.  After :meth:`stop`, or :meth:`kill` (SIGKILL to all its processes), :meth:`start` starts
+    it again with the same data at the same address.  :meth:`messages` counts what readers see of a topic.
+    """
 
     name: str
     address: str
     start_s: float
     data_dir: Path
 
+    def start(self) -> None: ...
+    def messages(self, topic: str, partitions: int) -> int: ...
     def cpu_s(self) -> float: ...
     def pss_bytes(self) -> int: ...
     def stop(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Makes a broker, given its directory."""
+
+    name: str
+    make: Callable[[Path], Broker]
+
+    def __call__(self, directory: Path) -> Broker:
+        return self.make(directory)
 
 
 class Daemon:
@@ -68,16 +91,22 @@ class Daemon:
         self, command: Sequence[str], directory: Path, ready: Callable[[], bool], environment: Mapping[str, str] = {}
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self._command, self._directory, self._ready = command, directory, ready
+        self._environment = os.environ | environment
+        self.start()
+
+    def start(self) -> None:
         start = time.perf_counter()
-        with (directory / "output.log").open("w") as log:
+        with (self._directory / "output.log").open("w") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=os.environ | environment
-            )
-        while not ready():
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self._directory, env=self._environment,
+            )  # fmt: skip
+        while not self._ready():
             if self.process.poll() is not None or time.perf_counter() - start > START_S_MAX:
                 self.stop()
-                said = (directory / "output.log").read_text(errors="replace").strip()
-                raise Missing(f"{command[0]} that starts; it says: {said[-400:]}")
+                said = (self._directory / "output.log").read_text(errors="replace").strip()
+                raise Missing(f"{self._command[0]} that starts; it says: {said[-400:]}")
             time.sleep(0.005)
         self.start_s = time.perf_counter() - start
 
@@ -95,6 +124,10 @@ class Daemon:
             self.process.kill()
             self.process.wait()
 
+    def kill(self) -> None:
+        accounts.kill_tree(self.process.pid)
+        self.process.wait()
+
 
 class OurBroker:
     """An appliance with its default configuration, without ZooKeeper unless ``settings`` say otherwise.
@@ -108,18 +141,26 @@ class OurBroker:
         self.address = f"127.0.0.1:{free_port()}"
         self.data_dir = directory / "data"
         directory.mkdir(parents=True, exist_ok=True)
-        start = time.perf_counter()
         given = dict(settings or {})
-        tls = "tls.certificate" in given
-        given["kafka.listen"] = f"SSL://{self.address}" if tls else self.address
+        self._tls = "tls.certificate" in given
+        given["kafka.listen"] = f"SSL://{self.address}" if self._tls else self.address
         self.server = LocalAppliance(self.data_dir, **given)
+        self.start()
+
+    def start(self) -> None:
+        start = time.perf_counter()
         self.server.launch()
-        serves = listens if tls else answers
+        serves = listens if self._tls else answers
         while not serves(self.address) and time.perf_counter() - start < START_S_MAX:
             time.sleep(0.002)
         self.start_s = time.perf_counter() - start
         self.server.wait_serving()
         self.ready_s = time.perf_counter() - start
+
+    def messages(self, topic: str, partitions: int) -> int:
+        with Admin(self.server.native) as admin:
+            found = admin.topics([topic])[0]["partitions"]
+        return sum(partition["messages"] for partition in found)
 
     def cpu_s(self) -> float:
         assert self.server.process is not None
@@ -130,6 +171,9 @@ class OurBroker:
 
     def stop(self) -> None:
         self.server.stop()
+
+    def kill(self) -> None:
+        self.server.kill()
 
 
 class Kafka(Daemon):
@@ -155,6 +199,16 @@ class Kafka(Daemon):
         command = ["java", *JVM, QUIET, "-cp", f"{self.jars}/*", "kafka.Kafka", str(properties)]
         super().__init__(command, directory, lambda: listens(self.address) if tls else answers(self.address))
 
+    def messages(self, topic: str, partitions: int) -> int:
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(topic, number): latest for number in range(partitions)}
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": "0"})
+        ends = admin.list_offsets(asked)  # which nobody answers when the client is gone
+        return sum(end.result(ANSWER_S_MAX).offset for end in ends.values())
+
     def java(self, *arguments: str) -> list[str]:
         """A command that runs a class of Kafka's jars."""
         return ["java", QUIET, "-cp", f"{self.jars}/*", *arguments]
@@ -162,8 +216,7 @@ class Kafka(Daemon):
 
 def kafka_jars() -> Path:
     """The directory of Kafka's jars; Maven fetches them if need be."""
-    if shutil.which("java") is None:
-        raise Missing("Java: apt-get install default-jre-headless")
+    need_java()
     given = os.environ.get("KAFKA_LIB", "")
     if given:
         return Path(given)
@@ -176,6 +229,15 @@ def kafka_jars() -> Path:
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
             raise Missing("Kafka's jars: Maven could not fetch them; set KAFKA_LIB to a directory that has them")
     return jars
+
+
+def need_java() -> None:
+    """
+    Raises:
+        Missing: there is no Java.
+    """
+    if shutil.which("java") is None:
+        raise Missing("Java: apt-get install default-jre-headless")
 
 
 def free_port() -> int:
@@ -196,7 +258,7 @@ def listens(address: str) -> bool:
 
 def answers(address: str) -> bool:
     """Whether a broker at ``address`` answers an ApiVersions request of the Kafka protocol."""
-    return greets(address, b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff")
+    return greets(address, API_VERSIONS)
 
 
 def greets(address: str, request: bytes = b"") -> bool:

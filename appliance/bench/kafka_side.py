@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 
 from .. import extras
 from . import brokers
-from .brokers import Broker
+from .brokers import APPLIANCE, KAFKA, Broker, Launcher
 from .compiling import Missing
 from .harness import Harness, drop_page_cache
 from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
@@ -19,19 +19,26 @@ from .stamps import Wrong
 
 WARM_UP_ROUNDS = 3
 WARM_UP_COUNT, WARM_UP_SIZE = 300_000, 200
-TOPIC_S_MAX = 30
+TOPIC_S_MAX, COUNT_S_MAX = 30, 30
 _numbers = itertools.count(1)
 
 
 class KafkaSide:
-    """``client`` runs against ``broker`` on topics that it makes.  ``security``: its settings for TLS."""
+    """``client`` runs against ``broker`` on topics that it makes.  ``security``: its settings for TLS.
+
+    Raises:
+        Missing: confluent-kafka is not installed.
+    """
 
     def __init__(self, broker: Broker, client: KafkaClient, security: Mapping[str, str] | None = None) -> None:
-        from confluent_kafka.admin import AdminClient
-
+        try:
+            from confluent_kafka.admin import AdminClient
+        except ImportError:
+            raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
         self.broker, self.client, self.name = broker, client, broker.name
         self._security = dict(security or {})
-        self._admin = AdminClient({"bootstrap.servers": broker.address, "log_level": "0", **self._security})
+        soon = {"reconnect.backoff.ms": "5", "reconnect.backoff.max.ms": "50"}  # brokers are started again
+        self._admin = AdminClient({"bootstrap.servers": broker.address, "log_level": "0", **soon, **self._security})
 
     def cpu_s(self) -> float:
         return self.broker.cpu_s()
@@ -43,6 +50,24 @@ class KafkaSide:
         new = NewTopic(name, partitions, 1, config=dict(settings or {}))
         self._admin.create_topics([new])[name].result(TOPIC_S_MAX)
         return name
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Let a topic have so many partitions."""
+        from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(TOPIC_S_MAX)
+
+    def wait_for(self, count: int, topic: str, partitions: int = 1) -> None:
+        """Wait until readers see ``count`` messages in a topic.
+
+        Raises:
+            Wrong: they see others within COUNT_S_MAX.
+        """
+        deadline = time.monotonic() + COUNT_S_MAX
+        while (found := self.broker.messages(topic, partitions)) != count:
+            if found > count or time.monotonic() > deadline:
+                raise Wrong(f"{self.name}: {found} messages in the log, {count} were acknowledged")
+            time.sleep(0.005)
 
     def delete(self, topic: str) -> None:
         """Delete a topic, to free its page cache and its disk."""
@@ -73,18 +98,14 @@ class KafkaSide:
 
 
 @contextmanager
-def ours_and_kafka(harness: Harness) -> Iterator[list[KafkaSide]]:
-    """An appliance, and Kafka if it is among the peers, both warm.
+def ours_and_kafka(harness: Harness, settings: Mapping[str, str] | None = None) -> Iterator[list[KafkaSide]]:
+    """An appliance (with ``settings``), and Kafka if it is among the peers, both warm.
 
     Raises:
         Missing: there is no client.
     """
     client = harness.kafka_client()
-    try:
-        import confluent_kafka  # noqa: F401
-    except ImportError:
-        raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
-    with harness.started(makers(harness)) as started:
+    with harness.started(launchers(harness, settings)) as started:
         sides = [KafkaSide(broker, client) for broker in started]
         harness.note(client=client.name)
         warm_up(harness, sides)
@@ -100,13 +121,10 @@ def warm_up(harness: Harness, sides: Iterable[KafkaSide]) -> None:
             side.delete(topic)
 
 
-def makers(harness: Harness) -> list[Callable[[Path], Broker]]:
-    """What starts the brokers of Kafka's protocol that are wanted."""
-    found: list[Callable[[Path], Broker]] = [_ours(harness.options.settings)]
+def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> list[Launcher]:
+    """The brokers of Kafka's protocol that are wanted; an appliance with ``settings``."""
+    given = dict(settings or {}) | harness.options.settings
+    found = [Launcher(APPLIANCE, lambda directory: brokers.OurBroker(directory, given))]
     if "kafka" in harness.options.peers:
-        found.append(brokers.Kafka)
+        found.append(Launcher(KAFKA, brokers.Kafka))
     return found
-
-
-def _ours(settings: Mapping[str, str]) -> Callable[[Path], Broker]:
-    return lambda directory: brokers.OurBroker(directory, settings)

@@ -125,6 +125,12 @@ class LocalAppliance:
         self.process.terminate()
         return self._wait()
 
+    def kill(self) -> None:
+        """SIGKILL to all its processes at once."""
+        assert self.process is not None
+        accounts.kill_tree(self.process.pid)
+        self._wait()
+
     def _wait(self) -> int:
         assert self.process is not None and self.process.stdout is not None
         self.process.stdout.close()

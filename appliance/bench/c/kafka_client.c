@@ -154,9 +154,13 @@ static void send_one(rd_kafka_t *client, rd_kafka_topic_t *topic, int32_t partit
     check += mix(stamp);
 }
 
-static void finish(rd_kafka_t *client) {
+static void finish(rd_kafka_t *client) { /* patient as long as something is acknowledged now and then */
+    uint64_t before = counted;
     int64_t deadline = now() + PATIENCE_S * SECOND;
-    while (rd_kafka_outq_len(client) && now() < deadline) rd_kafka_poll(client, 100);
+    while (rd_kafka_outq_len(client) && now() < deadline) {
+        rd_kafka_poll(client, 100);
+        if (counted != before) before = counted, deadline = now() + PATIENCE_S * SECOND;
+    }
     if (failed) fail("not delivered", rd_kafka_err2str(last_error));
 }
 
