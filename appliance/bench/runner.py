@@ -14,7 +14,9 @@ from .harness import SMOKE_SCALE, Harness, Options
 from .measures import Result
 
 LIMITS = "limits"
-QUESTIONS = ("kafka_rows", "paper_figures", "end_to_end", "fan_out", "many_clients", "sizes", "native_rows")
+QUESTIONS = (
+    "kafka_rows", "paper_figures", "end_to_end", "fan_out", "many_clients", "sizes", "native_rows", "many_partitions",
+)  # fmt: skip
 """Modules in ``questions``, in the order in which they run and stand on the page."""
 KAFKA_PEER = "kafka"
 LIMITS_S, SMOKE_S = 15, 3

@@ -1,0 +1,91 @@
+"""What do many partitions cost: the start, memory, and the rate of a producer?
+
+One topic that gets more and more partitions.  In each round the broker is stopped and started again with them, so
+*start* is after a clean stop, until the listener answers.  *first message* is the time until each partition has one: an
+appliance starts a process for each.  *rate* is that of one producer with large batches over all of them, *rate to one
+of them* that of a producer to one partition beside them, both acks=1.  *memory* is that of all processes of the broker
+after that, and *memory of each* what a partition adds to it.  10,000 partitions are measured with ``--large``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..brokers import Broker
+from ..harness import Harness
+from ..kafka_clients import LARGE, QUEUE, KafkaClient, outcome
+from ..kafka_side import KafkaSide, launchers, warm_up
+from ..measures import ratios
+
+TITLE = "Many partitions"
+ROUND_S = 100
+SIZE = 200
+COUNTS, LARGE_COUNTS, SMOKE_COUNTS = (1, 10, 100, 1_000), (10_000,), (1, 10)
+MESSAGES = 1_000_000
+PRODUCER = QUEUE | LARGE | {"acks": "1"}
+
+
+class Growing:
+    """A broker and its topic, which gets more and more partitions."""
+
+    def __init__(self, broker: Broker, client: KafkaClient) -> None:
+        self.name, self._broker, self._side = broker.name, broker, KafkaSide(broker, client)
+        self._topic, self._partitions, self._messages = self._side.topic(), 1, 0
+
+    def once(self, harness: Harness, partitions: int) -> dict[str, float]:
+        if partitions > self._partitions:
+            self._side.grow(self._topic, partitions)
+            self._partitions = partitions
+        self._broker.stop()
+        self._broker.start()
+        warm_up(harness, [self._side])
+        count = harness.scaled(MESSAGES)
+        first_s = self._produce(partitions)
+        before = self._broker.cpu_s()
+        seconds = self._produce(count)
+        cpu_s = self._broker.cpu_s() - before
+        lone = self._side.topic()
+        lone_rate = self._side.produce(lone, count, SIZE, PRODUCER).rate
+        memory = self._broker.pss_bytes()
+        self._side.delete(lone)
+        return {
+            "start_s": self._broker.start_s, "first_s": first_s, "rate": count / seconds,
+            "cpu": cpu_s / count * 1e6, "lone_rate": lone_rate, "memory_bytes": memory,
+        }  # fmt: skip
+
+    def _produce(self, count: int) -> float:
+        """Seconds until ``count`` messages, spread over all partitions, are acknowledged; they are in the log then."""
+        program = self._side.client.start(
+            "produce", self._broker.address, self._topic, self._partitions, count, SIZE, PRODUCER
+        )
+        run = outcome(program, count)
+        self._messages += count
+        self._side.wait_for(self._messages, self._topic, self._partitions)
+        return run.seconds
+
+
+def run(harness: Harness) -> None:
+    client = harness.kafka_client()
+    harness.note(message_bytes=SIZE, client=client.name, batches="large", acks=1)
+    counts = SMOKE_COUNTS if harness.options.smoke else COUNTS + LARGE_COUNTS * harness.options.large
+    with harness.started(launchers(harness)) as brokers:
+        sides = [Growing(broker, client) for broker in brokers]
+        for count in counts:
+            harness.figures(workload(count), sides, lambda side: side.once(harness, count))  # noqa: B023 - run at once
+    for side in harness.result.sides:
+        _relate(harness, side, [count for count in counts if count > 1])
+
+
+def workload(partitions: int) -> str:
+    return f"{partitions:,} partitions" if partitions > 1 else "1 partition"
+
+
+def _relate(harness: Harness, side: str, counts: Sequence[int]) -> None:
+    """Add what follows from a comparison with one partition."""
+    rate, memory = (harness.result.of(workload(1), side, what) for what in ("rate", "memory_bytes"))
+    for count in counts:
+        rates, memories = (harness.result.of(workload(count), side, what) for what in ("rate", "memory_bytes"))
+        if rate and memory and rates and memories:
+            harness.add(workload(count), side, "relative", ratios(rates, rate))
+            added = [more - one for more, one in zip(memories.values, memory.values, strict=True)]
+            harness.add(workload(count), side, "each_bytes", [max(each, 0) / (count - 1) for each in added])
