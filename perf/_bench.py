@@ -24,18 +24,12 @@ PAYLOAD_BYTES = 200
 @contextmanager
 def appliance(**settings: Any) -> Iterator[OurBroker]:
     """An appliance in a temporary directory, which is stopped at the end."""
-    with tempfile.TemporaryDirectory(prefix="perf-") as directory, appliance_in(Path(directory), **settings) as one:
-        yield one
-
-
-@contextmanager
-def appliance_in(directory: Path, **settings: Any) -> Iterator[OurBroker]:
-    """An appliance whose data stays in ``directory``."""
-    one = OurBroker(directory, settings)
-    try:
-        yield one
-    finally:
-        one.stop()
+    with tempfile.TemporaryDirectory(prefix="perf-") as directory:
+        one = OurBroker(Path(directory), settings)
+        try:
+            yield one
+        finally:
+            one.stop()
 
 
 def headline(question: str, **parameters: Any) -> None:
