@@ -11,7 +11,7 @@ from appliance.bench.compiling import Missing
 from appliance.bench.harness import SMOKE_SCALE, Harness, Options
 from appliance.bench.kafka_clients import Run
 from appliance.bench.measures import Limit, Result, load, ratios
-from appliance.bench.questions import sizes
+from appliance.bench.questions import java_tools, sizes
 from appliance.bench.stamps import Wrong
 from appliance.cli import bench_command
 
@@ -176,3 +176,16 @@ def test_the_estimate_is_what_it_took_before(tmp_path: Path, told: list[str]) ->
 
 def test_the_help_names_every_question() -> None:
     assert all(question in (bench_command.bench.__doc__ or "") for question in runner.QUESTIONS)
+
+
+def test_what_javas_tools_print_is_read() -> None:
+    sent = "100 records sent, 50.0 records/sec (0.01 MB/sec)\n2000 records sent, 1234.5 records/sec (0.2 MB/sec)\n"
+    assert java_tools.producer_rate(sent, 2000) == 1234.5
+    read = "2026-11-22 15:00:00:000, 2026-11-22 15:00:02:000, 0.4, 0.2, 2000, 1000.0, 1500, 500, 0.8, 4000.0\n"
+    assert java_tools.consumer_rate(read, 2000) == 4000
+    assert java_tools.delays("Percentiles: 50th = 0, 99th = 4, 99.9th = 12\n") == {
+        "p50_ms": 0, "p99_ms": 4, "p999_ms": 12,
+    }  # fmt: skip
+    for reader in (lambda: java_tools.producer_rate(sent, 1999), lambda: java_tools.consumer_rate(read, 1999)):
+        with pytest.raises(Wrong):
+            reader()

@@ -15,8 +15,8 @@ from .measures import Result
 
 LIMITS = "limits"
 QUESTIONS = (
-    "kafka_rows", "paper_figures", "end_to_end", "fan_out", "many_clients", "sizes", "native_rows", "catch_up",
-    "many_partitions", "many_connections", "group_rebalances", "crash_recovery", "idle_costs",
+    "kafka_rows", "paper_figures", "end_to_end", "fan_out", "many_clients", "sizes", "native_rows", "java_tools",
+    "catch_up", "many_partitions", "many_connections", "group_rebalances", "crash_recovery", "idle_costs",
 )  # fmt: skip
 """Modules in ``questions``, in the order in which they run and stand on the page."""
 KAFKA_PEER = "kafka"

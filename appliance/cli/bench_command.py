@@ -85,7 +85,7 @@ def bench(
     Starts an appliance of its own, on free ports, with a temporary data directory in DIR, and stops it at the end.
     Takes minutes and all processors: run it on a host that does nothing else.  Messages that are lost, changed or out
     of order are an error.  Questions: kafka_rows, paper_figures, end_to_end, fan_out, many_clients, sizes, native_rows,
-    catch_up, many_partitions, many_connections, group_rebalances, crash_recovery, idle_costs.
+    java_tools, catch_up, many_partitions, many_connections, group_rebalances, crash_recovery, idle_costs.
 
     [b]Examples[/b]
 
