@@ -352,6 +352,17 @@ def test_every_right_of_a_verb_is_needed(server: Server, grant: Callable[..., No
         NAMES.update(names)
 
 
+@pytest.mark.parametrize("verb", rows_with(CHECKED, {name: NATIVE_RIGHTS[name] for name in VERBS}))
+def test_a_verb_that_asks_for_little_tells_nothing(server: Server, grant: Callable[..., None], verb: str) -> None:
+    """With none of the arguments that may be left out."""
+    required = {field.encode_name for field in msgspec.structs.fields(native_admin.VERBS[verb]) if field.required}
+    grant()
+    with Peer(server.native) as peer:
+        arguments = {name: value for name, value in VERBS[verb].items() if name in required}
+        reply = peer.call([native.ADMIN, 1, verb, arguments])[0]
+    assert reply[1] in REFUSED or reply[3] == [], reply
+
+
 def code(server: Server, verb: str) -> int:
     with Peer(server.native) as peer:
         return int(peer.call([native.ADMIN, 1, verb, VERBS[verb]])[0][1])

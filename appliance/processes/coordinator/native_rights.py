@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, Final
 
 from ...errors import ClusterNotPermitted, GroupNotPermitted, NotPermitted, TopicNotPermitted
@@ -35,10 +35,9 @@ def check_rights(verb: str, arguments: Any, access: Access, topics: Container[st
     """
     if access.unrestricted:
         return
-    for right in NATIVE_RIGHTS[verb]:
+    for right in _rights_for(verb, arguments):
         operation, resource, how = right
-        argument = ARGUMENT_OF.get((verb, operation))
-        if how is How.LISTED or (argument and not getattr(arguments, argument)):
+        if how is How.LISTED:
             continue
         if how is How.SUFFICES:
             if access.may(operation, resource):
@@ -47,6 +46,13 @@ def check_rights(verb: str, arguments: Any, access: Access, topics: Container[st
         if verb == "ensure_topic" and operation is Operation.CREATE and arguments.name in topics:
             continue
         _check(right, arguments, access)
+
+
+def _rights_for(verb: str, arguments: Any) -> Sequence[Right]:
+    """The rights that a verb needs with these arguments; all of them, if they ask for nothing of it."""
+    every = NATIVE_RIGHTS[verb]
+    arguments_of = [(right, ARGUMENT_OF.get((verb, right.operation))) for right in every]
+    return [right for right, name in arguments_of if not name or getattr(arguments, name)] or every
 
 
 def _check(right: Right, arguments: Any, access: Access) -> None:
