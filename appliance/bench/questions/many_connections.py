@@ -48,10 +48,11 @@ def run(harness: Harness) -> None:
 
 def once(harness: Harness, side: KafkaSide, connections: int) -> dict[str, float]:
     count, seconds = harness.scaled(MESSAGES), 1 if harness.options.smoke else SECONDS
+    busy = side.filled(1, SIZE)  # what a partition costs that is in use is not counted
     before = side.broker.pss_bytes()
-    with crowd(side, connections):
-        topic = side.empty()
+    with crowd(side, busy, connections):
         memory = side.broker.pss_bytes()
+        topic = side.empty()
         used = side.cpu_s()
         run = side.produce(topic, count, SIZE, FIFTY | {"acks": "1"})
         cpu = (side.cpu_s() - used) / count * 1e6
@@ -61,13 +62,12 @@ def once(harness: Harness, side: KafkaSide, connections: int) -> dict[str, float
 
 
 @contextmanager
-def crowd(side: KafkaSide, connections: int) -> Iterator[None]:
-    """So many connections, as long as the block runs.
+def crowd(side: KafkaSide, topic: str, connections: int) -> Iterator[None]:
+    """So many connections, as long as the block runs; some produce to ``topic``, which has one message before.
 
     Raises:
         Wrong: a message of theirs is missing.
     """
-    topic = side.topic()
     command = [*PROGRAM, side.broker.address, topic, str(connections), str(REQUESTS_PER_S)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -82,4 +82,4 @@ def crowd(side: KafkaSide, connections: int) -> Iterator[None]:
             program.kill()
     if not ready or program.returncode:
         raise Wrong(f"{side.name}, {connections} connections: {why.strip()[-600:]}")
-    side.wait_for(msgspec.json.decode(said)["acknowledged"], topic)
+    side.wait_for(1 + msgspec.json.decode(said)["acknowledged"], topic)
