@@ -31,9 +31,10 @@ names and units; ``process`` is empty for limits of the whole machine or service
 from __future__ import annotations
 
 import fcntl
-import json
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
@@ -76,7 +77,7 @@ def read_state(data_dir: Path) -> dict[str, Any] | None:
     if not pid:
         return None
     try:
-        state: dict[str, Any] = json.loads((data_dir / STATE_FILE).read_text())
+        state: dict[str, Any] = msgspec.json.decode((data_dir / STATE_FILE).read_bytes())
     except (FileNotFoundError, ValueError):
         state = {}
     if state.get("pid") != pid:  # of an earlier instance: the one that holds the lock has not written yet

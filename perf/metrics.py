@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from appliance.addresses import Listener
-from appliance.metrics.exposition import Snapshot, Watched, expose
+from appliance.metrics.exposition import Exposition, Snapshot, Watched
 from appliance.metrics.readings import Reader
 from appliance.partition_states import ONLINE
 from appliance.shared import memory
@@ -103,11 +103,11 @@ def main() -> None:
     options = parser.parse_args()
     partitions, rounds, scrapes = (20, 1_000, 2) if options.smoke else (options.partitions, 200_000, 20)
     with appliance(partitions, min(options.topics, partitions)) as data_dir:
-        reader = Reader(data_dir)
+        reader, exposition = Reader(data_dir), Exposition()
         times, cpu, size = [], [], 0
         for _ in range(scrapes + 1):  # the first one maps the memory
             began, began_cpu = time.perf_counter(), time.process_time()
-            size = len(expose(Snapshot(reader.read(), Watched())))
+            size = len(exposition.write(Snapshot(reader.read(), Watched())))
             times.append(1000 * (time.perf_counter() - began))
             cpu.append(1000 * (time.process_time() - began_cpu))
         first_ms, scrape_ms, cpu_ms = times[0], statistics.median(times[1:]), statistics.median(cpu[1:])

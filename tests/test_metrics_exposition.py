@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.metrics.disk_forecast import DiskForecast, Room
-from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Snapshot, Watched, expose
+from appliance.metrics.exposition import DAMAGED_MAX, OTHERS, TOPICS_MAX, Exposition, Snapshot, Watched
 from appliance.metrics.heart_watch import HeartWatch
 from appliance.metrics.lag_watch import Lag, Lags
 from appliance.metrics.readings import NO_REQUESTS, Readings, Totals
@@ -58,7 +60,7 @@ def readings(topics: int = 1) -> Readings:
 
 def exposed(taken: Readings) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     lags = Lags({("readers", "topic-0000"): Lag(5, 50, 1.5)}, 0, 0)
-    text = expose(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}))).decode()
+    text = Exposition().write(Snapshot(taken, Watched(lags, 2.0, 3_600.0, {"network": 0.5}))).decode()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -110,9 +112,21 @@ def test_damage_is_shown_by_partition_and_bounded() -> None:
     assert found["appliance_partitions"][(("state", "damaged"),)] == DAMAGED_MAX + 5
 
 
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans()), min_size=1, max_size=6))
+def test_what_stands_still_is_not_written_again_and_nothing_is_stale(steps: list[tuple[int, int, bool]]) -> None:
+    """A snapshot has the same text, whatever was written before it."""
+    exposition = Exposition()
+    for topics, messages, stopped in steps:
+        taken = readings(topics)
+        changed = {key: partition(records=messages) for key in list(taken.partitions)[:1]}
+        taken = taken._replace(partitions={**taken.partitions, **changed}, state=None if stopped else STATE)
+        snapshot = Snapshot(taken, Watched())
+        assert exposition.write(snapshot) == Exposition().write(snapshot)
+
+
 def test_nothing_runs() -> None:
     empty = Readings(1.0, None, {}, {}, {}, {}, NO_REQUESTS, ROOM)
-    text = expose(Snapshot(empty, Watched())).decode()
+    text = Exposition().write(Snapshot(empty, Watched())).decode()
     assert not re.search("^appliance_disk_seconds_until_full ", text, re.MULTILINE)
     assert list(text_string_to_metric_families(text))
 
@@ -219,6 +233,7 @@ def test_prometheus_takes_rules_configuration_and_metrics(tmp_path: Path) -> Non
     for kind, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         done = subprocess.run([PROMTOOL, "check", kind, HERE / name], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
-    text = expose(Snapshot(readings(), Watched(Lags({("g", "t"): Lag(1, 1, 1.0)}, 0, 0), 1.0, 1.0, {"network": 1.0})))
+    watched = Watched(Lags({("g", "t"): Lag(1, 1, 1.0)}, 0, 0), 1.0, 1.0, {"network": 1.0})
+    text = Exposition().write(Snapshot(readings(), watched))
     done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr

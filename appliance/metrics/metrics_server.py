@@ -19,7 +19,7 @@ from ..processes.clock import now_ms
 from ..processes.supervisor.side_processes import SideArguments
 from ..status import read_state
 from .disk_forecast import SAMPLE_S, DiskForecast
-from .exposition import CONTENT_TYPE, Snapshot, Watched, expose
+from .exposition import CONTENT_TYPE, Exposition, Snapshot, Watched
 from .heart_watch import HeartWatch
 from .lag_watch import LagWatch
 from .readings import Reader, Readings
@@ -53,7 +53,7 @@ class Pages:
         self.lag_watch = LagWatch(data_dir)
         self._data_dir, self._hearts = data_dir, HeartWatch(seen)
         self._reader = Reader(data_dir)
-        self._forecast = DiskForecast()
+        self._forecast, self._exposition = DiskForecast(), Exposition()
         self._lock = threading.Lock()
         self._looked_ms, self._noted_ms = 0, now_ms() - SAMPLE_S * 1000
 
@@ -81,7 +81,8 @@ class Pages:
         until_full_s = self._forecast.seconds_until_full(readings.at_s, readings.room)
         with self._lock:
             hearts = self._hearts.ages_s(readings.state["processes"] if readings.state else (), now_ms())
-        return Page(200, CONTENT_TYPE, expose(Snapshot(readings, Watched(lags, age_s, until_full_s, hearts))))
+        watched = Watched(lags, age_s, until_full_s, hearts)
+        return Page(200, CONTENT_TYPE, self._exposition.write(Snapshot(readings, watched)))
 
     def live(self) -> Page:
         """Live: the supervisor runs, since this process does."""

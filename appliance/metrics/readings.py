@@ -198,7 +198,7 @@ class Reader:
         self._by_key: dict[TopicPartition, SegmentTable] = {}
 
     def read(self) -> Readings:
-        """Read once; some 10 microseconds for each partition.
+        """Read once; some microseconds for each partition, and 10 for one that has changed since the last reading.
 
         Raises:
             NoDirectory: there is no such directory.
@@ -208,7 +208,7 @@ class Reader:
         partitions = {key: table.counts() for key, table in self._map(state, pages.values())}
         copies = {process: read_page(self._mapped[shown]) for process, shown in pages.items() if shown in self._mapped}
         requests, traffic = _served(copies.values(), partitions.values())
-        flushed = (RequestCounts(counts.flush_times, counts.flush_ns, 0, 0) for counts in partitions.values())
+        flushed = (RequestCounts(row.flush_times, row.flush_ns, 0, 0) for row in partitions.values() if row.flush_ns)
         flushes = RequestCounts.total([NO_REQUESTS, *flushed])
         return Readings(
             wall_s(),

@@ -172,7 +172,7 @@ class PageCounts(NamedTuple):
 
 def read_page(cells: Cells) -> PageCounts:
     """Copy a page."""
-    values = list(cells[:CELL_COUNT])
+    values = cells[:CELL_COUNT].tolist() if isinstance(cells, memoryview) else cells[:CELL_COUNT]
     gauges = dict(zip(GAUGE_NAMES, values[GAUGES:], strict=False))
     traffic = {
         name: (values[TRAFFIC + 2 * number], values[TRAFFIC + 2 * number + 1]) for number, name in enumerate(LISTENERS)
