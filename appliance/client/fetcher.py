@@ -40,6 +40,7 @@ from ..errors import (
     OffsetOutOfRange,
     ProtocolFault,
     RequestTimedOut,
+    StorageFault,
     UnknownPartition,
     from_code,
 )
@@ -58,6 +59,10 @@ BACKOFF_S: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 PAUSE_S_MAX: Final = 0.5
 SHARE_BYTES_MIN: Final = 64 * 1024
+UNTRUSTED: Final = (
+    "the log is damaged from there on, or the partition is offline; it is tried again: `appliance doctor` says more"
+)
+"""What KAFKA_STORAGE_ERROR means in the reply to a fetch: a full disk does not refuse consumers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +347,8 @@ class Fetcher:
     def _on_refused(self, fetched: Fetched, code: int, now_s: float) -> None:
         topic, partition = fetched.topic_partition
         fetched.resume_s = now_s + BACKOFF_S
-        error = from_code(code, about=f"{topic}-{partition} at offset {fetched.offset}")
+        where = f"{topic}-{partition} at offset {fetched.offset}"
+        error = StorageFault(f"{where}: {UNTRUSTED}") if code == StorageFault.code else from_code(code, about=where)
         if isinstance(error, OffsetOutOfRange):
             reset = self._options.reset
             text = f"{topic}-{partition}: offset {fetched.offset} is outside of {fetched.log_start}..{fetched.end}"

@@ -6,8 +6,8 @@ very many partitions it takes more.  A page that is opened ends the pause early,
 earliest.
 
 The processor time of a poll's thread is measured; all of it, with what the coordinator and the streams of the pages
-spend, is COST_FACTOR times as much.  Each poll asks for the lag of at most GROUPS_MAX groups, those that a page shows first, then those that were
-asked for the longest time ago.
+spend, is COST_FACTOR times as much.  Each poll asks for the lag of at most GROUPS_MAX groups, those that a page shows
+first, then those that were asked for the longest time ago.
 
 A poll runs in a thread.  It reads shared memory and files (:mod:`appliance.metrics.readings`); only groups, and
 partitions of other brokers, are asked for.  What cannot be asked for now (ZooKeeper is away, the coordinator restarts)
