@@ -53,7 +53,8 @@ def test_a_damaged_range_is_out_of_service_until_it_is_repaired(server: Server) 
     behind = before + third["messages"]
     file = log_path(server.data_dir / "web-0", 0)
     damage(file, third["position"] + 62)
-    wait_for(lambda: "damaged" in json.dumps(succeeding("status", "--json", *at).json["partitions"]), "it is found")
+    wait_for(lambda: row(server)["state"] == "damaged", "it is found")
+    assert run("status", *at).status == 74
     seen = row(server)
     (found,) = seen["damaged"]
     assert seen["state"] == "damaged" and f"{file.name}:{third['position']}: " in seen["reason"]

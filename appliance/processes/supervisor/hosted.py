@@ -14,8 +14,8 @@ class HostedPartition:
     """One partition.
 
     ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` is the reason why it
-    cannot be written, "" when it can.  ``full``: the file for which the disk has no room now, as its writer says, or
-    "".  ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
+    cannot be written, "" when it can.  ``full``: what its writer says about the disk that has no room now, or "".
+    ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
     """
 
     __slots__ = ("damaged", "full", "offline", "settings", "table", "topic_id")
