@@ -13,11 +13,13 @@ import os
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -33,9 +35,11 @@ from hypothesis.stateful import (
 )
 
 from appliance.errors import BadValue
-from appliance.spark.pipeline.batch_record import PLAN, BatchRecord, store_plan
+from appliance.spark.pipeline import pipeline_sink
+from appliance.spark.pipeline.batch_record import PLAN, BatchRecord, TopicRead, store_plan
 from appliance.spark.pipeline.compaction import compact, compactable
 from appliance.spark.pipeline.delta_store import DeltaStore
+from appliance.spark.pipeline.earlier_letters import ORIGIN, Origin
 from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.parquet_store import ParquetStore
 from appliance.spark.pipeline.pipeline_sink import Committer, Job
@@ -43,6 +47,7 @@ from appliance.spark.pipeline.resume import TopicLog, decide, next_plan
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import Beginning, accept_from, begin_from, check_from
 from appliance.spark.pipeline.tables import claim, open_store
+from appliance.spark.sink import Identity
 
 from .pipelines import events
 from .test_pipeline_pipeline_sink import records_at
@@ -52,7 +57,7 @@ ARROW = {"int": pa.int64(), "float": pa.float64(), "string": pa.string(), "bool"
 WIDTH = {"int": 0, "float": 1, "string": 2}
 COLUMNS = ("a", "b", "c")
 TOPICS = ("t", "u")
-STOPS = ("planned", "tasks", "tables", "manifest")
+STOPS = ("planned", "letters", "tasks", "tables", "manifest")
 BATCH_BYTES = 150
 
 
@@ -68,8 +73,48 @@ class Line(NamedTuple):
     number: int
 
     @property
+    def dead(self) -> bool:
+        """Whether no parser takes it."""
+        return self.number % 4 == 3
+
+    @property
     def value(self) -> bytes:
+        if self.dead:
+            return b"no pairs %d" % self.number
         return f"time=2026-11-20T00:{self.number % 60:02d}:00Z a={self.number} b={self.number} c={self.number}".encode()
+
+
+class Letters:
+    """The topic of dead letters.  It leaves out what a producer has sent, and refuses an older epoch."""
+
+    def __init__(self) -> None:
+        self.id = "letters"
+        self.sent: list[Origin] = []
+        self._producers: dict[int, tuple[int, int]] = {}
+        self.room = 1 << 30
+        """How many more are taken before the driver is killed."""
+
+    @property
+    def log(self) -> TopicLog:
+        return TopicLog(self.id, {0: (0, len(self.sent))})
+
+    def origins(self, wanted: TopicRead) -> list[Origin]:
+        return [each for first, end in wanted.ranges.values() for each in self.sent[first:end]]
+
+    def write(self, who: Identity, batches: Iterable[pa.RecordBatch]) -> None:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        epoch, known = self._producers.get(who.producer_id, (who.epoch, 0))
+        assert not rows or who.epoch >= epoch, "the appliance refuses an older epoch"
+        known = known if who.epoch == epoch else 0
+        for number, row in enumerate(rows):
+            if number >= known:
+                if not self.room:
+                    raise Stopped
+                self.room -= 1
+                headers = {each["key"]: each["value"].decode() for each in row["headers"]}
+                topic, topic_id, partition, offset = (headers[name] for name in ORIGIN)
+                self.sent.append(Origin(topic, topic_id, int(partition), int(offset), row["value"]))
+                self._producers[who.producer_id] = who.epoch, number + 1
 
 
 class Machine(RuleBasedStateMachine):
@@ -89,7 +134,10 @@ class Machine(RuleBasedStateMachine):
         self.half = False
 
     def forget(self) -> None:
-        """What the tables must have: nothing."""
+        """What the tables must have: nothing.  Of another output nothing was rejected."""
+        self.letters = Letters()
+        self.copies = []
+        self.rejected: set[Origin] = set()
         self.rows: dict[Line, dict[str, Any]] = {}
         self.kinds: dict[str, str] = {}
         self.read: dict[tuple[str, int], tuple[str, int]] = {}
@@ -152,6 +200,7 @@ class Machine(RuleBasedStateMachine):
             "parser": {"own": {"kind": "logfmt", "columns": self.columns}},
             "output": {"path": "out", "format": self.format},
             "aggregate": [{"name": "hits", "kind": "count", "by": ["topic"]}],
+            "dead_letters": {"topic": "letters"},
         }
         return parse(given, self.base)
 
@@ -171,23 +220,31 @@ class Machine(RuleBasedStateMachine):
         return self.base / "out"
 
     @precondition(lambda self: self.out.exists())
-    @rule(how=st.sampled_from(["copy", "restore", "no plan", "empty plan", "foreign plan"]), which=st.integers(0, 9))
-    def files(self, how: str, which: int) -> None:
-        """Keep a copy of the output, or put one back; or lose the plan."""
-        if how == "copy":
-            copy = self.base / f"copy{len(self.copies)}"
-            shutil.copytree(self.out, copy)
-            self.copies.append((copy, dict(self.rows), dict(self.kinds), dict(self.read), self.half))
-        elif how == "restore" and self.copies:
-            copy, rows, kinds, read, half = self.copies[which % len(self.copies)]
-            shutil.rmtree(self.out)
-            shutil.copytree(copy, self.out)
-            self.rows, self.kinds, self.read, self.half = dict(rows), dict(kinds), dict(read), half
-            self.versions = []
-        elif how == "no plan":
+    @rule()
+    def a_copy_is_kept(self) -> None:
+        copy = self.base / f"copy{len(self.copies)}"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.out, copy)
+        rows = {line: dict(row) for line, row in self.rows.items()}
+        self.copies.append((copy, rows, dict(self.kinds), dict(self.read), self.half))
+
+    @precondition(lambda self: self.copies)
+    @rule(which=st.integers(0, 9))
+    def a_copy_is_put_back(self, which: int) -> None:
+        copy, rows, kinds, read, half = self.copies[which % len(self.copies)]
+        shutil.rmtree(self.out)
+        shutil.copytree(copy, self.out)
+        self.rows = {line: dict(row) for line, row in rows.items()}
+        self.kinds, self.read, self.half = dict(kinds), dict(read), half
+        self.versions = []
+
+    @precondition(lambda self: self.out.exists())
+    @rule(plan=st.sampled_from(["", "none", "of another"]), which=st.integers(0, 9))
+    def the_plan_is_lost(self, plan: str, which: int) -> None:
+        if plan == "none":
             (self.out / PLAN).unlink(missing_ok=True)
-        elif "plan" in how:
-            (self.out / PLAN).write_text("" if how == "empty plan" else BatchRecord(which, "of another").encode())
+        else:
+            (self.out / PLAN).write_text(plan and BatchRecord(which, plan).encode())
 
     def delta_tables(self) -> dict[str, DeltaTable]:
         return {each.parent.name: DeltaTable(str(each.parent)) for each in self.out.glob("*/_delta_log")}
@@ -200,7 +257,8 @@ class Machine(RuleBasedStateMachine):
         for name, table in self.delta_tables().items():
             if versions[name] < table.version():
                 table.restore(versions[name])
-        self.rows, self.kinds, self.read, self.half = dict(rows), dict(kinds), dict(read), False
+        self.rows = {line: dict(row) for line, row in rows.items()}
+        self.kinds, self.read, self.half = dict(kinds), dict(read), False
 
     @precondition(lambda self: (self.out / "events").exists() and not self.half)
     @rule()
@@ -234,7 +292,8 @@ class Machine(RuleBasedStateMachine):
         try:
             identity = claim(self.settings)
             open_store(self.settings, identity).prepare()
-            beginning = begin_from(self.settings, identity, self.logs)
+            letters: Any = self.letters
+            beginning = begin_from(self.settings, identity, self.logs, letters, self.letters.log)
         except BadValue as error:
             self.check_refusal(str(error))
             return
@@ -252,9 +311,11 @@ class Machine(RuleBasedStateMachine):
             (topic, part): (self.id_of[topic], end) for topic in TOPICS for part, (_, end) in self.bounds[topic].items()
         }
         assert self.read == ends, "everything was read"
+        assert set(self.letters.sent) >= self.rejected, "every line that was rejected is a dead letter"
         if self.format == "delta":
             versions = {name: table.version() for name, table in self.delta_tables().items()}
-            self.versions.append((versions, dict(self.rows), dict(self.kinds), dict(self.read)))
+            rows = {line: dict(row) for line, row in self.rows.items()}
+            self.versions.append((versions, rows, dict(self.kinds), dict(self.read)))
 
     def adopt_columns(self) -> None:
         for name, kind in self.columns.items():
@@ -311,6 +372,9 @@ class Machine(RuleBasedStateMachine):
             replay = None
             if plan is None:
                 return
+            if plan.dead is None:
+                assert beginning.letters is not None
+                plan = msgspec.structs.replace(plan, dead=beginning.letters.of_plan(last.ends, self.letters.log))
             self.micro_batch(beginning, plan, stop)
             self.take(plan)
             last = plan
@@ -318,13 +382,17 @@ class Machine(RuleBasedStateMachine):
     def micro_batch(self, beginning: Beginning, plan: BatchRecord, stop: str | None) -> None:
         store_plan(OutputFiles(self.settings.output), plan)
         reach(stop, "planned")
+        self.letters.room = 1 if stop == "letters" else 1 << 30
         works = []
         for task, ((topic, partition), (first, end)) in enumerate(
             (key, bounds) for key, bounds in plan.ranges() if bounds[0] < bounds[1]
         ):
             found = [each for each in self.lines[topic] if each.partition == partition and first <= each.offset < end]
             batch = records_at(topic, partition, [(each.offset, each.value) for each in found])
-            works.append(Job(self.settings, beginning, plan.batch, task, 0).run(iter([batch])))
+            with ExitStack() as stack:
+                stack.enter_context(mock.patch.object(pipeline_sink, "LetterTopic", lambda _: self.letters))
+                stack.enter_context(mock.patch.object(pipeline_sink, "TaskWriter", self.writer))
+                works.append(Job(self.settings, beginning, plan.batch, task, 0).run(iter([batch])))
         reach(stop, "tasks")
         with ExitStack() as stack:
             if stop == "tables" and self.format == "delta":
@@ -337,6 +405,9 @@ class Machine(RuleBasedStateMachine):
                 self.take(plan)
             Committer(self.settings, beginning).commit(works, plan.batch)
 
+    def writer(self, _: object, who: Identity) -> Any:
+        return mock.Mock(write=lambda batches: self.letters.write(who, batches))
+
     def take(self, plan: BatchRecord) -> None:
         """The model's own commit."""
         for (topic, partition), (first, end) in plan.ranges():
@@ -345,11 +416,17 @@ class Machine(RuleBasedStateMachine):
                 assert (id, at) == (self.id_of[topic], first), "no line is skipped and none is read twice"
                 self.read[topic, partition] = (id, end)
             for line in self.lines[topic]:
-                if line.partition == partition and first <= line.offset < end:
+                if line.partition == partition and first <= line.offset < end and line.dead:
+                    self.rejected.add(Origin(topic, line.id, partition, line.offset, line.value))
+                elif line.partition == partition and first <= line.offset < end:
                     self.rows[line] = {
                         name: converted(converted(str(line.number), kind), self.kinds[name])
                         for name, kind in self.columns.items()
                     }
+
+    @invariant()
+    def no_dead_letter_is_sent_twice(self) -> None:
+        assert len(set(self.letters.sent)) == len(self.letters.sent)
 
     @invariant()
     def the_tables_have_what_was_read(self) -> None:
@@ -397,3 +474,41 @@ def test_any_order_of_runs_crashes_copies_and_changes(kind: str) -> None:
         phases=[Phase.generate, *([Phase.shrink] if "MACHINE_SHRINK" in os.environ else [])],
     )
     run_state_machine_as_test(machine, settings=sizes)
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    made = Machine()
+    made.topics_are_created()
+    yield made
+    made.no_dead_letter_is_sent_twice()
+    made.teardown()
+
+
+def test_a_plan_that_comes_back_with_a_copy_sends_no_dead_letter_again(machine: Machine) -> None:
+    """The copy was made during a micro-batch.  Later ones have used its producers, which the appliance then refuses."""
+    writer = machine.writer
+
+    def copying(options: object, who: Identity) -> Any:
+        if not machine.copies:
+            machine.a_copy_is_kept()
+        return writer(options, who)
+
+    machine.numbers = itertools.count(3)
+    with mock.patch.object(machine, "writer", copying):
+        machine.runs("t", 0, 9)
+    assert machine.bounds["t"][0][1] > BATCH_BYTES, "it took several micro-batches"
+    machine.a_copy_is_put_back(0)
+    machine.runs("t", 0, 4)
+    assert [each.value for each in machine.letters.sent] == [b"no pairs %d" % number for number in (3, 7, 11, 15)]
+
+
+def test_another_line_at_the_offset_of_a_dead_letter_is_one_too(machine: Machine) -> None:
+    machine.start(None)
+    machine.a_copy_is_kept()
+    machine.runs("t", 0, 4)
+    machine.disturb("shorter", "t", 0)
+    machine.numbers = itertools.count(7)
+    machine.a_copy_is_put_back(0)
+    machine.runs("t", 0, 1)
+    assert [(each.offset, each.value) for each in machine.letters.sent] == [(111, b"no pairs 3"), (111, b"no pairs 7")]

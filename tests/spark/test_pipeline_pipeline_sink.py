@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from appliance.errors import AlreadyRunning
-from appliance.spark.pipeline.batch_record import BatchRecord, encode_schema, store_plan
+from appliance.spark.pipeline.batch_record import BatchRecord, TopicRead, encode_schema, store_plan
 from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.pipeline_sink import Committer, Job, number_space
@@ -55,10 +55,16 @@ def begun(made: Settings, run: str = "run") -> Beginning:
     return Beginning(identity, BatchRecord(-1, tables=definitions(made, schema, {})), None, encode_schema(schema), run)
 
 
-def micro_batch(made: Settings, batch: int, tasks: Sequence[Sequence[pa.RecordBatch]], attempt: int = 0) -> None:
+def micro_batch(
+    made: Settings,
+    batch: int,
+    tasks: Sequence[Sequence[pa.RecordBatch]],
+    attempt: int = 0,
+    read: Mapping[str, TopicRead] = {},
+) -> None:
     beginning = begun(made)
     open_store(made).prepare()
-    store_plan(OutputFiles(made.output), BatchRecord(batch, beginning.run))
+    store_plan(OutputFiles(made.output), BatchRecord(batch, beginning.run, read=dict(read)))
     works = [Job(made, beginning, batch, number, attempt).run(iter(given)) for number, given in enumerate(tasks)]
     Committer(made, beginning).commit(works, batch)
 
@@ -122,12 +128,13 @@ def test_windows_become_final_in_the_tables(topics: Topics, topic: str, tmp_path
 def test_dead_letters_carry_their_origin(topics: Topics, topic: str, tmp_path: Path) -> None:
     topics.create(f"{topic}-dead")
     made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
-    micro_batch(made, 0, [[records([b"x"], topic, 77)]])
+    micro_batch(made, 0, [[records([b"x"], topic, 77)]], read={topic: TopicRead("of-topic", {0: (77, 80)})})
     (record,) = stored(topics.server, f"{topic}-dead")
     assert (record.key, record.value) == (b"k", b"x")
     assert dict(record.headers) == {
         "reason": b"not a line of access",
         "topic": topic.encode(),
+        "topic_id": b"of-topic",
         "partition": b"0",
         "offset": b"77",
         "timestamp": b"2026-11-20T00:00:00+00:00",

@@ -35,6 +35,7 @@ from appliance.wire.requests import EARLIEST
 from ..server import Server, wait_for
 from .conftest import ROOT, Topics
 from .pipelines import access, events, fill, places, settings
+from .test_sink import stored
 
 JUNK = [b"this is no access line", b"\xff\xfe\x00", b""]
 AGGREGATES = [
@@ -85,6 +86,26 @@ def test_lines_become_tables_and_a_second_run_adds_only_what_is_new(
     assert set(table.column("date").to_pylist()) == {"2026-11-20"}
     check_dead_letters(consumed(topics.server, f"{topic}-dead", 3), table, topic)
     check_totals(made, f"{topic}-changes", topics)
+
+
+def test_dead_letters_are_not_repeated_after_an_older_output_was_restored(
+    spark: SparkSession, topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    for name in (topic, f"{topic}-dead"):
+        topics.create(name)
+    made = settings(tmp_path, topics, topic, dead_letters={"topic": f"{topic}-dead"})
+    out, copy = Path(made.output.path), tmp_path / "copy"
+    fill(topics, topic, [access(1), *JUNK[:1]])
+    run(made, once=True, session=spark)
+    shutil.copytree(out, copy)
+    fill(topics, topic, [*JUNK[1:], access(2)])
+    run(made, once=True, session=spark)
+    shutil.rmtree(out)
+    shutil.copytree(copy, out)
+    fill(topics, topic, [b"a later one", access(3)])
+    assert run(made, once=True, session=spark).rows == 5
+    assert len(events(made)) == 3
+    assert [each.value for each in stored(topics.server, f"{topic}-dead")] == [*JUNK, b"a later one"]
 
 
 def check_dead_letters(messages: list[Any], table: Any, topic: str) -> None:

@@ -5,7 +5,8 @@ A record is stored with the rows of its micro-batch in the same commit: in the m
 
     {"batch": 12, "run": "5f0c", "cores": 2,
      "read": {"web": {"id": "9d31", "ranges": {"0": [100, 250], "1": [80, 80]}}},
-     "tables": {"events": {"columns": "…", "meaning": {…}}}}
+     "tables": {"events": {"columns": "…", "meaning": {…}}},
+     "dead": {"id": "77c0", "ranges": {"0": [40, 40]}}}
 
 ``read`` has the range of offsets of every partition that the tables have ever read, also of those from which this
 micro-batch has read nothing: the last record alone says where to continue.  A *plan* is the record of a micro-batch
@@ -47,13 +48,17 @@ class TableDefinition(msgspec.Struct, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """See the module's docstring.  ``run``: the run that planned it, for tasks on so many ``cores``."""
+    """See the module's docstring.  ``run``: the run that planned it, for tasks on so many ``cores``.
+
+    ``dead``: see ``earlier_letters``; None without a topic of dead letters.
+    """
 
     batch: int
     run: str = ""
     cores: int = 0
     read: dict[str, TopicRead] = {}
     tables: dict[str, TableDefinition] = {}
+    dead: TopicRead | None = None
 
     @property
     def ends(self) -> Positions:

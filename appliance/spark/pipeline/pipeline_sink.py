@@ -7,16 +7,16 @@ changed ones, and commits everything under the number of the micro-batch.
 
 Spark repeats a task, or the whole micro-batch, after a failure.  Files of the first attempt never become visible.
 Messages to topics are written as an idempotent producer whose id follows from pipeline, plan, task and micro-batch (see
-``spark/sink.py``), so they are not duplicated either.  If the configuration has changed in between, and with it the
-text of dead letters, they are written again under another id.  So they are if the tables are restored from a copy:
-lines that are read again are rejected again.
+``spark/sink.py``), so they are not duplicated either.  If the configuration has changed in between, the id is
+another one; so it is if the tables were restored from a copy.  Dead letters that were sent before are left out then
+(``earlier_letters``); messages of aggregates are sent again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -35,6 +35,7 @@ from ..options import SinkOptions
 from ..sink import TaskWriter, identity
 from .aggregates import build
 from .batch_record import BatchRecord, load_plan
+from .earlier_letters import LetterTopic, Unsent
 from .events import Outcome, Transform, by_topic
 from .multiline import LINES, Joiner
 from .output_files import OutputFiles
@@ -87,6 +88,8 @@ class Job:
         self._totals = build(settings, self._schema)
         self._aggregates = [total for name, total in self._totals.items() if name not in ("ledger", "audit")]
         self._partials: dict[str, list[pa.Table]] = {}
+        self._plan = beginning.replay, batch
+        self._unsent: Unsent | None = None
         self._who = identity(f"{number_space(settings, beginning, batch)}/dead", task, batch)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Work:
@@ -107,8 +110,7 @@ class Job:
                 topic = batch.column("topic")[0].as_py()
                 if topic == self._settings.audit.topic:
                     dead = self._counted(batch)
-                    if len(dead):
-                        yield from dead_letters(dead, self._settings.pipeline.name)
+                    yield from self._letters(dead)
                 else:
                     self._arrived(batch)
                     yield from self._events(self._joiner.add(batch))
@@ -118,8 +120,18 @@ class Job:
         for batch in batches:
             outcome = self._transform.run(batch)
             self._keep(batch, outcome)
-            if len(outcome.dead):
-                yield from dead_letters(outcome.dead, self._settings.pipeline.name)
+            yield from self._letters(outcome.dead)
+
+    def _letters(self, dead: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The dead letters that were not sent before."""
+        if not len(dead) or not self._settings.dead_letters.topic:
+            return
+        if self._unsent is None:
+            replay, batch = self._plan
+            plan = replay if replay is not None and replay.batch == batch else None
+            plan = plan or load_plan(OutputFiles(self._settings.output))
+            self._unsent = Unsent(LetterTopic(self._settings), plan if plan and plan.batch == batch else None)
+        yield from dead_letters(self._unsent.of(dead), self._settings.pipeline.name, self._unsent.ids)
 
     def _arrived(self, batch: pa.RecordBatch) -> None:
         """Add the messages to the audit."""
@@ -223,13 +235,14 @@ def plain_reasons(reasons: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.replace_substring_regex(reasons, r" \(byte \d+\)", "")
 
 
-def dead_letters(dead: pa.Table, pipeline: str) -> Iterator[pa.RecordBatch]:
-    """Messages with unchanged key and value, and headers with their origin and the reason."""
+def dead_letters(dead: pa.Table, pipeline: str, ids: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """Messages with unchanged key and value, and headers with their origin and the reason; ``ids``: of the topics."""
     origin = [dead.column(name).to_pylist() for name in ("topic", "partition", "offset", "timestamp", "reason")]
     headers = [
         [
             {"key": "reason", "value": reason.encode()},
             {"key": "topic", "value": topic.encode()},
+            {"key": "topic_id", "value": ids.get(topic, "").encode()},
             {"key": "partition", "value": b"%d" % partition},
             {"key": "offset", "value": b"%d" % offset},
             {"key": "timestamp", "value": stamp.isoformat().encode()},

@@ -69,14 +69,15 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(limit) if limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = _heads(self._present())
+        self._target = self._heads()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         last = _from_json(start)
         replay = self._beginning.replay
         if replay is not None and replay.batch == last.batch + 1:
             return _to_json(replay)
-        logs = self._present()
+        present = self._present()
+        logs = {topic: log for topic, log in present.items() if topic in self._settings.topics}
         heads = _heads(logs)
         if self._target is not None:
             heads = {key: min(head, self._target.get(key, 0)) for key, head in heads.items()}
@@ -84,16 +85,26 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if resumption.conflicts and self._settings.input.fail_on_data_loss:
             raise OffsetOutOfRange(f"{resumption.conflicts[0]}. To continue in spite of it: `{ACCEPT}`, then run again")
         plan = next_plan(resumption.begun, heads, bytes_of(limit), self._beginning.run)
-        return start if plan is None else _to_json(msgspec.structs.replace(plan, cores=self._cores))
+        if plan is None:
+            return start
+        letters, dead = self._beginning.letters, None
+        if letters is not None and self._settings.dead_letters.topic in present:
+            dead = letters.of_plan(last.ends, present[self._settings.dead_letters.topic])
+        return _to_json(msgspec.structs.replace(plan, cores=self._cores, dead=dead))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        heads = _heads(self._present())
-        return to_json(heads)
+        return to_json(self._heads())
+
+    def _heads(self) -> Positions:
+        present = self._present()
+        return _heads({topic: log for topic, log in present.items() if topic in self._settings.topics})
 
     def _present(self) -> dict[str, TopicLog]:
+        """The topics of the sources, and that of dead letters."""
         seen_s, logs = self._logs
         if time.monotonic() - seen_s > HEADS_AGE_S_MAX:
-            logs = read_logs(self._planner.access, self._settings.topics)
+            letters = self._settings.dead_letters.topic
+            logs = read_logs(self._planner.access, [*self._settings.topics, *([letters] if letters else [])])
             self._logs = time.monotonic(), logs
         return logs
 

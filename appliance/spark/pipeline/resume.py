@@ -116,6 +116,7 @@ def decide(
         record.cores if record is not None else 0,
         {**kept, **topics_read(ids, ranges)},
         record.tables if record is not None else {},
+        record.dead if record is not None else None,
     )
     found = unfinished or plan
     replay = _repeated(found, record, begun, logs) if found is not None and record is not None else None
@@ -166,7 +167,7 @@ def _repeated(
             return None
         ranges[key] = (first, end)
     ids = {topic: read.id for topic, read in begun.read.items()}
-    return BatchRecord(plan.batch, plan.run, plan.cores, topics_read(ids, ranges))
+    return BatchRecord(plan.batch, plan.run, plan.cores, topics_read(ids, ranges), dead=plan.dead)
 
 
 def _not_repeatable(unfinished: BatchRecord, logs: Mapping[str, TopicLog]) -> list[Conflict]:

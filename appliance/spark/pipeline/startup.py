@@ -14,6 +14,7 @@ has accepted: lost offsets, topics that were created again, and wider types::
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from ...wire.requests import EARLIEST, LATEST
 from ..access import Access
 from .aggregates import build
 from .batch_record import BatchRecord, TableDefinition, decode_schema, encode_schema, load_plan
+from .earlier_letters import Earlier, LetterTopic, fits, look
 from .events import Transform
 from .output_files import OutputFiles
 from .resume import Resumption, TopicLog, decide
@@ -54,7 +56,8 @@ class Finding(NamedTuple):
 class Beginning(msgspec.Struct, frozen=True):
     """What source and sink of a query need.  ``committed``: the record behind which the first micro-batch comes.
 
-    ``columns``: those of events; ``run``: the id of this run; ``replay``: the plan to repeat first.
+    ``columns``: those of events; ``run``: the id of this run; ``replay``: the plan to repeat first; ``letters``: the
+    dead letters that are there already, None without a topic of dead letters.
     """
 
     identity: str
@@ -62,6 +65,7 @@ class Beginning(msgspec.Struct, frozen=True):
     replay: BatchRecord | None
     columns: str
     run: str
+    letters: Earlier | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -97,11 +101,11 @@ def output_lock(settings: Settings) -> PidLock:
     return PidLock((Path(files.uri()) if files.local else settings.state_dir) / LOCK)
 
 
-def topic_logs(settings: Settings, retry_ms: int | None = None) -> dict[str, TopicLog]:
-    """The topics of the sources as the appliance has them.  A topic that does not exist is left out."""
+def topic_logs(settings: Settings, retry_ms: int | None = None, only: list[str] | None = None) -> dict[str, TopicLog]:
+    """The topics of the sources (or these) as the appliance has them.  A topic that does not exist is left out."""
     access = Access(settings.pipeline.bootstrap, settings.input.retry_ms if retry_ms is None else retry_ms)
     try:
-        return read_logs(access, settings.topics)
+        return read_logs(access, settings.topics if only is None else only)
     finally:
         access.close()
 
@@ -245,7 +249,10 @@ def begin(settings: Settings) -> Beginning:
     record = store.recorded()
     lost = record.read if record is not None and settings.input.fail_on_data_loss else ()
     ensure_topics(settings, lost)
-    return begin_from(settings, identity, topic_logs(settings))
+    logs, letters = topic_logs(settings), settings.dead_letters.topic
+    if not letters:
+        return begin_from(settings, identity, logs)
+    return begin_from(settings, identity, logs, LetterTopic(settings), topic_logs(settings, only=[letters])[letters])
 
 
 def ensure_topics(settings: Settings, read: Collection[str]) -> None:
@@ -264,7 +271,13 @@ def ensure_topics(settings: Settings, read: Collection[str]) -> None:
                     raise UnknownPartition(f"there is no topic {name!r}: `appliance topics create {name}`") from error
 
 
-def begin_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog]) -> Beginning:
+def begin_from(
+    settings: Settings,
+    identity: str,
+    logs: Mapping[str, TopicLog],
+    letters: LetterTopic | None = None,
+    letters_log: TopicLog | None = None,
+) -> Beginning:
     """As :func:`begin`, with the topics that were found."""
     found = examine(settings, open_store(settings, identity), logs)
     raise_refused(found)
@@ -272,11 +285,30 @@ def begin_from(settings: Settings, identity: str, logs: Mapping[str, TopicLog]) 
     store.extend(EVENTS, found.schema)
     recorded = found.resumption.begun
     begun = msgspec.structs.replace(recorded, tables=definitions(settings, found.schema, recorded.tables))
+    earlier, replay, run = None, found.resumption.replay, run_id(settings)
+    if letters is not None and letters_log is not None:
+        earlier = look(letters, begun, letters_log)
+        begun = msgspec.structs.replace(begun, dead=earlier.ranges)
+        if replay is not None and not (
+            same_settings(replay.run, run) and fits(replay.dead, letters_log) and not earlier.ahead_of(replay.ends)
+        ):
+            # Other dead letters, or later ones, may have been sent since: its producers cannot go on.
+            replay = msgspec.structs.replace(replay, run=run, dead=earlier.ranges)
     if found.resumption.first:
         store.commit(begun, [])
     elif found.resumption.conflicts or begun.tables != recorded.tables:
         store.amend(begun, {})
-    return Beginning(identity, begun, found.resumption.replay, encode_schema(found.schema), uuid.uuid4().hex)
+    return Beginning(identity, begun, replay, encode_schema(found.schema), run, earlier)
+
+
+def run_id(settings: Settings) -> str:
+    """The id of a new run.  It shows with which settings the run was made."""
+    digest = hashlib.blake2b(settings.encode().encode(), digest_size=8).hexdigest()
+    return f"{uuid.uuid4().hex}.{digest}"
+
+
+def same_settings(run: str, other: str) -> bool:
+    return run.rpartition(".")[2] == other.rpartition(".")[2]
 
 
 def raise_refused(found: Examination) -> None:
