@@ -26,7 +26,7 @@ from . import end_to_end
 TITLE = "Many connections"
 ROUND_S = 75
 SIZE = 200
-CONNECTIONS, SMOKE_CONNECTIONS = (1, 100, 1_000, 5_000), (1, 50)
+CONNECTIONS, SMOKE_CONNECTIONS = (1, 100, 1_000, 5_000), (50,)
 SPARE_FILES = 500
 """Open files of a process besides these connections."""
 MESSAGES, RATE, SECONDS = 500_000, 1_000, 2

@@ -20,7 +20,7 @@ from ..measures import ratios
 TITLE = "Many partitions"
 ROUND_S = 100
 SIZE = 200
-COUNTS, LARGE_COUNTS, SMOKE_COUNTS = (1, 10, 100, 1_000), (10_000,), (1, 10)
+COUNTS, LARGE_COUNTS, SMOKE_COUNTS = (1, 10, 100, 1_000), (10_000,), (1, 3)
 MESSAGES = 1_000_000
 PRODUCER = QUEUE | LARGE | {"acks": "1"}
 
