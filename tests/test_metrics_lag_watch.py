@@ -55,6 +55,7 @@ def test_what_did_not_change_is_not_measured_again(server: Server) -> None:
     with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
         producer.send("u", b"x").result(20)
         admin.commit("once", {("u", 0): 0})
+        wait_for(lambda: "u-0" in server.state["tables"], "the supervisor to name the new table")
         watch = LagWatch(server.data_dir)
         first = watch.measure()
         known = watch._known["once", TopicPartition("u", 0)]
