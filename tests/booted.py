@@ -91,7 +91,14 @@ class Machine:
             "--root",
             "--wd",
         ]
-        clean = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8", "TERM=dumb"]
+        clean = [
+            "env",
+            "-i",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME=/root",
+            "LANG=C.UTF-8",
+            "TERM=dumb",
+        ]
         return [*inside, *clean, *words]
 
     def run(

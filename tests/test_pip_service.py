@@ -39,6 +39,7 @@ def downloads(tmp_path: Path) -> Path:
         pytest.skip("the wheels cannot be downloaded")
     for path in tmp_path.glob("appliance-*.whl"):
         path.unlink()
+    tmp_path.chmod(0o755)  # apt reads as a user of its own
     return tmp_path
 
 
