@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,7 +69,11 @@ def settings(broker: Broker, group: str, strategy: str) -> dict[str, Any]:
 
 
 class Members:
-    """Consumers of one group in this process, polled in turn."""
+    """Consumers of one group in this process, polled in turn.
+
+    A commit runs in a thread while the others are polled: it may wait behind its member's JoinGroup, which waits until
+    they have joined, too, and librdkafka joins in ``poll``.
+    """
 
     def __init__(self, broker: Broker, topic: str, strategy: str) -> None:
         self.group = f"group-{uuid.uuid4()}"
@@ -77,6 +82,8 @@ class Members:
         self.all: list[Consumer] = []
         self.commits_may_fail = False
         self.seen: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor()
+        self._commits: dict[Consumer, Future[None]] = {}
 
     def join(self) -> Consumer:
         consumer = Consumer(self._settings)
@@ -86,15 +93,34 @@ class Members:
 
     def leave(self, consumer: Consumer) -> None:
         self.all.remove(consumer)
+        while not self._has_committed(consumer):
+            self.poll()
         consumer.close()
+
+    def close(self) -> None:
+        while self.all:
+            self.leave(self.all[0])
+        self._threads.shutdown()
 
     def poll(self) -> None:
         for consumer in self.all:
+            if not self._has_committed(consumer):
+                continue
             message = consumer.poll(0.05)
             if message is not None:
                 assert message.error() is None, message.error()
                 self.seen[(message.value() or b"").decode()] += 1
-                self.commit(consumer, message)
+                self._commits[consumer] = self._threads.submit(self.commit, consumer, message)
+
+    def _has_committed(self, consumer: Consumer) -> bool:
+        """Wait a moment for its commit; an error of the commit is raised here."""
+        if consumer in self._commits:
+            try:
+                self._commits[consumer].result(0.05)
+            except TimeoutError:
+                return False
+            del self._commits[consumer]
+        return True
 
     def commit(self, consumer: Consumer, message: Message) -> None:
         """Commit.  One that is refused because of a rebalance is sent again, at most COMMITS_MAX times.
@@ -135,8 +161,7 @@ def members(broker: Broker, topic: str, strategy: str) -> Iterator[Members]:
     try:
         yield group
     finally:
-        for consumer in group.all:
-            consumer.close()
+        group.close()
 
 
 @pytest.mark.timeout(180)

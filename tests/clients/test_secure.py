@@ -245,6 +245,9 @@ def aiokafka(access: Access) -> str:
         finally:
             with suppress(AioError):
                 await producer.stop()
+            for each in gc.get_objects():  # it has left some to the garbage collector
+                if isinstance(each, asyncio.Transport) and not each.is_closing():
+                    each.abort()
 
     return asyncio.run(asyncio.wait_for(produce(), DEADLINE_S))
 
