@@ -174,20 +174,21 @@ class Log:
 
     # ---- writing
 
-    def append(self, batches: Batches) -> None:
-        """Append checked batches, which are placed one after another from ``end_offset`` on: all of them or none.
+    def append(self, batches: Batches) -> tuple[int, int]:
+        """Append all of these checked batches, placed from ``end_offset`` on, or none; return their bytes and records.
 
         Raises:
             DiskFull, OutOfResources: try again when there is room.
             StorageFault: the disk fails.
         """
         if not batches:
-            return
+            return 0, 0
         view, info = batches[0]
         assert int.from_bytes(view[:8], "big") == self._segments.active.end + info.size - info.count, "not placed"
-        size = 0
+        size = records = 0
         for _, info in batches:
-            size += info.size
+            size += info[0]
+            records += info[1]
         try:
             if self._marked:
                 self._remove_marker()
@@ -198,6 +199,7 @@ class Log:
             self.state = OFFLINE
             raise
         self.state = ONLINE
+        return size, records
 
     def roll(self) -> None:
         """Seal the active segment and start the next one.  An empty segment stays; its age restarts at 0.

@@ -40,6 +40,8 @@ assert _BASE_AND_LENGTH.size == LENGTH_END
 
 Batches = Sequence[tuple[memoryview, BatchInfo]]
 
+_new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+
 
 class State(NamedTuple):
     """The state that an append continues from.  All of it but ``born_ms`` follows from the files."""
@@ -106,7 +108,7 @@ class Segment:
         except OSError:
             self.restore(self.state)
             raise
-        self.state = State(end, timestamp, records, index_bytes, last_entry, born_ms)
+        self.state = _new(State, (end, timestamp, records, index_bytes, last_entry, born_ms))
         self.end = end
 
     def _write(self, views: list[memoryview], size: int) -> None:
@@ -220,9 +222,6 @@ def has_header(file: File, base: int, position: int, stop: int) -> bool:
     )
 
 
-_new_info = tuple.__new__
-
-
 def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[int, BatchInfo]]:
     """Yields position and header of every batch in [position, stop), without checking checksums.
 
@@ -260,7 +259,7 @@ def headers(file: File, base: int, position: int, stop: int) -> Iterator[tuple[i
         info = (
             size, count, max_timestamp, first_timestamp, producer_id, producer_epoch, base_sequence, attributes,
         )  # fmt: skip
-        yield position, _new_info(BatchInfo, info)
+        yield position, _new(BatchInfo, info)
         position += size
 
 

@@ -30,7 +30,6 @@ from ...wire.frames import SIZE_BYTES, split
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer
-from ..clock import now_ns
 from ..handoff import pieces
 from .worker_link import AppendRequest, Link, Source
 
@@ -93,12 +92,12 @@ class HandedOverConnections:
         with self.lock:
             handed.watch()
 
-    def take(self, fd: int) -> list[tuple[Source, AppendRequest]]:
+    def take(self, fd: int, now_ns: int) -> list[tuple[Source, AppendRequest]]:
         """Receive from a connection; return its append requests."""
         handed = self._by_fd[fd]
         if not handed.watched:  # by the flusher, since epoll returned it
             return []
-        appends, more = handed.take()
+        appends, more = handed.take(now_ns)
         if not more:
             with self.lock:
                 handed.leave()
@@ -106,7 +105,7 @@ class HandedOverConnections:
             with self.lock:
                 if handed.unanswered > self._common.limits.requests_max:  # still, now that answers cannot interfere
                     handed.pause()
-        return [(handed, append) for append in appends]
+        return appends
 
     def recall(self, link: Link | None = None) -> None:
         """Give back all connections, or those of one worker, once they are answered."""
@@ -116,7 +115,7 @@ class HandedOverConnections:
                     handed.leave()
 
     def check(self, now_ms: int) -> None:
-        """Give back connections with few requests."""
+        """Once in CHECK_MS, give back connections with few requests."""
         if now_ms - self._check_ms < CHECK_MS:
             return
         self._check_ms = now_ms
@@ -200,7 +199,7 @@ class HandedOver:
 
     # ---- taking: the loop alone
 
-    def take(self) -> tuple[list[AppendRequest], bool]:
+    def take(self, now_ns: int) -> tuple[list[tuple[Source, AppendRequest]], bool]:
         """Read once.
 
         Returns:
@@ -217,9 +216,8 @@ class HandedOver:
             count = 0
         self._filled += count
         more = count > 0
-        since_ns = now_ns()
         self._counters.received(count)
-        appends: list[AppendRequest] = []
+        appends: list[tuple[Source, AppendRequest]] = []
         frames: list[tuple[int, int]] = []
         taken = 0
         try:
@@ -228,7 +226,10 @@ class HandedOver:
                 if not self._is_usual(request):
                     break
                 assert isinstance(request, Produce)
-                appends.append(((request, since_ns), self._acks, _positions(request, start)))
+                positions: list[int] = []
+                for _, _, part_start, part_stop in request.parts:
+                    positions += (start + part_start, start + part_stop)
+                appends.append((self, ((request, now_ns), self._acks, positions)))
                 taken += request.count
         except ProtocolFault:
             more = False  # the worker parses it again, and closes the connection
@@ -329,7 +330,3 @@ class HandedOver:
     def close(self) -> None:
         self.pause()
         self._sock.close()
-
-
-def _positions(request: Produce, start: int) -> list[int]:
-    return [start + position for part in request.parts for position in part[2:]]

@@ -119,20 +119,20 @@ class Unflushed:
 
     # ---- flushing
 
-    def due_in_ms(self) -> int:
+    def due_in_ms(self, now_ms: int) -> int:
         """How long a flush can wait; call it while :attr:`since_ms` is set."""
         settings = self._log.settings
         delay_ms = settings.flush_ms
         if self._records >= settings.flush_messages:
             delay_ms = min(delay_ms, FLUSH_DELAY_MS)
-        return max(0, self.since_ms + delay_ms - now_ms())
+        return max(0, self.since_ms + delay_ms - now_ms)
 
-    def flush_if_due(self) -> None:
+    def flush_if_due(self, now_ms: int) -> None:
         if not self.since_ms:
             self._asked_now = False
             return
         settings = self._log.settings
-        waited_ms = now_ms() - self.since_ms
+        waited_ms = now_ms - self.since_ms
         due = (
             self._records >= settings.flush_messages
             or (not self._records and self._answers)

@@ -51,6 +51,10 @@ class ReadyAnswer(NamedTuple):
 
 def send_answers(ready: Sequence[ReadyAnswer]) -> None:
     """Send all answers to one source at once.  Call with the flusher's lock held."""
+    if len(ready) == 1:  # as usual
+        ((source, _, token, answer),) = ready
+        source.answer(((token, answer),))
+        return
     by_source: dict[Source, list[tuple[Any, Answer]]] = {}
     for source, _, token, answer in ready:
         by_source.setdefault(source, []).append((token, answer))

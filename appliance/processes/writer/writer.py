@@ -38,7 +38,7 @@ from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
 from ..child import become_child, set_log_level
-from ..clock import now_ms, wall_ms
+from ..clock import now_ms, now_ns, wall_ms
 from ..control import Channel
 from .appender import Appender
 from .delete_before import delete_before
@@ -104,7 +104,7 @@ class Writer:
 
     def __init__(self, arguments: WriterArguments, control: Channel) -> None:
         self._arguments = arguments
-        self._control = control
+        self._control, self._heart = control, arguments.heart
         self._table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
@@ -118,9 +118,9 @@ class Writer:
             self._unflushed.lock,
             wake=self._alarm.ring,
         )
-        self._full = False  # whether the disk has no room, as the supervisor knows it
+        self._full = False  # whether the disk has no room, as the table shows and the supervisor knows
         self._retire_ms: int | None = None  # when it was asked to
-        self._quiet_since_ms = now_ms()
+        self._now_ms = self._quiet_since_ms = now_ms()  # _now_ms: of the end of the last turn
 
     # ---- opening and closing
 
@@ -185,13 +185,14 @@ class Writer:
         handed_over, unflushed = self._handed_over, self._unflushed
         idle = not unflushed.since_ms and not handed_over
         events = self._epoll.poll(timeout_s)
+        began_ns = now_ns()
         if self._control.pending:
             self._control.flush()
-        self._arguments.heart.beat()
+        self._heart.beat()
         arrived: list[tuple[Source, AppendRequest]] = []
         for fd, event in events:
             if fd in handed_over:
-                arrived += handed_over.take(fd)
+                arrived += handed_over.take(fd, began_ns)
             elif fd in self._links:
                 arrived += self._take(fd, event)
             else:
@@ -201,19 +202,19 @@ class Writer:
                 self._on_control()
         if arrived:
             self._write(arrived)
-        unflushed.flush_if_due()
-        if handed_over:
-            handed_over.check(now_ms())
-        if events or not idle or handed_over:
-            self._quiet_since_ms = now_ms()
-        elif now_ms() - self._quiet_since_ms >= self._arguments.config.writer.idle_ms:
-            self._quiet_since_ms = now_ms()
+        self._now_ms = now = now_ms()
+        unflushed.flush_if_due(now)
+        handed_over.check(now)
+        if events or not idle:
+            self._quiet_since_ms = now
+        elif now - self._quiet_since_ms >= self._arguments.config.writer.idle_ms:
+            self._quiet_since_ms = now
             self._control.send(["idle"])
 
     def _timeout_s(self) -> float:
-        beat_ms = self._arguments.heart.beat_ms
+        beat_ms = self._heart.beat_ms
         if self._unflushed.since_ms:
-            return min(self._unflushed.due_in_ms(), beat_ms) / 1000
+            return min(self._unflushed.due_in_ms(self._now_ms), beat_ms) / 1000
         wait_ms = min(self._arguments.config.writer.idle_ms, beat_ms)
         if self._retire_ms is not None:
             wait_ms = min(wait_ms, RETIRE_MS_MAX)
@@ -238,14 +239,14 @@ class Writer:
         self._unflushed.refuse(refusals)
         if isinstance(error, StorageFault):
             raise error
-        if isinstance(error, DiskFull) and self._table.state != DISK_FULL:
+        if isinstance(error, DiskFull) and not self._full:
             logger.warning("%s: %s", self._arguments.path, error)
-            self._table.set_state(DISK_FULL)
             self._show_full(str(error))
 
     def _show_full(self, reason: str) -> None:
         """Report that the disk has no room for the log, and with "" that it has again."""
         self._full = bool(reason)
+        self._table.set_state(DISK_FULL if reason else ONLINE)
         self._control.send(["full", reason])
 
     # ---- workers
@@ -329,7 +330,7 @@ class Writer:
             StorageFault: the disk fails.
         """
         try:
-            with self._arguments.heart.working():  # it waits for flushes, and the disk may be slow
+            with self._heart.working():  # it waits for flushes, and the disk may be slow
                 count = delete_before(
                     self._log, self._producers, offset, self._unflushed.flush_and_wait, self._show_start
                 )
