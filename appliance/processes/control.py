@@ -33,6 +33,8 @@ FDS_MAX: Final = 8
 INT_BYTES: Final = array("i").itemsize
 FDS_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * INT_BYTES)
 
+TRUNCATED: Final = int(socket.MSG_CTRUNC)
+"""As a number: an operation of an enum's member takes longer than all else that receives a message."""
 NOT_NOW: Final = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 """The kernel takes no message at the moment; any other error means that the peer is gone."""
 
@@ -135,8 +137,10 @@ class Channel:
             self._give_up()
             return None, []
         message: list[Any] = msgpack.unpackb(_buffer[:size], strict_map_key=False)
-        fds = [fd for _, _, data in ancillary for fd in array("i", data[: len(data) - len(data) % INT_BYTES])]
-        if flags & socket.MSG_CTRUNC:
+        fds: list[int] = []
+        for _, _, data in ancillary:
+            fds += array("i", data[: len(data) - len(data) % INT_BYTES])
+        if flags & TRUNCATED:
             _close_all(fds)
             return ["refused", *message], []
         return message, fds

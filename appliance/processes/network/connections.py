@@ -104,7 +104,7 @@ class Connections:
         """Receive, and start whole requests; ``first``: no other connection has waited longer for the arena."""
         inbox = connection.inbox
         connection.active_ms, connection.read_ns = self._turn.now_ms, self._turn.now_ns
-        inbox.starved = bool(self.starved) and not first and not inbox
+        inbox.starved = bool(self.starved.waiting) and not first and not inbox
         if not inbox.starved:
             received = inbox.receive(connection.transport)
             if received < 0:
@@ -203,7 +203,7 @@ class Connections:
 
     def _starve(self, connection: Connection) -> None:
         """Let the connection wait until there is room for its bytes."""
-        if not self.starved:
+        if not self.starved.waiting:
             self._ask_for_room()
         self.starved.add(connection)
 

@@ -51,11 +51,8 @@ class Metering:
         self._buckets: WeakValueDictionary[Sharers, Bucket] = WeakValueDictionary()
         self._muted: dict[Connection, None] = {}
         self._report_ms = 0
-
-    @property
-    def active(self) -> bool:
+        self.active = False
         """Whether there is anything to do: quotas, or connections that are muted."""
-        return bool(self._quotas) or bool(self._muted)
 
     @property
     def muted(self) -> int:
@@ -65,6 +62,7 @@ class Metering:
     def take_quotas(self, quotas: Iterable[Quota]) -> None:
         """Take new quotas.  Muted connections stay so for as long as they were told."""
         self._quotas = Quotas(quotas)
+        self.active = bool(self._quotas) or bool(self._muted)
         self._buckets = WeakValueDictionary()
         for connection in self._connections.by_fd.values():
             connection.session.meter = connection.session.metered = None
@@ -138,6 +136,7 @@ class Metering:
         session = connection.session
         if not session.muted_until_ms:
             self._muted[connection] = None
+            self.active = True
             self._turn.audit.refused(Reason.THROTTLED, session.principal, connection.peer, ms=throttle_ms)
         session.held = True
         session.muted_until_ms = max(session.muted_until_ms, self._turn.now_ms + throttle_ms)
@@ -152,6 +151,7 @@ class Metering:
             connection.session.muted_until_ms, connection.session.held = 0, False
             if not connection.closed:
                 self._connections.touched[connection] = None
+        self.active = bool(self._quotas) or bool(self._muted)
         if now_ms - self._report_ms >= REPORT_MS:
             self._report_ms = now_ms
             rows = [(*sharers, amount) for sharers, bucket in self._buckets.items() if (amount := bucket.report())]

@@ -39,11 +39,8 @@ class OffsetLookups:
         self._partitions = partitions
         self._wait_lists = wait_lists
         self._bytes_per_turn = self._bytes_left = bytes_per_turn
-        self._queue: deque[tuple[Pending, plan.Lookup]] = deque()
-
-    def __len__(self) -> int:
-        """How many requests wait for their next slice."""
-        return len(self._queue)
+        self.unfinished: deque[tuple[Pending, plan.Lookup]] = deque()
+        """Requests that wait for their next slice."""
 
     def start(self, connection: Connection, request: Offsets, start: int, frame: memoryview) -> bool:
         """Wait for the flush of messages acknowledged with acks=1, then look up.
@@ -88,19 +85,19 @@ class OffsetLookups:
         self._enqueue(delayed.pending, request, self._partitions.of(request))
 
     def _enqueue(self, pending: Pending, request: Offsets, partitions: Sequence[Partition | None]) -> None:
-        self._queue.append((pending, plan.Lookup(request, partitions)))
+        self.unfinished.append((pending, plan.Lookup(request, partitions)))
         self._look_up()
 
     def begin_turn(self) -> None:
         """Continue the look-ups that the last turn has left."""
         self._bytes_left = self._bytes_per_turn
-        if self._queue:
+        if self.unfinished:
             self._look_up()
 
     def _look_up(self) -> None:
         """Look up a slice of each request in turn, until this turn has read its bytes."""
-        while self._queue and self._bytes_left > 0:
-            pending, lookup = self._queue.popleft()
+        while self.unfinished and self._bytes_left > 0:
+            pending, lookup = self.unfinished.popleft()
             connection = pending.connection
             if connection.closed:
                 continue
@@ -110,11 +107,11 @@ class OffsetLookups:
                     connection.counters.failed(Offsets.api, errors)
                 self._connections.answer(pending, [connection.codec.encode_offsets(lookup.request, lookup.results)])
             else:
-                self._queue.append((pending, lookup))
+                self.unfinished.append((pending, lookup))
 
     def on_deleted(self, partition: Partition) -> None:
         """Answer parts that were not looked up yet in a deleted partition as unknown."""
-        for _, lookup in self._queue:
+        for _, lookup in self.unfinished:
             lookup.forget(partition)
 
 

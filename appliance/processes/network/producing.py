@@ -73,8 +73,8 @@ class Producing:
         partitions = self._partitions.of(request)
         if self._connections.awaits_announcement(connection, partitions):
             return False
-        for partition in partitions:
-            if partition is not None and partition.link.is_full and self._buffers.crowded:
+        for partition in partitions if self._buffers.crowded else ():
+            if partition is not None and partition.link.is_full:
                 partition.link.stalled[connection] = None
                 connection.stalled_by = partition.link
                 partition.link.ask_for_room()

@@ -22,13 +22,9 @@ class Starved:
 
     def __init__(self, turn: Turn, buffers: Buffers, read: Callable[[Connection], None]) -> None:
         self._turn, self._buffers, self._read = turn, buffers, read
-        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+        self.waiting: OrderedDict[Connection, None] = OrderedDict()
         self._since_ms = 0
         """When the first of them began to wait, or one was last fed."""
-
-    def __len__(self) -> int:
-        """How many connections wait."""
-        return len(self._waiting)
 
     @property
     def due_ms(self) -> int:
@@ -37,14 +33,14 @@ class Starved:
 
     def add(self, connection: Connection) -> None:
         """Let the connection wait until there is room for its bytes."""
-        if not self._waiting:
+        if not self.waiting:
             self._since_ms = self._turn.now_ms
-        self._waiting.setdefault(connection)
+        self.waiting.setdefault(connection)
         if connection.session.administrator:
-            self._waiting.move_to_end(connection, last=False)
+            self.waiting.move_to_end(connection, last=False)
 
     def discard(self, connection: Connection) -> None:
-        self._waiting.pop(connection, None)
+        self.waiting.pop(connection, None)
 
     def feed(self) -> bool:
         """Let the connections try again, those that wait longest first; return whether they have waited too long.
@@ -52,13 +48,13 @@ class Starved:
         The oldest unfinished frame comes before all: while memory is used up only that frame may grow.
         """
         oldest = self._buffers.oldest
-        for connection in self._waiting:
+        for connection in self.waiting:
             if connection.inbox is oldest:
                 self._feed(connection)
                 break
-        while self._waiting and self._feed(next(iter(self._waiting))):
+        while self.waiting and self._feed(next(iter(self.waiting))):
             pass
-        if not self._waiting or self._turn.now_ms < self.due_ms:
+        if not self.waiting or self._turn.now_ms < self.due_ms:
             return False
         self._since_ms = self._turn.now_ms
         return True
@@ -69,6 +65,6 @@ class Starved:
             self._read(connection)
             if connection.inbox.starved:
                 return False
-        self._waiting.pop(connection, None)
+        self.waiting.pop(connection, None)
         self._since_ms = self._turn.now_ms
         return True

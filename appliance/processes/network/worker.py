@@ -151,7 +151,8 @@ class NetworkWorker:
         )
         producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
         asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})
-        epoll.register(control.fileno(), select.EPOLLIN)
+        self._control_fd = control.fileno()
+        epoll.register(self._control_fd, select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._stats, self._limits = (0, 0), list[LimitReached]()
@@ -172,14 +173,13 @@ class NetworkWorker:
         self._producing.recall()
         self._finish_turn()
         while (self._connections.by_fd or self._handing_over.count) and not self._control.closed:
-            self.turn(0 if self._lookups else 0.1)
+            self.turn(0 if self._lookups.unfinished else 0.1)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for events, handle them, send append requests and replies."""
         events = self._epoll.poll(timeout_s)
         self._begin_turn()
         connections, producing = self._connections, self._producing
-        control_fd, doorbell_fd = self._control.fileno(), self._doorbell.fd
         for fd, event in events:
             connection = connections.by_fd.get(fd)
             if connection is not None:
@@ -192,9 +192,9 @@ class NetworkWorker:
                     connections.read(connection)
             elif fd in producing.by_fd:
                 producing.on_event(producing.by_fd[fd], event)
-            elif fd == control_fd:
+            elif fd == self._control_fd:
                 self._read_announcements()
-            elif fd == doorbell_fd:
+            elif fd == self._doorbell.fd:
                 self._doorbell.silence()
                 self._wait_lists.retry_reached()
             elif fd in self._handshakes.by_fd:
@@ -235,7 +235,7 @@ class NetworkWorker:
             if self._producing.to_send:
                 self._producing.send_all()
             self._connections.advance_touched()
-        if self._connections.starved:
+        if self._connections.starved.waiting:
             self._connections.feed_starved()
         if self._turn.now_ms - self._check_ms >= CHECK_MS:
             self._check_timeouts()
@@ -248,7 +248,7 @@ class NetworkWorker:
             or connections.touched
             or connections.unread
             or self._producing.to_send
-            or self._lookups
+            or self._lookups.unfinished
             or self._wait_lists.unfinished
         ):
             return 0
@@ -266,7 +266,7 @@ class NetworkWorker:
             next_ms = min(next_ms, now + CONTROL_RETRY_MS)
         if self._accepting.resume_ms:
             next_ms = min(next_ms, self._accepting.resume_ms)
-        if connections.starved:
+        if connections.starved.waiting:
             next_ms = min(next_ms, connections.starved.due_ms)
         return max(0, next_ms - now_ms()) / 1000
 
@@ -402,7 +402,7 @@ class NetworkWorker:
     def _gauges(self) -> list[int]:
         connections, buffers = self._connections, self._buffers
         clients = [len(connections.by_fd), self._handing_over.count, len(self._handshakes.by_fd), self._metering.muted]
-        waiting = [len(connections.starved), self._wait_lists.waiting, self._producing.waiting]
+        waiting = [len(connections.starved.waiting), self._wait_lists.waiting, self._producing.waiting]
         memory_bytes = [buffers.arena.used_bytes, buffers.arena.size_bytes, buffers.private_bytes]
         return [*clients, *waiting, *memory_bytes, self._accepting.refused]
 

@@ -53,13 +53,17 @@ class AppendRequest:
         self.targets: list[Target] = []
         self.extents: list[Extent] = []
 
-    def add(self, extent: Extent, start: int, stop: int, target: Target) -> None:
-        if not self.extents or self.extents[-1] is not extent:
-            extent.hold()
-            self.extents.append(extent)
-            self.bytes += extent.stop - extent.start
+    def add(self, extent: Extent, start: int, stop: int, target: Target) -> int:
+        """Add record batches; return how many more bytes of the arena it holds."""
         self.positions += (start, stop)
         self.targets.append(target)
+        if self.extents and self.extents[-1] is extent:
+            return 0
+        extent.hold()
+        self.extents.append(extent)
+        size = extent.stop - extent.start
+        self.bytes += size
+        return size
 
     def release(self) -> None:
         for extent in self.extents:
@@ -177,9 +181,7 @@ class WriterLink:
             self._open.clear()
             wait_ms = min(max(timeout_ms, WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
             append = self._open[acks] = AppendRequest(acks, now_ms + wait_ms)
-        self._in_hand_bytes -= append.bytes
-        append.add(extent, start, stop, target)
-        self._in_hand_bytes += append.bytes
+        self._in_hand_bytes += append.add(extent, start, stop, target)
 
     def send(self) -> None:
         """Close the open append requests, and send all that wait if there is a writer."""
