@@ -39,7 +39,11 @@ PIECE_BYTES: Final = 64 * 1024
 """Bytes that are encrypted at once.  A connection whose client does not read keeps as many."""
 HELD_BYTES_MAX: Final = 16 * 1024
 """Encrypted bytes that wait for the next piece."""
+RECORD_BYTES: Final = 16 * 1024
+"""The largest plain text of one TLS record."""
 CONTROL_BYTES_MAX: Final = 16 * 1024
+MORE: Final = int(socket.MSG_MORE)
+"""As a plain number: an operation on a flag of an enum takes as long as a system call."""
 HANDSHAKE_READ_BYTES: Final = 16 * 1024
 HANDSHAKE_RECORD: Final = 0x16
 """The first byte of a client of TLS."""
@@ -176,17 +180,21 @@ class TlsTransport:
                 return 0  # without an end of TLS: frames have lengths, so a truncated one is noticed
             self._incoming.write(_received[:received])
         filled, room = 0, len(target)
-        read = self._tls.read
+        read, incoming = self._tls.read, self._incoming
+        self.pending = False
         try:
-            while filled < room:
+            while True:
                 count = int(read(room - filled, target[filled:] if filled else target))
                 if not count:  # the peer ends the stream: the next call returns 0
                     self.pending = filled > 0
                     return filled
                 filled += count
-            self.pending = self._tls.pending() > 0 or self._incoming.pending > 0
+                if filled == room:
+                    self.pending = self._tls.pending() > 0 or incoming.pending > 0
+                    break
+                if not incoming.pending:  # OpenSSL has read no byte ahead; to find that out it raises, which takes 7 us
+                    break
         except ssl.SSLWantReadError:
-            self.pending = False
             if not filled and not self._outgoing.pending:
                 raise BlockingIOError from None
         if self._outgoing.pending:
@@ -221,7 +229,7 @@ class TlsTransport:
             taken, self._taken = self._taken, 0
             return taken
         taken = self._encrypt(data)
-        if flags & socket.MSG_MORE and self._outgoing.pending < HELD_BYTES_MAX:
+        if flags & MORE and self._outgoing.pending < HELD_BYTES_MAX:
             return taken
         return self._send_encrypted(taken)
 
@@ -237,6 +245,8 @@ class TlsTransport:
 
     def _encrypt(self, data: bytes) -> int:
         """Encrypt a piece of ``data``; return its size."""
+        if len(data) <= RECORD_BYTES:
+            return self._tls.write(data)
         view = memoryview(data)[:PIECE_BYTES]
         taken = 0
         while taken < len(view):
@@ -244,6 +254,11 @@ class TlsTransport:
         return taken
 
     def _send_encrypted(self, taken: int) -> int:
+        """Send what was encrypted.
+
+        Raises:
+            BlockingIOError: the socket has not taken all of it; the caller gives the same bytes again.
+        """
         self._unsent += self._outgoing.read()
         self._taken = taken
         self._flush()

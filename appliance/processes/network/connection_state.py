@@ -12,7 +12,6 @@ connection's transport (``wire/transport.py``); ``MSG_MORE`` keeps a header and 
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,7 @@ from ...addresses import Listener
 from ...security.principals import Origin
 from ...shared.counters import ListenerCounters
 from ...wire.requests import Codec, FileRange, Request
-from ...wire.transport import Transport
+from ...wire.transport import MORE, Transport
 from .client_session import ClientSession
 from .inbox import Inbox
 
@@ -224,7 +223,7 @@ class Connection:
                 break
             chunks.append(piece)
             size += len(piece)
-        more = socket.MSG_MORE if len(out) > len(chunks) else 0
+        more = MORE if len(out) > len(chunks) else 0
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # cheaper than sendmsg
         sent = self.transport.send(data, more)
         self.out_bytes -= sent
