@@ -13,6 +13,8 @@ FILES ?=
 ARGS ?=
 BIN := .venv/bin
 
+unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes that tests start compiles the package anew
+
 .PHONY: demo test lint bench bench-smoke chaos deb setup clean
 
 setup:
