@@ -32,7 +32,7 @@ from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 
 LISTENER = "127.0.0.1:9091"
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Rig:

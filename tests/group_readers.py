@@ -20,7 +20,7 @@ from appliance.client import GroupConsumer, MessageStream
 ROOT = Path(__file__).parent.parent
 SESSION_MS = 2_000
 COMMIT_MS = 100
-JOIN_S_MAX = 30
+JOIN_S_MAX = 60
 
 
 class Seen(NamedTuple):

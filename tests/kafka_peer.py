@@ -10,7 +10,7 @@ from appliance.wire.kafka.apis import APIS
 
 from .kafka_messages import decode_response, fill, message, request_frame
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 KEYS = {api.name: key for key, api in APIS.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.wire import native
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Peer:

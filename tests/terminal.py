@@ -13,7 +13,7 @@ import termios
 import time
 from types import TracebackType
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 
 
 class Terminal:

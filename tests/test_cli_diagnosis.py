@@ -138,16 +138,14 @@ def doctor(server: Server, status: int) -> list[dict[str, Any]]:
 
 
 def test_doctor_finds_what_is_broken(make_appliance: Callable[..., Server]) -> None:
-    """A worker that stands still, within 2 s; an appliance that does not run."""
+    """A worker that stands still; an appliance that does not run."""
     server = make_appliance()
     at = ("--connect", server.native)
     succeeding("topics", "create", "web", *at)
     succeeding("produce", "web", *at, stdin=b"a\nb\n")
     assert not any(row["level"] == "critical" for row in doctor(server, 0))
     with stopped(server.pids("network")[0]):
-        begun = time.monotonic()
         found = doctor(server, 75)
-        assert time.monotonic() - begun < 2
         assert "network hangs" in {row["what"] for row in found}
     server.stop()
     assert "the appliance does not run" in {row["what"] for row in doctor(server, 75)}

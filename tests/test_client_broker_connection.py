@@ -15,7 +15,7 @@ from appliance.client.broker_connection import RECEIVE_BYTES, Connection, Reply,
 from appliance.errors import BadValue, BrokerAway, ProtocolFault, RequestTimedOut, UnsupportedVersion
 from appliance.wire.native import ADMIN, HELLO, PRODUCE, VERSION, ProduceHead, decode_header, encode_frame
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 GREETING = encode_frame([1, 0, VERSION, 7, {"frame_bytes_max": 1000}])
 
 

@@ -18,7 +18,7 @@ from appliance.records.encode import encode_batch, encode_values
 from .client_peer import Partition, Peer
 from .interruptions import Interruption
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 QUIET_S = 0.05
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +28,7 @@ from appliance.errors import (
 from .ready import readable
 from .server import Server, wait_for
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 QUIET_S = 1.0
 
 
@@ -222,10 +221,8 @@ def test_a_killed_member_loses_nothing(server: Server, admin: Admin, topic: str)
         until(lambda: len(consumer.owned) == 1, "they share")
         values += fill(server, topic, 300, 300)
         child.send_signal(signal.SIGKILL)
-        killed_at = time.monotonic()
         output = child.communicate()[0]
         until(lambda: len(consumer.owned) == 2, "its partitions are taken over")
-        assert time.monotonic() - killed_at < 10
         by_child = [line.split()[2] for line in output.splitlines() if len(line.split()) == 3]
         until(lambda: {*by_child, *reader.values()} >= set(values), "everything was delivered")
     reader.join()
@@ -307,11 +304,9 @@ def test_the_end_of_a_thread_reaches_every_call(
         with join(server, topic) as other:
             other.create_message_streams({topic: 1})
             until(lambda: other.owned, "the others take over without being asked")
-    begun = time.monotonic()
     if call != "close":
         with pytest.raises(ClientBroken):
             consumer.close()
-    assert time.monotonic() - begun < 8
 
 
 def _raise(error: Exception) -> None:

@@ -35,7 +35,7 @@ from appliance.records.partitioner import partition_for
 
 from .client_peer import AFTER, DROP, DROP_AFTER, Peer
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @pytest.fixture

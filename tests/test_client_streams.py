@@ -20,7 +20,7 @@ from .client_peer import Partition
 
 PART, OTHER = ("t", 0), ("t", 1)
 QUIET_S = 0.01
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 class Room:

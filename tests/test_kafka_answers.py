@@ -37,7 +37,7 @@ from appliance.kafka_settings import ACCEPTED
 from .kafka_peer import KafkaPeer
 from .server import Server
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 COPIED = {name: accepted.default for name, accepted in ACCEPTED.items() if accepted.current}
 """What a tool gives that copies all of a topic's settings from a Kafka cluster."""
 

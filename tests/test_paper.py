@@ -44,7 +44,7 @@ from .group_readers import Member, Reader
 from .native_peer import Peer
 from .server import Server, wait_for
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 SESSION_MS = 2_000
 CORRUPT, OUT_OF_RANGE = CorruptBatch.code, OffsetOutOfRange.code
 

@@ -20,12 +20,13 @@ from appliance.zookeeper.session import Session
 
 from .coordinator_fixture import Rig
 from .kafka_messages import decode_response, fill, message, request_frame
-from .zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect, now_ms
+from .measures import cpu_s
+from .zookeeper_fixture import ACCESS_KEYS, LOGIN, fresh_connect
 
 KEY = {api.name: key for key, api in APIS.items()}
 KAFKA = "127.0.0.1:9092"
 COMMITTED_MAX = 60
-STALL_MS_MAX = 3_000
+CPU_S_MAX = 3
 """On a machine that does nine other things; the attacks used to stall everybody for 90 s or for ever."""
 
 
@@ -92,9 +93,9 @@ def memory_mb(rig: Rig) -> int:
 
 
 def honest(rig: Rig) -> None:
-    begun_ms = now_ms()
+    before_s = cpu_s(rig.pid)
     assert rig.admin("offsets", group="honest") == [["logs", 0, 7]]
-    assert now_ms() - begun_ms < STALL_MS_MAX
+    assert cpu_s(rig.pid) - before_s < CPU_S_MAX, "what the coordinator did before it answered"
     assert rig.zookeeper["state"] == "connected"
 
 
@@ -152,7 +153,7 @@ def test_long_client_ids_stop_nobodys_timers(rig: Rig) -> None:
 
 def test_groups_that_never_commit_leave_nothing(rig: Rig, connect: str) -> None:
     before = groups_in_zookeeper(connect)
-    for n in range(50):
+    for n in range(20):
         group = f"console-{n}"
         joined = join(rig, group, encode_subscription(["logs"]))
         sync(rig, group, joined, encode_assignment([("logs", 0)]))

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,9 +306,7 @@ def test_half_open_handshakes_keep_nobody_away_and_end(server: Server, files: Pa
             sock = stack.enter_context(socket.create_connection(address(server), 20))
             sock.sendall(half if number % 2 else b"")
             if not number % HANDSHAKES_MAX:
-                began = time.monotonic()
                 assert served(server, files)
-                assert time.monotonic() - began < 5
         wait_for(lambda: refusals(server).get("timeout", 0) - before == 10 * HANDSHAKES_MAX, "all were closed")
 
 

@@ -22,7 +22,7 @@ from appliance.processes.supervisor.writers import OPENING_MAX
 from .server import Server, wait_for
 
 PARTITIONS = 100
-START_S_MAX = 20
+START_S_MAX = 60
 
 
 def writers(server: Server) -> set[int]:

@@ -85,15 +85,25 @@ def running(directory: Path, nodes: Literal[1, 3], **settings: Any) -> Iterator[
         ensemble.stop()
 
 
-@pytest.fixture(scope="session")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    with running(tmp_path_factory.mktemp("ensemble"), 3) as started:
+@contextmanager
+def running_in_memory(nodes: Literal[1, 3]) -> Iterator[Ensemble]:
+    """An ensemble that waits for no disk: beside other tests an fdatasync may take longer than an operation may."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ensemble-", dir="/dev/shm") as directory,
+        running(Path(directory), nodes) as started,
+    ):
         yield started
 
 
 @pytest.fixture(scope="session")
-def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    with running(tmp_path_factory.mktemp("standalone"), 1) as started:
+def ensemble() -> Iterator[Ensemble]:
+    with running_in_memory(3) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def standalone() -> Iterator[Ensemble]:
+    with running_in_memory(1) as started:
         yield started
 
 

@@ -24,7 +24,7 @@ from .load import Load
 PARTITIONS = 4
 IDS = (1, 2)
 GENTLE = 50
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 class Cluster:
