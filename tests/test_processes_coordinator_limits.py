@@ -106,7 +106,7 @@ def groups_in_zookeeper(connect: str) -> list[str]:
     session = Session(connect, 6_000, login=LOGIN)
     session.start()
     try:
-        return session.call(listed(), timeout_ms=20_000)
+        return session.call(listed(), timeout_ms=60_000)
     finally:
         session.close()
 

@@ -78,7 +78,7 @@ def meddle(rig: Rig, operation: Operation[Any]) -> None:
     session = Session(rig.config.zookeeper.connect, 6_000, login=LOGIN)
     session.start()
     try:
-        session.call(operation, timeout_ms=20_000)
+        session.call(operation, timeout_ms=60_000)
     finally:
         session.close()
 

@@ -137,7 +137,7 @@ def test_killed_nodes_come_back_with_their_data(tmp_path: Path, nodes: int) -> N
         for round_, mode in enumerate(["leader", "follower"] if nodes == 3 else ["standalone"]):
             victim = serving(own).index(mode)
             kill(own, victim)
-            session.call(written(f"/b{round_}", b"2"), timeout_ms=20_000) if nodes == 3 else None
+            session.call(written(f"/b{round_}", b"2"), timeout_ms=60_000) if nodes == 3 else None
             own.start_node(victim)
             wait_serving(own)
         for i in range(nodes):
@@ -146,8 +146,8 @@ def test_killed_nodes_come_back_with_their_data(tmp_path: Path, nodes: int) -> N
         for i in range(nodes):
             own.start_node(i)
         wait_serving(own)
-        assert session.call(read("/a"), timeout_ms=20_000) == b"1"
-        assert nodes == 1 or session.call(read("/b1"), timeout_ms=20_000) == b"2"
+        assert session.call(read("/a"), timeout_ms=60_000) == b"1"
+        assert nodes == 1 or session.call(read("/b1"), timeout_ms=60_000) == b"2"
 
 
 def kill(own: Ensemble, i: int) -> None:

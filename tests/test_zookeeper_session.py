@@ -304,7 +304,7 @@ def test_a_slow_owner_finds_its_lease_over(opened: Sessions) -> None:
 
 
 def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: Ensemble, opened: Sessions) -> None:
-    session = opened.open(timeout_ms=10_000)
+    session = opened.open(timeout_ms=30_000)
     session.keep("/ids/1", b"")
     opened.until(lambda: session.holds("/ids/1"), "registered")
     before = session.session_id
@@ -312,7 +312,7 @@ def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: 
     standalone.processes[0].wait()
     opened.until(lambda: session.state is SessionState.SUSPENDED, "the connection is gone")
     answers: list[Any] = []
-    session.submit(asked(get("/ids/1")), answers.append, timeout_ms=20_000)
+    session.submit(asked(get("/ids/1")), answers.append, timeout_ms=60_000)
     standalone.start_node(0)
     wait_serving(standalone)
     opened.until(lambda: answers, "the question that waited is answered")
@@ -320,12 +320,12 @@ def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: 
 
 
 def test_a_commit_that_was_given_up_never_goes_back(standalone: Ensemble, opened: Sessions) -> None:
-    session, reader = opened.open(timeout_ms=10_000), OffsetRegistry()
+    session, reader = opened.open(timeout_ms=30_000), OffsetRegistry()
     offsets, part = OffsetRegistry(), TopicPartition("logs", 0)
     session.call(offsets.commit("g", {part: CommittedOffset(1)}))
     with Frozen(standalone), pytest.raises(ZooKeeperAway):
         session.call(offsets.commit("g", {part: CommittedOffset(2)}), timeout_ms=100)  # on its way
-    session.call(offsets.commit("g", {part: CommittedOffset(3)}), timeout_ms=20_000)
+    session.call(offsets.commit("g", {part: CommittedOffset(3)}), timeout_ms=60_000)
     assert session.call(reader.read("g"))[part].offset == 3
     assert session.call(offsets.commit("g", {part: CommittedOffset(4)})) == []
     assert session.call(reader.read("g"))[part].offset == 4

@@ -90,7 +90,7 @@ def ask(server: Server, operation: Operation[Any]) -> Any:
     session = Session(server.state["zookeeper"]["connect"], 5_000, login=server.zookeeper_login)
     session.start()
     try:
-        return session.call(operation, timeout_ms=20_000)
+        return session.call(operation, timeout_ms=60_000)
     finally:
         session.close()
 
