@@ -100,7 +100,7 @@ class KafkaCodec:
 
     def join(self, request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
         try:
-            return produce.join(request, first, frame, shift)
+            return produce.join(request, frame, shift)
         except (struct.error, IndexError, ProtocolFault):
             return False  # decode() will report the error
 

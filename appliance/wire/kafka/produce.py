@@ -51,7 +51,6 @@ VERSION_SERVED_MAX, FLEXIBLE_FROM = APIS[PRODUCE].version_max, APIS[PRODUCE].fle
 VERSION_READABLE_MAX: Final = 12
 INVALID_REQUIRED_ACKS: Final = 21
 PARTITION_BYTES_MIN: Final = 6
-CORRELATION_AT: Final = 4
 HEAD_AT: Final = 8
 """The position after the correlation id.  The heads of similar requests differ only in that."""
 
@@ -60,6 +59,9 @@ ADMIN_CLIENT_ID: Final = b"__admin_client"
 _NONE_INTERNAL: Final[frozenset[int]] = frozenset()
 
 _new = tuple.__new__  # twice as fast as the constructor of a NamedTuple
+_BEGIN = struct.Struct(">ii")
+"""Key and version as one number, which is the version since the key of Produce is 0, and the correlation id."""
+assert PRODUCE == 0
 _HEAD = struct.Struct(">hi")
 _HEAD_ONE = struct.Struct(">hhiih")
 _HEAD_ONE_FLEXIBLE = struct.Struct(">BhiBB")
@@ -70,12 +72,12 @@ _REPLY_HEAD = struct.Struct(">Ii")
 _REPLY_HEAD_FLEXIBLE = struct.Struct(">Iix")
 
 
-Context = tuple[list[int], int, bytes, list[Group], int, frozenset[int]]
+Context = tuple[list[int], int, bytes, list[Group], bytes, frozenset[int]]
 """The values needed for the reply, and for :func:`join`:
 
 - correlation ids (one, unless requests have been joined) and version,
 - the count of topics as received, and the topics: the reply has the same ones,
-- the end of the head that similar requests share (0: not known),
+- the part of the head, from HEAD_AT on, that similar requests share (empty: not known),
 - the numbers of refused parts, which are of internal topics."""
 
 
@@ -105,7 +107,7 @@ def decode(frame: memoryview, position: int, correlation_id: int, version: int, 
             raise ProtocolFault(f"more than {parts_max} partitions in one request")
     for index in internal:
         parts[index] = parts[index]._replace(stop=parts[index].start)
-    context: Context = ([correlation_id], version, topics, groups, 0, frozenset(internal))
+    context: Context = ([correlation_id], version, topics, groups, b"", frozenset(internal))
     request = Produce(context, acks, timeout_ms, parts)
     if transactional or not -1 <= acks <= 1 or not VERSION_SERVED_MIN <= version <= VERSION_SERVED_MAX:
         return _refuse(request, transactional)
@@ -131,7 +133,8 @@ def decode_one(frame: memoryview, position: int, correlation_id: int, version: i
     if stop < 0:
         return decode(frame, position, correlation_id, version, parts_max)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
-    return Produce(([correlation_id], version, _ONE_TOPIC, [group], head, _NONE_INTERNAL), acks, timeout_ms, [part])
+    shared = bytes(frame[HEAD_AT:head])
+    return Produce(([correlation_id], version, _ONE_TOPIC, [group], shared, _NONE_INTERNAL), acks, timeout_ms, [part])
 
 
 def decode_one_flexible(
@@ -152,23 +155,26 @@ def decode_one_flexible(
     if stop < 0:
         return decode(frame, position, correlation_id, version, parts_max)
     part: ProducePart = _new(ProducePart, (topic, index, start, stop))
+    shared = bytes(frame[HEAD_AT:head])
     return Produce(
-        ([correlation_id], version, _ONE_TOPIC_FLEXIBLE, [group], head, _NONE_INTERNAL), acks, timeout_ms, [part]
+        ([correlation_id], version, _ONE_TOPIC_FLEXIBLE, [group], shared, _NONE_INTERNAL), acks, timeout_ms, [part]
     )
 
 
-def join(request: Produce, first: memoryview, frame: memoryview, shift: int) -> bool:
+def join(request: Produce, frame: memoryview, shift: int) -> bool:
     """See :meth:`appliance.wire.requests.Codec.join`.  Joins requests that the two fast decoders can decode."""
     context: Context = request.context
-    correlations, version, _, _, head, _ = context
-    if not head or len(frame) < head + I32.size:
+    correlations, version, _, _, shared, _ = context
+    head = HEAD_AT + len(shared)
+    if not shared or len(frame) < head + I32.size:
         return False
-    if frame[:CORRELATION_AT] != first[:CORRELATION_AT] or bytes(frame[HEAD_AT:head]) != bytes(first[HEAD_AT:head]):
+    key_and_version, correlation_id = _BEGIN.unpack_from(frame)
+    if key_and_version != version or bytes(frame[HEAD_AT:head]) != shared:
         return False
     start, stop = _records_flexible(frame, head) if version >= FLEXIBLE_FROM else _records(frame, head)
     if stop < 0:
         return False
-    correlations += I32.unpack_from(frame, CORRELATION_AT)
+    correlations.append(correlation_id)
     topic, index, _, _ = request.parts[0]
     request.parts.append(_new(ProducePart, (topic, index, shift + start, shift + stop)))
     request.count += 1
