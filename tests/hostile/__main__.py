@@ -6,11 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .box import Box, Outcome
+from .box import GROWTH_MAX, Box, Outcome, grown
 
 WARM_UP = 10_000
 """Not counted: so many requests reach nearly every version of every API, whose codecs are built when they are needed
-first.  That takes a coordinator from 25 to 33 MB; 20,000 more take it to 36, and there it stays.
+first.
 """
 
 
@@ -30,6 +30,8 @@ def show(outcome: Outcome) -> None:
     for pid, before in outcome.before.items():
         after = outcome.after.get(pid, 0)
         print(f"memory of {pid}: {before >> 10} -> {after >> 10} KiB ({after / before - 1:+.0%})")
+    within = "not within" if grown(outcome.before, outcome.after) else "within"
+    print(f"memory is {within} {GROWTH_MAX:.0%} of what it was")
     for name, worst_ms in sorted(outcome.honest["worst_ms"].items()):
         print(f"{name}: {outcome.honest['done'][name]} times, longest {worst_ms:.0f} ms")
     for text in outcome.tracebacks[:5]:

@@ -31,6 +31,12 @@ STAYING = ("supervisor", "network", "coordinator", "zookeeper")
 """Roles whose processes never end by themselves; writers retire."""
 MEASURED = ("supervisor", "network", "coordinator")
 """Those whose memory is compared; a JVM's is its heap's."""
+MEMORY = "Anonymous"
+"""The kind of memory: what a process has inherited and allocated.  Two other kinds look like growth and are none: pages
+of a worker's arena, which are reserved from its start, count as private once it has touched them, and so does a page
+that it has inherited from the supervisor, once a reference count in it has changed.  After 10,000 requests these are 3
+and 3 of the 9 MB by which the private memory of a worker has grown, and the arena grows on with the load.
+"""
 SETTINGS: dict[str, Any] = {
     "zookeeper.nodes": 1,
     "network.workers": 2,
@@ -45,8 +51,6 @@ LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """What the listeners under attack are called in Kafka."""
 SETTLE_S_MAX = 30
 GROWTH_MAX = 0.2
-FIRST_USE_BYTES = 4 << 20
-"""Of what is imported and built when it is needed first, which a short warm-up does not reach."""
 
 
 class Outcome(NamedTuple):
@@ -117,7 +121,7 @@ class Box:
         deadline = time.monotonic() + SETTLE_S_MAX
 
         def measured() -> dict[int, int]:
-            return {pid: memory_bytes(pid) for role in MEASURED for pid in server.pids(role)}
+            return {pid: memory_bytes(pid, MEMORY) for role in MEASURED for pid in server.pids(role)}
 
         now = measured()
         while before is not None and grown(before, now) and time.monotonic() < deadline:
@@ -127,9 +131,9 @@ class Box:
 
 
 def grown(before: dict[int, int], after: dict[int, int]) -> dict[int, tuple[int, int]]:
-    """Processes that hold more than before by GROWTH_MAX and FIRST_USE_BYTES: bytes before and after."""
+    """Processes that hold more than before by GROWTH_MAX: bytes before and after."""
     pairs = {pid: (was, after.get(pid, 0)) for pid, was in before.items()}
-    return {pid: (was, now) for pid, (was, now) in pairs.items() if now > (1 + GROWTH_MAX) * was + FIRST_USE_BYTES}
+    return {pid: (was, now) for pid, (was, now) in pairs.items() if now > (1 + GROWTH_MAX) * was}
 
 
 def tls_settings(directory: Path) -> dict[str, str]:
