@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.main import get_command
 
 from appliance import cli, errors
-from appliance.cli import faults
+from appliance.cli import faults, starting
+from appliance.cli.command_tree import MODULES, tree
 from appliance.config import KEYS, load
 
 from .command_line import own_log_handlers
@@ -37,7 +41,7 @@ def commands(command: Any, words: tuple[str, ...] = ()) -> list[tuple[tuple[str,
     return [row for name, child in inner.items() for row in commands(child, (*words, name))]
 
 
-COMMANDS = commands(get_command(cli.app))
+COMMANDS = commands(get_command(tree()))
 
 
 def test_the_forms_that_scripts_rely_on_are_there() -> None:
@@ -169,14 +173,32 @@ def test_faults_of_the_system(capsys: pytest.CaptureFixture[str], error: OSError
     assert capsys.readouterr().err.startswith("appliance: ")
 
 
-def test_start_imports_neither_rich_nor_the_client() -> None:
+def test_a_plain_start_imports_neither_typer_nor_the_client() -> None:
     """Goal: start to serving within 0.5 s.  Method: see what a wrong start has imported."""
     script = (
         "import sys; sys.argv = ['appliance', 'start', '--data', '/tmp/x', '--set', 'a=b']\n"
         "from appliance.cli import main\n"
         "try: main()\n"
-        "except SystemExit: print([m for m in sys.modules if m.split('.')[0] in ('rich', 'kazoo', 'kafka')"
-        " or m.startswith('appliance.client')])"
+        "except SystemExit as end: print(end.code, [name for name in sys.modules"
+        " if name.split('.')[0] in ('typer', 'pydantic', 'rich', 'kazoo', 'kafka')"
+        " or name.startswith(('appliance.client', 'appliance.cli.command_tree'))])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "78 []" and "unknown key 'a'" in done.stderr
+
+
+@given(st.lists(st.sampled_from(["--data", "--config", "--set", "--help", "/d", "a=b", "-", ""]), max_size=6))
+def test_a_start_is_parsed_alike_with_typer_and_without(words: list[str]) -> None:
+    found = starting.plain_options(words)
+    if found is None:
+        return
+    context = get_command(tree("start")).commands["start"].make_context("start", list(words))  # type: ignore[attr-defined]
+    assert found == starting.Options(*(context.params[name] for name in ("data", "config", "settings")))
+
+
+def test_each_command_is_found_in_its_module() -> None:
+    whole = list(get_command(tree()).commands)  # type: ignore[attr-defined]
+    assert sorted(whole) == sorted(itertools.chain(*MODULES.values()))
+    for commands in MODULES.values():
+        assert tuple(get_command(tree(commands[0])).commands) == commands  # type: ignore[attr-defined]
+    assert list(get_command(tree("strat")).commands) == whole  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.cli import app
+from appliance.cli.command_tree import tree
 from appliance.cli.interactive_shell import completions
 from appliance.client import GroupConsumer
 
@@ -58,8 +58,8 @@ def test_what_one_member_reads(grouped: Server, topic: str) -> None:
         wait_for(lambda: len(consumer.owned) == len(other.owned) == 1, "both to own a partition")
         id = consumer.consumer_id
         line = f"groups describe {topic} --data {grouped.data_dir} --member "
-        assert {value for value, _, _ in completions(app, line)} == {id, other.consumer_id}
-        assert [value for value, _, _ in completions(app, line + id[:-1])] == [id]
+        assert {value for value, _, _ in completions(tree(), line)} == {id, other.consumer_id}
+        assert [value for value, _, _ in completions(tree(), line + id[:-1])] == [id]
         (part,) = consumer.owned
         found = succeeding(*describe, id, "--json", *at).json
         assert [row["id"] for row in found["members"]] == [id]

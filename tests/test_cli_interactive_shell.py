@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.cli import app
+from appliance.cli.command_tree import tree
 from appliance.cli.interactive_shell import completions
 from appliance.cli.live_names import OFFERED
 
@@ -60,7 +60,7 @@ def test_words_are_completed_from_the_tree_and_the_appliance(appliance: Server, 
     succeeding("topics", "create", f"{topic}-x", *at.split())
 
     def words(line: str) -> set[str]:
-        return {value for value, _, _ in completions(app, line)}
+        return {value for value, _, _ in completions(tree(), line)}
 
     assert words("topi") == {"topics"}
     assert words(f"topics describe {at} {topic}") == {f"{topic}-x"}

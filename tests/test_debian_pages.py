@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from appliance.cli import app
+from appliance.cli.command_tree import tree
 from appliance.config import KEYS
 from appliance.data_directory import FORMAT
 from systemd.debian import control, documents, manual_pages
@@ -29,7 +29,7 @@ def commands(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def test_every_command_and_option_is_in_a_page() -> None:
-    for words, command in commands(get_command(app)):
+    for words, command in commands(get_command(tree())):
         page = PAGES[(f"appliance-{words[0]}", 1)].replace("\\-", "-")
         assert f"appliance {' '.join(words)}" in page
         for param in command.params:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from appliance.cli import app
+from appliance.cli import command_tree
 from appliance.config import KEYS
 
 ROOT = Path(__file__).parent.parent
@@ -233,7 +233,7 @@ def commands(text: str) -> Iterator[list[str]]:
             del words[: end + 1]
 
 
-the_command = cache(lambda: get_command(app))
+the_command = cache(lambda: get_command(command_tree.tree()))
 
 
 def unknown_word(words: list[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
 from contextlib import suppress
 from time import process_time
@@ -37,6 +39,18 @@ VERSIONS = [
 ]
 NAMES = [f"{APIS[key].name}-{version}" for key, version in VERSIONS]
 MUTATIONS = int(os.environ.get("FUZZ_MUTATIONS", "4000"))
+
+
+def test_the_clients_of_the_package_are_not_imported() -> None:
+    """Goal: the coordinator starts soon.  Whoever wants them later gets them."""
+    script = (
+        "import sys; from appliance.wire.kafka import forwarded\n"
+        "print('kafka' in sys.modules, 'kafka.net.connection' in sys.modules)\n"
+        "from kafka import KafkaProducer; from kafka.protocol import admin\n"
+        "print(admin is forwarded.admin)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True"]
 
 
 @pytest.mark.parametrize(("key", "version"), VERSIONS, ids=NAMES)

@@ -171,3 +171,7 @@ def _filters(named: list[tuple[ResourceType, str]], principal: str | None, patte
 
 def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     output.print_rows(rows, COLUMNS, as_json=as_json)
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="acl", rich_help_panel="Looking after it")

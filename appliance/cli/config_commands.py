@@ -97,3 +97,7 @@ def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="config", rich_help_panel="Looking after it")

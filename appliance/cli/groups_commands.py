@@ -215,3 +215,7 @@ def _inside(asked: Cluster, offsets: dict[tuple[str, int], int]) -> dict[tuple[s
                 f"{name}: offset {wanted} is outside of {starts[part]} to {ends[part]}; the group begins at {offset}"
             )
     return found
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="groups", rich_help_panel="Topics and groups")

@@ -48,9 +48,9 @@ def shell(data: Data = None, connect: Connect = None) -> None:
         os.environ["APPLIANCE_DATA"] = str(data)
     elif connect is not None:
         os.environ["APPLIANCE_CONNECT"] = connect
-    from . import app
+    from .command_tree import tree
 
-    _read_lines(app, listener)
+    _read_lines(tree(), listener)
 
 
 def _read_lines(app: typer.Typer, listener: str) -> None:

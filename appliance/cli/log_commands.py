@@ -294,3 +294,7 @@ def exclusive(root: Path) -> Iterator[None]:
             pid = lock.read().strip()
             raise AlreadyRunning(f"{root} is in use by the appliance with pid {pid}: stop it first") from None
         yield
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="log", rich_help_panel="Looking after it")

@@ -237,3 +237,7 @@ def watching(name: str) -> Iterator[Callable[[Progress], None]]:
             )
 
         yield show
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="pipeline", rich_help_panel="Topics and groups")

@@ -1,33 +1,21 @@
-"""``appliance start`` and ``appliance status``: runs an appliance, shows the state of one.
-
-``start`` imports only the supervisor and the configuration, so that it serves soon.
-"""
+"""``appliance start`` and ``appliance status``: runs an appliance, shows the state of one."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from .. import extras, units
-from ..config import KEYS, Config, load
-from ..errors import BadValue
+from .. import units
+from ..config import KEYS
 from ..health.findings import exit_status, seen_in, wrong
 from ..processes.clock import wall_s
-from . import ending, output
+from . import ending, output, starting
 from .target import Connect, Data, Json, cluster, data_dir
-
-if TYPE_CHECKING:
-    from ..processes.supervisor.side_processes import SideArguments
-
-
-CONSOLE_PACKAGES = ("starlette", "uvicorn")
 
 
 def _complete_key(incomplete: str) -> list[str]:
@@ -71,37 +59,7 @@ def start(
 
         appliance start --data box --set native.listen=127.0.0.1:0 --set kafka.listen=127.0.0.1:0
     """
-    from . import event_log
-
-    def read() -> Config:
-        chosen = load(config, settings or [])
-        event_log.configure(chosen.log)
-        return chosen
-
-    chosen = read()
-    if chosen.console.listen and any(importlib.util.find_spec(name) is None for name in CONSOLE_PACKAGES):
-        raise BadValue(
-            f"console.listen = {chosen.console.listen}: its packages are missing: {extras.install('console')}"
-        )
-    from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
-
-    raise typer.Exit(supervisor.run(chosen, data, read, SIDE_ROLES))
-
-
-def _serve_metrics(arguments: SideArguments) -> None:
-    from ..metrics import metrics_server
-
-    metrics_server.serve(arguments)
-
-
-def _serve_console(arguments: SideArguments) -> None:
-    from ..console import console_process
-
-    console_process.serve(arguments)
-
-
-SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"console": _serve_console, "metrics": _serve_metrics}
-"""The processes beside the data path, each with its key ROLE.listen.  They import what they need after the fork."""
+    raise typer.Exit(starting.start(starting.Options(data, config, settings or [])))
 
 
 def status(

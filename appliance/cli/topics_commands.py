@@ -232,3 +232,7 @@ def _summary(topic: dict[str, Any]) -> dict[str, Any]:
     parts = topic["partitions"]
     sums = {name: sum(part.get(name) or 0 for part in parts) for name in ("messages", "bytes")}
     return {"name": topic["name"], "partitions": len(parts), **sums, "settings": topic["own"]}
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="topics", rich_help_panel="Topics and groups")

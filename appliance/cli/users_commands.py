@@ -138,3 +138,7 @@ def _ask(name: str) -> str:
         else:
             output.remark("the two are different")
     raise BadValue("no password was given")
+
+
+def register(root: typer.Typer) -> None:
+    root.add_typer(app, name="users", rich_help_panel="Who may do what")

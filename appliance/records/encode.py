@@ -41,7 +41,15 @@ _COVERED = struct.Struct(">hiqqqhii")
 assert _FRONT.size + _COVERED.size == HEADER_BYTES
 
 
-_CACHED = tuple(unsigned(number) for number in range(_VARINTS_CACHED))
+class _Varints(dict[int, bytes]):
+    """Unsigned varints below _VARINTS_CACHED, each made at its first use: making all would delay every start."""
+
+    def __missing__(self, number: int) -> bytes:
+        made = self[number] = unsigned(number)
+        return made
+
+
+_CACHED = _Varints()
 
 
 def varint(number: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.text import Text
 from typer.main import get_command
 
-from appliance.cli import app
+from appliance.cli.command_tree import tree
 from appliance.cli.faults import EXIT_STATUSES
 from appliance.config import KEYS
 from appliance.config_keys import Key
@@ -44,7 +44,7 @@ def write(directory: Path, version: str) -> None:
 
 def pages(version: str) -> dict[tuple[str, int], str]:
     """The pages as roff, by name and section."""
-    root = get_command(app)
+    root = get_command(tree())
     found = {("appliance", 1): _lines(_root_page(root, version))}
     for name, command in sorted(root.commands.items()):
         if not command.hidden:

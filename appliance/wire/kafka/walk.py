@@ -16,12 +16,11 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
-from kafka.protocol.schemas.fields.codecs import String
-
 from ...errors import ClientFault, GroupTooLarge, InvalidRequest, ProtocolFault
 from ...names import ASSIGNMENT_BYTES_MAX, INSTANCE_BYTES_MAX, PROTOCOL_BYTES_MAX, SUBSCRIPTION_BYTES_MAX
 from .apis import JOIN_GROUP, SYNC_GROUP
 from .primitives import STRING_BYTES_MAX, read_varint
+from .protocol_package import codecs
 
 TAGS_MAX: Final = 100
 """Largest number of tagged fields in one frame.  No client sends any in these APIs; newer ones may."""
@@ -82,7 +81,7 @@ def _field_step(field: Any, api_key: int, version: int, flexible: bool) -> _Step
     if isinstance(field._type.size, int):
         return _Step(field.name, nullable, field._type.size)
     bound = BOUNDS.get((api_key, field.name))
-    if not isinstance(field._type, String):
+    if not isinstance(field._type, codecs.String):
         return _Step(field.name, nullable, 0, length_bytes, bound=bound)
     return _Step(field.name, nullable, 0, length_bytes and 2, STRING_BYTES_MAX, bound=bound)
 

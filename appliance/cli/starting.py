@@ -1,0 +1,98 @@
+"""Runs an appliance for ``appliance start``, and parses plain options of that command itself.
+
+typer, and pydantic behind it, take longer to import than the whole appliance, and at a restart everybody who produces
+waits for that.  So a start whose options are complete and plain, as that of a service is, does without them.  All other
+starts, such as those with a wrong option or ``--help``, go through ``service_commands``, which explains.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import extras
+from ..config import Config, load
+from ..errors import ApplianceError, BadValue
+from . import event_log
+from .ending import Ended, on_closed_pipe
+from .faults import report
+
+if TYPE_CHECKING:
+    from ..processes.supervisor.side_processes import SideArguments
+
+CONSOLE_PACKAGES = ("starlette", "uvicorn")
+
+
+class Options(NamedTuple):
+    """The options of a start: ``--data``, ``--config``, and each ``--set``."""
+
+    data: Path
+    config: Path | None
+    settings: list[str]
+
+
+def plain_options(words: Sequence[str]) -> Options | None:
+    """The options, if all of them are ``--name value`` and right; None for any other words."""
+    given: dict[str, list[str]] = {"--data": [], "--config": [], "--set": []}
+    for name, value in zip(words[::2], words[1::2], strict=False):
+        if name not in given or not value or value.startswith("-"):
+            return None
+        given[name].append(value)
+    data, config, settings = given.values()
+    if len(words) % 2 or len(data) != 1 or len(config) > 1:
+        return None
+    return Options(Path(data[0]), Path(config[0]) if config else None, settings)
+
+
+def start(options: Options) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status.
+
+    Raises:
+        ApplianceError, OSError: see :func:`appliance.processes.supervisor.run`.
+    """
+
+    def read() -> Config:
+        chosen = load(options.config, options.settings)
+        event_log.configure(chosen.log)
+        return chosen
+
+    chosen = read()
+    if chosen.console.listen and any(importlib.util.find_spec(name) is None for name in CONSOLE_PACKAGES):
+        raise BadValue(
+            f"console.listen = {chosen.console.listen}: its packages are missing: {extras.install('console')}"
+        )
+    from ..processes import supervisor  # after the configuration, so that a wrong one fails at once
+
+    return supervisor.run(chosen, options.data, read, SIDE_ROLES)
+
+
+def run(options: Options) -> int:
+    """As :func:`start`, with errors printed."""
+    try:
+        with on_closed_pipe():
+            return start(options)
+    except Ended as ended:
+        return ended.status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (ApplianceError, OSError) as error:
+        return report(error)
+
+
+def _serve_metrics(arguments: SideArguments) -> None:
+    from ..metrics import metrics_server
+
+    metrics_server.serve(arguments)
+
+
+def _serve_console(arguments: SideArguments) -> None:
+    from ..console import console_process
+
+    console_process.serve(arguments)
+
+
+SIDE_ROLES: Mapping[str, Callable[[SideArguments], None]] = {"console": _serve_console, "metrics": _serve_metrics}
+"""The processes beside the data path, each with its key ROLE.listen.  They import what they need after the fork."""
