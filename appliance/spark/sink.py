@@ -55,6 +55,7 @@ from ..records.partitioner import partition_for
 from ..wire.native import ProduceHead
 from .access import REQUEST_TIMEOUT_S, Access, Patience
 from .options import SinkOptions
+from .python_workers import spare_collector
 
 IN_FLIGHT_BYTES_MAX: Final = 16 * 1024 * 1024
 EPOCHS: Final = 1 << 15
@@ -152,6 +153,7 @@ class TaskWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         if self._options.sort_rows:
             batches = _sorted(batches)
+        spare_collector()
         try:
             for batch in batches:
                 self._timestamp = int(time.time() * 1000)

@@ -60,6 +60,7 @@ from .access import Access, Home
 from .arrow import Decoder
 from .even_batches import even
 from .options import Bound, SourceOptions, sink_options, source_options
+from .python_workers import spare_collector
 from .sink import BatchWriter, StreamWriter
 from .stream_offsets import Positions, Range, advance, from_json, initial, is_initial, pack, ranges, split, to_json
 
@@ -145,6 +146,7 @@ class Planner:
         """The records of a task, in batches of even size."""
         if not isinstance(task, LogPartition):
             return  # pyspark 4.3 makes one of its own where there is nothing to read
+        spare_collector()
         try:
             yield from even(batch for part, home in task.ranges for batch in self._read(part, home))
         finally:
