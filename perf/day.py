@@ -25,11 +25,12 @@ from _bench import headline, row
 from appliance.spark.pipeline.batch_record import BatchRecord, store_plan
 from appliance.spark.pipeline.compaction import compact, compactable
 from appliance.spark.pipeline.output_files import OutputFiles
-from appliance.spark.pipeline.pipeline_sink import Committer, Job
+from appliance.spark.pipeline.pipeline_sink import Committer
 from appliance.spark.pipeline.resume import TopicLog
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import Beginning, begin_from
 from appliance.spark.pipeline.tables import claim, open_store
+from appliance.spark.pipeline.task_work import Job
 from appliance.spark.pipeline.times import MICROS
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
@@ -103,7 +104,7 @@ class Day:
 
     def commit(self, batch: int, values: Sequence[bytes]) -> None:
         store_plan(OutputFiles(self.settings.output), BatchRecord(batch, self.beginning.run))
-        work = Job(self.settings, self.beginning, batch, 0, 0).run(iter([records(values, batch, self.sent)]))
+        work = Job(self.settings, self.beginning, batch, 0).run(iter([records(values, batch, self.sent)]))
         Committer(self.settings, self.beginning).commit([work], batch)
 
     def report(self, batch: int, seconds: Sequence[float]) -> None:

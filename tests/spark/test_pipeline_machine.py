@@ -35,18 +35,19 @@ from hypothesis.stateful import (
 )
 
 from appliance.errors import BadValue
-from appliance.spark.pipeline import pipeline_sink
+from appliance.spark.pipeline import task_work
 from appliance.spark.pipeline.batch_record import PLAN, BatchRecord, TopicRead, store_plan
 from appliance.spark.pipeline.compaction import compact, compactable
 from appliance.spark.pipeline.delta_store import DeltaStore
 from appliance.spark.pipeline.earlier_letters import ORIGIN, Origin
 from appliance.spark.pipeline.output_files import OutputFiles
 from appliance.spark.pipeline.parquet_store import ParquetStore
-from appliance.spark.pipeline.pipeline_sink import Committer, Job
+from appliance.spark.pipeline.pipeline_sink import Committer
 from appliance.spark.pipeline.resume import TopicLog, decide, next_plan
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import Beginning, accept_from, begin_from, check_from
 from appliance.spark.pipeline.tables import claim, open_store
+from appliance.spark.pipeline.task_work import Job
 from appliance.spark.sink import Identity
 
 from .pipelines import events
@@ -390,9 +391,9 @@ class Machine(RuleBasedStateMachine):
             found = [each for each in self.lines[topic] if each.partition == partition and first <= each.offset < end]
             batch = records_at(topic, partition, [(each.offset, each.value) for each in found])
             with ExitStack() as stack:
-                stack.enter_context(mock.patch.object(pipeline_sink, "LetterTopic", lambda _: self.letters))
-                stack.enter_context(mock.patch.object(pipeline_sink, "TaskWriter", self.writer))
-                works.append(Job(self.settings, beginning, plan.batch, task, 0).run(iter([batch])))
+                stack.enter_context(mock.patch.object(task_work, "LetterTopic", lambda _: self.letters))
+                stack.enter_context(mock.patch.object(task_work, "TaskWriter", self.writer))
+                works.append(Job(self.settings, beginning, plan.batch, task).run(iter([batch])))
         reach(stop, "tasks")
         with ExitStack() as stack:
             if stop == "tables" and self.format == "delta":

@@ -16,10 +16,11 @@ from appliance.errors import AlreadyRunning
 from appliance.spark.pipeline.batch_record import BatchRecord, TopicRead, encode_schema, store_plan
 from appliance.spark.pipeline.events import Transform
 from appliance.spark.pipeline.output_files import OutputFiles
-from appliance.spark.pipeline.pipeline_sink import Committer, Job, number_space
+from appliance.spark.pipeline.pipeline_sink import Committer
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.startup import Beginning, definitions
 from appliance.spark.pipeline.tables import claim, open_store
+from appliance.spark.pipeline.task_work import Job, number_space
 from appliance.spark.pipeline.times import MICROS
 
 from .conftest import Topics
@@ -59,13 +60,12 @@ def micro_batch(
     made: Settings,
     batch: int,
     tasks: Sequence[Sequence[pa.RecordBatch]],
-    attempt: int = 0,
     read: Mapping[str, TopicRead] = {},
 ) -> None:
     beginning = begun(made)
     open_store(made).prepare()
     store_plan(OutputFiles(made.output), BatchRecord(batch, beginning.run, read=dict(read)))
-    works = [Job(made, beginning, batch, number, attempt).run(iter(given)) for number, given in enumerate(tasks)]
+    works = [Job(made, beginning, batch, number).run(iter(given)) for number, given in enumerate(tasks)]
     Committer(made, beginning).commit(works, batch)
 
 
@@ -86,8 +86,8 @@ def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_
     first = [records([access(number) for number in range(100)] + [b"dead 1"], topic)]
     second = [records([b"dead 2"], topic, 500), records([access(number) for number in range(100, 150)], topic, 501)]
     for number, given in enumerate([first, second]):
-        Job(made, begun(made), 0, number, 0).run(iter(given))  # a driver that dies before its commit
-    micro_batch(made, 0, [first, second], attempt=1)
+        Job(made, begun(made), 0, number).run(iter(given))  # a driver that dies before its commit
+    micro_batch(made, 0, [first, second])
     micro_batch(made, 0, [first, second])
     assert len(events(made)) == 150
     assert sorted(record.value or b"" for record in stored(topics.server, f"{topic}-dead")) == [b"dead 1", b"dead 2"]
@@ -180,7 +180,7 @@ def test_another_configuration_or_plan_writes_under_other_numbers(topics: Topics
 
 def test_a_micro_batch_that_another_process_has_planned_is_given_up(topics: Topics, topic: str, tmp_path: Path) -> None:
     made = settings(tmp_path, topics, topic)
-    work = Job(made, begun(made), 0, 0, 0).run(iter([records([access(1)], topic)]))
+    work = Job(made, begun(made), 0, 0).run(iter([records([access(1)], topic)]))
     store_plan(OutputFiles(made.output), BatchRecord(0, "of another"))
     with pytest.raises(AlreadyRunning, match="nothing of it is in the tables"):
         Committer(made, begun(made)).commit([work], 0)

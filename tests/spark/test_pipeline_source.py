@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadMaxBytes
 
 from appliance.errors import BadValue, OffsetOutOfRange
 from appliance.spark.pipeline.batch_record import load_plan
 from appliance.spark.pipeline.output_files import OutputFiles
-from appliance.spark.pipeline.packed_batches import unpacked
-from appliance.spark.pipeline.pipeline_sink import Committer, Job
+from appliance.spark.pipeline.pipeline_sink import TablesWriter
 from appliance.spark.pipeline.pipeline_source import PipelineReader
 from appliance.spark.pipeline.pipeline_status import status
 from appliance.spark.pipeline.settings import Settings
@@ -28,7 +29,7 @@ from .pipelines import access, events, fill, places, settings
 def run(made: Settings, limit_bytes: int = 1 << 30, once: bool = True) -> Iterator[int]:
     """As Spark's AvailableNow: yields the number of each micro-batch that is committed."""
     beginning = begin(made)
-    reader = PipelineReader(made, beginning, 2)
+    reader, writer, numbers = PipelineReader(made, beginning, 2), TablesWriter(made, beginning), count()
     try:
         if once:
             reader.prepareForTriggerAvailableNow()
@@ -36,11 +37,10 @@ def run(made: Settings, limit_bytes: int = 1 << 30, once: bool = True) -> Iterat
         assert reader.initialOffset() == start
         while (end := reader.latestOffset(start, ReadMaxBytes(limit_bytes))) != start:
             end = json.loads(json.dumps(end))
-            works = []
-            for task, part in enumerate(reader.partitions(start, end)):
-                batches = unpacked(pickle.loads(pickle.dumps(reader)).read(part))
-                works.append(Job(made, beginning, end["batch"], task, 0).run(batches))
-            Committer(made, beginning).commit(works, end["batch"])
+            works: list[WriterCommitMessage | None] = []
+            for part in reader.partitions(start, end):
+                works.append(writer.write(pickle.loads(pickle.dumps(reader)).read(part)))
+            writer.commit(works, next(numbers))
             yield end["batch"]
             start = end
     finally:

@@ -17,11 +17,12 @@ import pytest
 from appliance.errors import BadValue
 from appliance.spark.pipeline.batch_record import BatchRecord, load_plan, store_plan
 from appliance.spark.pipeline.output_files import OutputFiles
-from appliance.spark.pipeline.pipeline_sink import Committer, Job
+from appliance.spark.pipeline.pipeline_sink import Committer
 from appliance.spark.pipeline.resume import TopicLog, next_plan
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.startup import Beginning, Finding, accept_from, begin_from, check_from
 from appliance.spark.pipeline.tables import claim, open_store
+from appliance.spark.pipeline.task_work import Job
 
 from .pipelines import events
 from .test_pipeline_pipeline_sink import records_at
@@ -81,7 +82,7 @@ def run(made: Settings, topic: Topic) -> BatchRecord | None:
 def work(made: Settings, beginning: Beginning, plan: BatchRecord, topic: Topic) -> Any:
     first, end = plan.read["t"].ranges[0]
     values = [each for each in topic.values if first <= each[0] < end]
-    return Job(made, beginning, plan.batch, 0, 0).run(iter([records_at("t", 0, values)]))
+    return Job(made, beginning, plan.batch, 0).run(iter([records_at("t", 0, values)]))
 
 
 def accept(made: Settings, topic: Topic) -> list[Finding]:

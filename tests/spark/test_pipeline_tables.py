@@ -47,9 +47,9 @@ def make(settings: Settings) -> Make:
     return made
 
 
-def write(store: Store, settings: Settings, batch: int, numbers: list[int], attempt: int = 0) -> list[NewFile]:
+def write(store: Store, settings: Settings, batch: int, numbers: list[int]) -> list[NewFile]:
     """What a task does; every third event is of another day."""
-    files = EventFiles(store, settings.output, batch, 0, attempt)
+    files = EventFiles(store, settings.output, batch, 0)
     days = ["2026-11-21" if number % 3 == 0 else "2026-11-20" for number in numbers]
     files.add(pa.table([["a/b c"] * len(numbers), days, numbers], schema=SCHEMA))
     files.flush()
@@ -128,7 +128,7 @@ def test_a_repeated_micro_batch_adds_nothing(settings: Settings, make: Make) -> 
 def test_a_failed_attempt_is_not_seen(settings: Settings, make: Make) -> None:
     store = make()
     write(store, settings, 0, [1, 2, 3])
-    store.commit(BatchRecord(0), write(store, settings, 0, [1, 2, 3], attempt=1))
+    store.commit(BatchRecord(0), write(store, settings, 0, [1, 2, 3]))
     assert seen(settings) == [1, 2, 3]
 
 

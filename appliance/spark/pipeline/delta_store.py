@@ -176,7 +176,7 @@ class DeltaStore:
         if fresh:
             opened.alter.add_columns(list(Schema.from_arrow(pa.schema(fresh)).fields))
 
-    def place(self, batch: int, task: int, attempt: int, number: int, partition: Partition) -> tuple[str, str]:
+    def place(self, batch: int, task: int, number: int, partition: Partition) -> tuple[str, str]:
         name = f"{EVENTS}/{batch:09d}-{task:05d}-{number:04d}-{uuid.uuid4().hex}.parquet"
         return name, name
 

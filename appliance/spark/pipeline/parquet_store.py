@@ -56,7 +56,7 @@ class ParquetStore:
         self.check()
         (self._root / COMMITS).mkdir(parents=True, exist_ok=True)
         if (last := self._last()) is not None:
-            self._carry_out(last[1])
+            self._carry_out(last[1], resumed=True)
         shutil.rmtree(self._root / STAGING, ignore_errors=True)
 
     def recorded(self) -> BatchRecord | None:
@@ -105,19 +105,18 @@ class ParquetStore:
         last = self._last()
         return last is not None and last[1].record.batch >= batch
 
-    def place(self, batch: int, task: int, attempt: int, number: int, partition: Partition) -> tuple[str, str]:
+    def place(self, batch: int, task: int, number: int, partition: Partition) -> tuple[str, str]:
         inner = f"{EVENTS}/{directory(partition)}" if partition else EVENTS
-        name = f"{task:05d}-{attempt:03d}-{number:04d}-{uuid.uuid4().hex}.parquet"
-        return f"{STAGING}/{batch:09d}/{inner}/{name}", f"{inner}/{batch:09d}-{task:05d}-{number:04d}.parquet"
+        return _staged(batch), f"{inner}/{batch:09d}-{task:05d}-{number:04d}.parquet"
 
     def change(self, record: BatchRecord, table: str, change: Change) -> None:
         for part, rows in change.contents:
             date = part.date if part is not None else rows.column("date")[0].as_py()
             inner = part.path if part is not None else f"{directory({'date': date})}/{uuid.uuid4().hex}.parquet"
-            self._stage(record.batch, table, rows.drop_columns(["date"]), f"{table}/{inner}")
+            self._stage(record.batch, rows.drop_columns(["date"]), f"{table}/{inner}")
 
-    def _stage(self, batch: int, table: str, rows: pa.Table, final: str) -> None:
-        staged = f"{STAGING}/{max(batch, 0):09d}/{table}/{uuid.uuid4().hex}.parquet"
+    def _stage(self, batch: int, rows: pa.Table, final: str) -> None:
+        staged = _staged(batch)
         write_file(self._root / staged, rows, self._settings.compression)
         self._moves.append((staged, final))
 
@@ -132,7 +131,7 @@ class ParquetStore:
             for path in sorted((self._root / table).rglob("*.parquet")):
                 rows = pq.ParquetFile(path).read()
                 own = pa.schema([field for field in schema if field.name in rows.column_names])
-                self._stage(record.batch, table, conform(rows, own), str(path.relative_to(self._root)))
+                self._stage(record.batch, conform(rows, own), str(path.relative_to(self._root)))
         moves, self._moves = self._moves, []
         self._store(Manifest(record, moves))
 
@@ -174,15 +173,16 @@ class ParquetStore:
                 ) from None
         return None
 
-    def _carry_out(self, manifest: Manifest) -> None:
+    def _carry_out(self, manifest: Manifest, resumed: bool = False) -> None:
+        """``resumed``: an earlier process may have made directories and not made them durable."""
         changed: set[Path] = set()
         with moving(self._root):
             for staged, final in manifest.moves:
                 source, target = self._root / staged, self._root / final
                 if source.exists():
-                    target.parent.mkdir(parents=True, exist_ok=True)
+                    fresh = _made(target.parent, self._root)
+                    changed |= {self._root / each for each in Path(final).parents} if resumed else fresh
                     source.replace(target)
-                    changed |= {target.parent, target.parent.parent}
         sync_directories(changed)
 
     def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:
@@ -196,6 +196,22 @@ class ParquetStore:
             rows = pq.ParquetFile(self._root / table / part.path).read()
             found.append(rows.append_column("date", pa.array([part.date] * len(rows), pa.string())))
         return pa.concat_tables(found, promote_options="default") if found else None
+
+
+def _staged(batch: int) -> str:
+    """A new path for a file of this micro-batch: all are in one directory, which is one to make durable and remove."""
+    return f"{STAGING}/{max(batch, 0):09d}/{uuid.uuid4().hex}.parquet"
+
+
+def _made(directory: Path, root: Path) -> set[Path]:
+    """Make a directory below ``root``.  Returns it, and those that have a new entry for that."""
+    changed = {directory}
+    while directory != root and not directory.is_dir():
+        directory = directory.parent
+        changed.add(directory)
+    for each in sorted(changed):
+        each.mkdir(exist_ok=True)
+    return changed
 
 
 def part_of(path: Path, root: Path) -> Part:

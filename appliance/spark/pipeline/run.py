@@ -28,7 +28,6 @@ from .. import parallelism
 from ..spark_session import build_session
 from ..stream_offsets import Positions
 from .compaction import Compactor
-from .packed_batches import ROWS_SETTING
 from .pipeline_sink import FORMAT, PipelineSink
 from .pipeline_source import SOURCE, PipelineSource
 from .pipeline_status import Summary, publish, summary
@@ -92,9 +91,9 @@ def start(spark: SparkSession, settings: Settings, state: State, beginning: Begi
     given = {"settings": settings.encode(), "beginning": beginning.encode()}
     for each in (PipelineSource, PipelineSink):
         spark.dataSource.register(each)
-    batches = spark.readStream.format(SOURCE).options(**given, cores=str(parallelism(spark))).load()
+    works = spark.readStream.format(SOURCE).options(**given, cores=str(parallelism(spark))).load()
     writer = (
-        batches.observe(READ, sum_of("count").alias(LINES))
+        works.observe(READ, sum_of("records").alias(LINES))
         .writeStream.format(FORMAT)
         .queryName(settings.pipeline.name)
         .options(**given)
@@ -104,12 +103,7 @@ def start(spark: SparkSession, settings: Settings, state: State, beginning: Begi
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{settings.input.trigger_ms} milliseconds")
-    own = spark.conf.get(ROWS_SETTING)
-    spark.conf.set(ROWS_SETTING, "1")
-    try:
-        return writer.start()  # the query keeps a copy of the settings
-    finally:
-        spark.conf.set(ROWS_SETTING, str(own))
+    return writer.start()
 
 
 class _Run:

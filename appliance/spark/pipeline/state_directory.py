@@ -28,7 +28,7 @@ from .batch_record import BatchRecord
 
 HISTORY_ENTRIES_MAX: Final = 1000
 READ, LINES = "read", "lines"
-"""The metric that the query observes, since a row of Spark is a batch of lines: how many it has read."""
+"""The metric that the query observes, since a row of Spark is a task's work: how many lines it has read."""
 
 
 class Progress(msgspec.Struct, frozen=True):

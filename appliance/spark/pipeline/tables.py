@@ -77,7 +77,7 @@ class Store(Protocol):
         """Whether this micro-batch has been committed; ``events`` are committed last."""
         ...
 
-    def place(self, batch: int, task: int, attempt: int, number: int, partition: Partition) -> tuple[str, str]:
+    def place(self, batch: int, task: int, number: int, partition: Partition) -> tuple[str, str]:
         """The staged and the final path of a task's file."""
         ...
 
@@ -163,31 +163,29 @@ def open_store(settings: Settings, identity: str | None = None, schema: pa.Schem
 class EventFiles:
     """Takes tables of events and writes files of at most ``buffer_bytes``, each of one partition."""
 
-    def __init__(self, store: Store, settings: Output, batch: int, task: int, attempt: int) -> None:
+    def __init__(self, store: Store, settings: Output, batch: int, task: int) -> None:
         self._store = store
         self._settings = settings
         self._output = OutputFiles(settings)
-        self._who = batch, task, attempt
-        self._waiting: list[pa.Table] = []
+        self._who = batch, task
+        self._waiting: dict[tuple[tuple[str, str | None], ...], list[pa.Table]] = {}
         self._waiting_bytes = 0
         self.files: list[NewFile] = []
 
     def add(self, events: pa.Table) -> None:
-        if len(events):
-            self._waiting.append(events)
-            self._waiting_bytes += events.nbytes
-            if self._waiting_bytes >= self._settings.buffer_bytes:
-                self.flush()
+        for partition, rows in split(events, self._settings.partition_by):
+            self._waiting.setdefault(tuple(partition.items()), []).append(rows)
+        self._waiting_bytes += events.nbytes
+        if self._waiting_bytes >= self._settings.buffer_bytes:
+            self.flush()
 
     def flush(self) -> None:
-        if not self._waiting:
-            return
-        table = pa.concat_tables(self._waiting)
-        self._waiting, self._waiting_bytes = [], 0
-        for partition, rows in split(table, self._settings.partition_by):
-            staged, final = self._store.place(*self._who, len(self.files), partition)
+        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        for partition, tables in waiting.items():
+            rows = pa.concat_tables(tables)
+            staged, final = self._store.place(*self._who, len(self.files), dict(partition))
             if self._settings.sort_by:
                 rows = rows.sort_by([(name, "ascending") for name in self._settings.sort_by])
             size, footer = self._output.write_table(staged, rows)
             found = file_statistics(footer) if self._settings.format == "delta" else ""
-            self.files.append(NewFile(staged, final, tuple(partition.items()), len(rows), size, found))
+            self.files.append(NewFile(staged, final, partition, len(rows), size, found))
