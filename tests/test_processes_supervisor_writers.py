@@ -28,8 +28,15 @@ START_S_MAX = 60
 def writers(server: Server) -> set[int]:
     """Pids of the writers of topic t, also of those that state.json does not have yet."""
     assert server.process is not None
-    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return {int(pid) for pid in pids if name_of(int(pid)).startswith("wr t-")}
+    pids = [pid for nursery in children(server.process.pid) for pid in children(nursery)]
+    return {pid for pid in pids if name_of(pid).startswith("wr t-")}
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def name_of(pid: int) -> str:

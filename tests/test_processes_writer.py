@@ -35,11 +35,11 @@ def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
     """The topic was deleted, and its table with it, after the supervisor had decided to fork."""
     arguments = WriterArguments(Config(), tmp_path, "gone", 0, {}, "/appliance.test.gone", [Doorbell()])
     ours, control = Channel.pair()
-    parent, pid = os.getpid(), os.fork()
+    pid = os.fork()
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            status = run(arguments, control, parent)
+            status = run(arguments, control)
         os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
     for end in (ours, control):

@@ -29,7 +29,9 @@ def settled(seen: dict[str, Any]) -> dict[str, Any] | None:
     """The status once the state file, which follows within 0.2 s, shows the writer and no opener."""
     roles = {row["role"] for row in seen["processes"]}
     online = {row["state"] for row in seen["partitions"]} == {"online"}
-    return seen if online and roles == {"supervisor", "network", "coordinator", "scrubber", "writer"} else None
+    return (
+        seen if online and roles == {"supervisor", "nursery", "network", "coordinator", "scrubber", "writer"} else None
+    )
 
 
 def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:

@@ -43,6 +43,7 @@ memory is bounded by one segment.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import mmap
@@ -81,6 +82,7 @@ class Cells(Protocol):
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
+@functools.cache
 def boot_id() -> Boot:
     """The id of the kernel's current boot."""
     number = int(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""), 16)

@@ -38,8 +38,13 @@ class _SchedAttr(ctypes.Structure):
     ]
 
 
-def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGKILL) -> None:
-    """Make this process a child that cannot outlive its supervisor.
+def set_name(name: str) -> None:
+    """Set the name that ps shows, at most 15 bytes."""
+    _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def become_child(name: str, supervisor_pid: int) -> None:
+    """Make this process a child that cannot outlive its supervisor: the kernel kills it then.
 
     The child ignores signals from the terminal or the service manager: the supervisor stops its children in order, over
     their control channels.
@@ -47,14 +52,13 @@ def become_child(name: str, supervisor_pid: int, death_signal: int = signal.SIGK
     Args:
         name: shown by ps, at most 15 bytes.
         supervisor_pid: the child exits at once when that process is already gone.
-        death_signal: sent by the kernel when the supervisor dies; 0: the child ends at EOF on the control channel.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN if number != signal.SIGCHLD else signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     gc.set_threshold(GARBAGE_ALLOCATIONS)
-    _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-    _libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+    set_name(name)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _take_short_turns()
     if os.getppid() != supervisor_pid:
         os._exit(0)

@@ -15,6 +15,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
                        ["reload", {...}]
+    to the nursery     see :mod:`.nursery`; a writer's first message is ["forked", pid] (:mod:`.children`)
     from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
                        ["full", reason]        of the disk; "" when it has room again
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
@@ -199,7 +200,7 @@ class ChildEvents:
         self._writers.connect_worker(index)
         self._coordinator.connect(index)
 
-    def on_end(self, child: Child, status: int) -> None:
+    def on_end(self, child: Child, status: int | None) -> None:
         match child.role:
             case "network":
                 self._workers.on_end(child)
@@ -208,6 +209,8 @@ class ChildEvents:
             case "writer":
                 self._hosted.on_full(child.key, "")
                 self._writers.on_end(child)
+            case "nursery":
+                self._writers.on_nursery_end(child)
             case "opener":
                 if outcomes := self._opening.on_opener_end(child):
                     self._on_opened(outcomes)

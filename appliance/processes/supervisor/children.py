@@ -1,7 +1,7 @@
 """Forks the supervisor's children, watches them, sends them messages, and reaps them.
 
-Epoll watches two descriptors of a child: its pidfd, which shows its end, and its control channel.  :mod:`.child_events`
-handles messages and ends.
+Epoll watches two descriptors of a child: its pidfd, which shows its end, and its control channel; of a process that the
+nursery forks (:mod:`.nursery`) only the channel.  :mod:`.child_events` handles messages and ends.
 
 A child that does not take its messages is killed, and so is one that hangs (:mod:`.liveness`); then it is replaced like
 any other.  Restarts are delayed, longer each time, while a process keeps dying within YOUNG_MS of its start.
@@ -20,7 +20,7 @@ from ...shared.heartbeats import Heart, Heartbeats
 from ..clock import now_ms
 from ..control import Channel
 from .actions import REFUSALS, Action, Actions, surviving
-from .fork import Child, fork
+from .fork import Child, Nursling, fork
 from .liveness import Liveness, state_of
 
 logger = logging.getLogger(__name__)
@@ -78,14 +78,14 @@ class Children:
         timeout_ms: int,
         actions: Actions,
         on_message: Callable[[Child, list[Any]], None],
-        on_end: Callable[[Child, int], None],
+        on_end: Callable[[Child, int | None], None],
         on_change: Callable[[], None],
     ) -> None:
         """``timeout_ms``: a child whose heartbeat has not moved for so long hangs."""
         self._epoll = epoll
         self._timeout_ms = timeout_ms
         self._on_message, self._on_end, self._on_change = on_message, on_end, on_change
-        self._by_fd: dict[int, Child] = {}  # each child twice: by its pidfd and by its channel
+        self._by_fd: dict[int, Child] = {}  # each child by all descriptors of it that are watched
         self._fds: set[int] = set()  # the descriptors of all children that have not been reaped
         self._unsent: set[Child] = set()  # those for which messages are queued, perhaps with descriptors
         self._close_in_child: list[tuple[str, Callable[[], object]]] = []
@@ -99,7 +99,7 @@ class Children:
         """The appliance stops: a child that ends is not started again."""
 
     def __iter__(self) -> Iterator[Child]:
-        """All children, by pid."""
+        """All children, by pid; 0: not known yet."""
         return iter(sorted(set(self._by_fd.values()), key=lambda child: child.pid))
 
     def heart_of(self, child: Child) -> int:
@@ -145,8 +145,45 @@ class Children:
             self._heartbeats.give_back(heart)
             raise
         child.ends_by_itself = work
-        self._liveness.watch(child, heart)
+        self._add(child, heart)
         return child
+
+    def heart_at(self, index: int) -> Heart:
+        """The heart of the process that beats in this cell, for a process that forks it."""
+        return self._heartbeats.heart_at(index)
+
+    def expect(self, role: str, key: Any, order: Callable[[int, int], None]) -> Child:
+        """Watch a process from the moment when ``order(cell, fd)`` has ordered it of the nursery.
+
+        ``cell``: the index of the one that it beats in; ``fd``: its end of the control channel.
+
+        Raises:
+            REFUSALS: the machine refuses; nothing is left of the attempt.
+        """
+        heart = self._heartbeats.take()
+        try:
+            ours, theirs = Channel.pair()
+        except OSError:
+            self._heartbeats.give_back(heart)
+            raise
+        child = Nursling(role, key, ours, now_ms())
+        try:
+            self._epoll.register(ours.fileno(), select.EPOLLIN)
+            order(heart.index, theirs.fileno())  # last: it cannot be taken back
+        except OSError:
+            ours.close()
+            self._heartbeats.give_back(heart)
+            raise
+        finally:
+            theirs.close()
+        self._add(child, heart)
+        return child
+
+    def _add(self, child: Child, heart: Heart) -> None:
+        self._by_fd.update(dict.fromkeys(child.watched, child))
+        self._fds |= child.watched
+        self._liveness.watch(child, heart)
+        self._on_change()
 
     def _fork_watched(self, role: str, key: Any, target: Callable[[Channel], int], keep: Collection[str]) -> Child:
         def close_in_child() -> None:
@@ -160,14 +197,11 @@ class Children:
 
         child = fork(role, key, now_ms(), close_in_child, target)
         try:
-            self._epoll.register(child.pidfd, select.EPOLLIN)
-            self._epoll.register(child.channel.fileno(), select.EPOLLIN)
+            for fd in child.watched:
+                self._epoll.register(fd, select.EPOLLIN)
         except OSError:
             child.discard()  # a descriptor that is closed is not watched any more
             raise
-        self._by_fd[child.pidfd] = self._by_fd[child.channel.fileno()] = child
-        self._fds |= {child.pidfd, child.channel.fileno()}
-        self._on_change()
         return child
 
     # ---- messages and ends
@@ -199,22 +233,29 @@ class Children:
                 if not child.channel.closed:
                     self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
         for message, _ in child.channel.receive():
-            self._on_message(child, message)
-        if fd == child.pidfd:
+            if message[0] == "forked":
+                child.pid = message[1]
+                self._on_change()
+            else:
+                self._on_message(child, message)
+        if child.has_ended(fd, event):
             self._reap(child)
         elif child.channel.closed:
             self._give_up(child)
 
     def _give_up(self, child: Child) -> None:
         """Kill a child whose channel is closed: it does not take its messages, or has ended."""
-        if self._by_fd.pop(child.channel.fileno(), None) is not None:
-            self._epoll.unregister(child.channel.fileno())
-            child.kill()  # harmless if it is ending: its exit status stays
+        fd = child.channel.fileno()
+        if isinstance(child, Nursling):
+            self._epoll.modify(fd, 0)  # only its hang-up is of interest
+        elif self._by_fd.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        child.kill()  # harmless if it is ending: its exit status stays
 
     def _reap(self, child: Child) -> None:
-        self._fds -= {child.pidfd, child.channel.fileno()}
+        self._fds -= child.watched
         self._unsent.discard(child)
-        for fd in (child.pidfd, child.channel.fileno()):
+        for fd in child.watched:
             if self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
         status = child.reap()
@@ -222,7 +263,8 @@ class Children:
         child.channel.close()
         self._on_change()
         if not child.stopping and not (child.ends_by_itself and status == 0):
-            logger.warning("%s %s (pid %d) ended with status %d", child.role, child.key, child.pid, status)
+            told = "" if status is None else f" with status {status}"
+            logger.warning("%s %s (pid %d) ended%s", child.role, child.key, child.pid, told)
         self._on_end(child, status)
 
     def start_again(self, child: Child, start: Action, key: Any = "") -> None:

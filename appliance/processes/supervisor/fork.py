@@ -1,9 +1,11 @@
-"""Forks one child, with a control channel and a pidfd.  :mod:`.children` has all of them."""
+"""Children, as the supervisor sees them, and how it forks one.  :mod:`.children` has all of them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -15,10 +17,12 @@ from ..control import Channel
 logger = logging.getLogger(__name__)
 
 EXIT_BUG: Final = 70  # EX_SOFTWARE
+END_MS_MAX: Final = 5_000
+"""How long a killed process may take to end."""
 
 
 class Child:
-    """One forked process.
+    """One forked process, whose pidfd shows its end.
 
     ``key`` tells children of a role apart: a worker's index, a writer's partition.  ``ends_by_itself``: it does one
     piece of work and then exits with 0.  ``stopping``: it has been asked to end.
@@ -32,8 +36,17 @@ class Child:
         self.started_s = wall_s()
         self.stopping = self.ends_by_itself = False
 
-    def reap(self) -> int:
-        """The exit status, negative for a signal; call once its pidfd is readable."""
+    @property
+    def watched(self) -> set[int]:
+        """The descriptors that epoll watches."""
+        return {self.pidfd, self.channel.fileno()}
+
+    def has_ended(self, fd: int, event: int) -> bool:
+        """Whether an event of epoll shows its end."""
+        return fd == self.pidfd
+
+    def reap(self) -> int | None:
+        """The exit status, negative for a signal; waits for its end."""
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
         return os.waitstatus_to_exitcode(status)
@@ -46,6 +59,49 @@ class Child:
         self.kill()
         self.reap()
         self.channel.close()
+
+
+class Nursling(Child):
+    """A process that :mod:`.nursery` forks.  Its channel shows its end: nobody else holds the other side.
+
+    ``pid`` is 0 until its first message.  It needs no pidfd: as long as its channel is open the pid is its own.
+    """
+
+    def __init__(self, role: str, key: Any, channel: Channel, started_ms: int) -> None:
+        super().__init__(role, key, 0, -1, channel, started_ms)
+
+    @property
+    def watched(self) -> set[int]:
+        return {self.channel.fileno()}
+
+    def has_ended(self, fd: int, event: int) -> bool:
+        return bool(event & select.EPOLLHUP)
+
+    def reap(self) -> None:
+        """Wait for its end, if its pid is known; the nursery has its exit status."""
+        if self.pid:
+            self._hung_up(END_MS_MAX)
+
+    def kill(self) -> None:
+        """Kill it, unless its pid is not known yet.
+
+        Raises:
+            OSError: no descriptor is left for that.
+        """
+        if not self.pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                if not self._hung_up(0):  # so the process that the pidfd is of was this one
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
+
+    def _hung_up(self, timeout_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(self.channel.fileno(), 0)
+        return bool(poll.poll(timeout_ms))
 
 
 def fork(

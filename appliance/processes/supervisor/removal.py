@@ -132,6 +132,6 @@ class Removals:
             self._children.fork("cleaner", 0, lambda *_: run(), work=True)
             self._cleans = True
 
-    def on_cleaner_end(self, status: int) -> None:
+    def on_cleaner_end(self, status: int | None) -> None:
         self._cleans = False
         self.clean(CLEAN_AGAIN_MS if status else 0)

@@ -121,6 +121,8 @@ class StatusReport:
             {"role": "supervisor", "pid": os.getpid(), "started": self._started_s, "restarts": 0}
         ]
         for child in self._children:
+            if not child.pid:
+                continue
             row: dict[str, Any] = {"role": child.role, "pid": child.pid, "started": child.started_s}
             row["heart"] = self._children.heart_of(child)
             row["restarts"] = self._children.restarts.count(child.role, child.key)

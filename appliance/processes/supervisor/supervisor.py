@@ -11,7 +11,7 @@ This module is the program: start, loop, reload, stop.  The parts::
     workers            network workers, their arenas and doorbells
     certificates       the files of the TLS listeners, loaded again when they change
     coordinator_child  the coordinator and the state of ZooKeeper
-    writers            a writer per partition that is in use
+    writers            a writer per partition that is in use; the nursery forks them
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
     orders, removal    orders of the coordinator: creating and deleting partitions
     repairs            one partition is repaired while the others serve
@@ -315,6 +315,7 @@ class Supervisor:
         self._nodes.start()
         gc.collect()
         gc.freeze()
+        self._writers.start()
         with surviving("making arenas"):  # before the tables: without workers nothing can be served
             self._opening.make_offline_table()
             self._workers.make_arenas()
@@ -413,8 +414,8 @@ class Supervisor:
         deadline_ms = now_ms() + self._config.stop.timeout_ms
         self._workers.stop()
         self._wait_until(lambda: not self._workers, (now_ms() + deadline_ms) // 2)
-        self._writers.retire_all()
-        self._wait_until(lambda: not self._writers, deadline_ms)
+        self._writers.stop()
+        self._wait_until(lambda: self._writers.stopped, deadline_ms)
         self._coordinator.stop()
         self._sides.stop()
         self._scrubbing.stop()

@@ -6,7 +6,8 @@ handles everything else.  States of a partition::
 
     state       until                                                       then
     no writer   a worker needs one, or the coordinator has an order         queued, or opening
-    queued      one of those that open has opened its log, or has ended     opening
+    queued      one of those that open has opened its log, or has ended;    opening
+                the nursery (:mod:`.nursery`), which forks them, runs
     opening     it has opened its log, lacks a resource, is offline, ends   open, or no writer
     open        it is idle, or ends                                         no writer
 
@@ -16,19 +17,18 @@ when it closes its log.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ...config import Config
 from ...names import TopicPartition
-from ...shared.heartbeats import Heart
-from .. import writer
 from ..control import Channel
 from .actions import UNDER_WAY, Actions
-from .children import LOCK, Children
+from .children import Children
 from .fork import Child
 from .hosted import Hosted
+from .nursery_child import NurseryChild
 from .workers import Workers
 
 OPENING_MAX: Final = 16
@@ -41,9 +41,8 @@ class Writers:
     def __init__(
         self, config: Config, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, workers: Workers
     ) -> None:
-        self._config, self._data_dir = config, data_dir
         self._hosted, self._children, self._workers = hosted, children, workers
-        self._pid = os.getpid()
+        self._nursery = NurseryChild(config, data_dir, children, actions, workers, self._start_queued)
         self._by_partition: dict[TopicPartition, Child] = {}
         self._needed: set[TopicPartition] = set()
         """Partitions that a worker has asked for since their last writer was started."""
@@ -56,10 +55,15 @@ class Writers:
     def __contains__(self, partition: TopicPartition) -> bool:
         return partition in self._by_partition
 
-    def __len__(self) -> int:
-        return len(self._by_partition)
+    @property
+    def stopped(self) -> bool:
+        return not self._by_partition and not self._nursery.runs
 
     # ---- starting
+
+    def start(self) -> None:
+        """Start the nursery, which forks writers."""
+        self._nursery.start()
 
     def want(self, partition: TopicPartition) -> None:
         """Start a writer, if there is none and one can be started."""
@@ -79,20 +83,12 @@ class Writers:
         """Start a writer, which reports whether it could open its log."""
         if partition in self._by_partition or not self._hosted.is_writable(partition):
             return None
-        if len(self._opening) >= OPENING_MAX:
+        if not self._nursery.runs or len(self._opening) >= OPENING_MAX:
             self._queued[partition] = None
             return UNDER_WAY
         self._needed.discard(partition)
-        row = self._hosted[partition]
-        arguments = writer.WriterArguments(
-            self._config, self._data_dir, *partition, row.settings, row.table, self._workers.doorbells
-        )
-        pid = self._pid
-
-        def target(channel: Channel, heart: Heart) -> int:
-            return writer.run(arguments._replace(heart=heart), channel, pid)
-
-        self._by_partition[partition] = self._children.fork("writer", partition, target, {LOCK})
+        order = partial(self._nursery.order, partition, self._hosted[partition])
+        self._by_partition[partition] = self._children.expect("writer", partition, order)
         self._opening.add(partition)
         for index in self._workers:
             self.connect(partition, index)
@@ -139,9 +135,13 @@ class Writers:
             self._hosted[child.key].offline = reason
 
     def _on_opening_over(self, child: Child) -> None:
-        """Start the next of the queued writers: one fewer is opening its log."""
+        """One fewer is opening its log."""
         self._opening.discard(child.key)
-        while self._queued and len(self._opening) < OPENING_MAX and not self._children.stopping:
+        self._start_queued()
+
+    def _start_queued(self) -> None:
+        """Start as many of the queued writers as may open their logs now."""
+        while self._queued and self._nursery.runs and len(self._opening) < OPENING_MAX and not self._children.stopping:
             partition = next(iter(self._queued))
             del self._queued[partition]
             self.want(partition)
@@ -149,13 +149,18 @@ class Writers:
     def on_end(self, child: Child) -> None:
         partition: TopicPartition = child.key
         del self._by_partition[partition]
+        self._nursery.reap(child.pid)
         self._on_opening_over(child)
+        self._stop_nursery()
         if self._children.stopping or not self._hosted.is_writable(partition):
             return
         if not child.stopping:
             self._children.start_again(child, self._start, partition)
         elif partition in self._needed:
             self.want(partition)
+
+    def on_nursery_end(self, child: Child) -> None:
+        self._nursery.on_end(child)
 
     # ---- messages and ends
 
@@ -164,7 +169,7 @@ class Writers:
 
     def reload(self, config: Config, settings: Any) -> None:
         """``settings``: the configuration as plain values."""
-        self._config = config
+        self._nursery.reload(config, settings)
         for child in self._by_partition.values():
             self._children.send(child, ["reload", settings])
 
@@ -175,9 +180,15 @@ class Writers:
         self._workers.send_all(["retire", *child.key])
         self._children.send(child, ["retire"])
 
-    def retire_all(self) -> None:
+    def stop(self) -> None:
+        """Retire all writers; the nursery ends after them."""
         for child in list(self._by_partition.values()):
             self.retire(child)
+        self._stop_nursery()
+
+    def _stop_nursery(self) -> None:
+        if self._children.stopping and not self._by_partition:
+            self._nursery.stop()
 
     def drop(self, partition: TopicPartition) -> None:
         """Retire the writer of a deleted partition, and start no other."""

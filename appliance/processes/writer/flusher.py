@@ -11,6 +11,7 @@ other exception is a bug, and ends the process in the same way: no one waits for
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -41,11 +42,12 @@ class Flusher:
         self._gate.acquire()
         self._idle = True
         self._resting = threading.Condition(self.lock)
-        self._stopping = self._ended = False
-        self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
+        self._stopping, self._ended = False, True
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread, a bare one: see :meth:`appliance.shared.heartbeats.Heart.working`."""
+        self._ended = False
+        _thread.start_new_thread(self._run, ())
 
     def hand_over(self, ticket: Ticket, waiting: list[Any]) -> None:
         """Flush a ticket, then answer ``waiting``.  Call with ``lock`` held."""
@@ -67,7 +69,7 @@ class Flusher:
             if self._idle:
                 self._idle = False
                 self._gate.release()
-        self._thread.join()
+            self._resting.wait_for(lambda: self._ended)
 
     def _run(self) -> None:
         try:

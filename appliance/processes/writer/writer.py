@@ -19,11 +19,14 @@ Messages on the control channel: see :mod:`appliance.processes.supervisor.child_
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -37,7 +40,7 @@ from ...shared import memory
 from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart, alone
 from ...shared.table import COUNT_RETIRED, SEGMENTS_MAX, SegmentTable
-from ..child import become_child, set_log_level
+from ..child import set_log_level, set_name
 from ..clock import now_ms, now_ns, wall_ms
 from ..control import Channel
 from .appender import Appender
@@ -53,8 +56,13 @@ RETIRE_MS_MAX: Final = 2_000
 """How long a writer that retires waits for the workers to close their channels."""
 
 
-class WriterArguments(NamedTuple):
-    """The arguments of a writer, with which the supervisor forks it."""
+@dataclass(frozen=True)
+class WriterArguments:
+    """The arguments of a writer, with which the nursery forks it.
+
+    What the properties compute is kept: :meth:`prepare` computes it before the fork, so that the writer does not copy
+    the pages that this takes.
+    """
 
     config: Config
     data_dir: Path
@@ -63,20 +71,39 @@ class WriterArguments(NamedTuple):
     settings: dict[str, str]
     table_name: str
     doorbells: Sequence[Doorbell]
-    heart: Heart = alone()
+    heart: Heart = field(default_factory=alone)
 
-    @property
+    @cached_property
     def path(self) -> Path:
         return self.data_dir / f"{self.topic}-{self.partition}"
 
-    @property
+    @cached_property
     def topic_settings(self) -> TopicSettings:
         return TopicSettings.parse(self.settings, self.config.topics.defaults)
 
+    @cached_property
+    def table(self) -> SegmentTable:
+        """The partition's table, mapped.
 
-def run(arguments: WriterArguments, control: Channel, supervisor_pid: int) -> int:
-    """Run the writer process, from fork to exit; return its exit status."""
-    become_child(f"wr {arguments.topic}-{arguments.partition}", supervisor_pid, 0)
+        Raises:
+            FileNotFoundError: it is gone, since the topic has been deleted.
+            OSError: the machine has no memory or descriptor for it.
+        """
+        return SegmentTable(memoryview(memory.attach(self.table_name)).cast("Q"))
+
+    def prepare(self) -> None:
+        """Compute all properties.  Raises what they raise."""
+        _ = self.path, self.topic_settings, self.table
+
+
+def run(arguments: WriterArguments, control: Channel) -> int:
+    """Run the writer process, from fork to exit; return its exit status.
+
+    What it has from the nursery (:mod:`appliance.processes.supervisor.nursery`) makes it a child already, except that
+    it is not killed when the supervisor dies: it closes its log in order, at the end of the control channel.
+    """
+    set_name(f"wr {arguments.topic}-{arguments.partition}")
+    control.send(["forked", os.getpid()])
     try:
         writer = Writer(arguments, control)
     except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
@@ -105,7 +132,7 @@ class Writer:
     def __init__(self, arguments: WriterArguments, control: Channel) -> None:
         self._arguments = arguments
         self._control, self._heart = control, arguments.heart
-        self._table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
+        self._table = arguments.table
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._alarm = Doorbell()
@@ -307,9 +334,9 @@ class Writer:
                 case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
                     self._control.send(message)
                 case ["settings", settings]:
-                    self._change(self._arguments._replace(settings=settings))
+                    self._change(replace(self._arguments, settings=settings))
                 case ["reload", config]:
-                    self._change(self._arguments._replace(config=msgspec.convert(config, Config)))
+                    self._change(replace(self._arguments, config=msgspec.convert(config, Config)))
                 case ["delete_before", offset]:
                     self._delete_before(offset)
                 case ["roll"]:

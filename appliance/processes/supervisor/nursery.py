@@ -1,0 +1,170 @@
+"""The nursery forks the writers, for the supervisor: a process with one thread, few descriptors and few pages.
+
+A fork copies the tables of its process's pages and descriptors, and then every page that either side writes to.  A
+thousand writers cost the supervisor, which has descriptors for each of them, as much as all the rest of its work.  The
+nursery does nothing but fork, so little of it changes between two forks, and its children have nothing to close.
+
+The supervisor makes the control channel of a writer, sends the writer's end with the order, and closes it.  From then
+on one process at a time has that end, and the supervisor knows by its closing that the writer has ended::
+
+    the writer is     its end is held by            the supervisor knows
+    ordered           the message to the nursery    nothing
+    being forked      the nursery, then both        nothing
+    forked            the writer                    its pid, after the writer's first message: ["forked", pid]
+    ended             nobody                        that it has ended: its own end reports a hang-up
+
+    who dies          while the writer is           then
+    the nursery       ordered                       the kernel drops the message: the writer has ended, unborn
+                      being forked, or forked       its end is the writer's alone; the writer goes on
+    the writer        being forked, or forked       hang-up
+    the supervisor    in any state                  the nursery is killed; the writer ends at the end of its channel
+
+The supervisor starts another writer for a partition only after the hang-up, so no partition ever has two.  A killed
+nursery is started again.  Messages to the nursery::
+
+    ["fork", topic, partition, settings, table name, heart] +fd        heart: the index of the writer's cell
+    ["reap", pid]        its channel has reported a hang-up
+    ["reload", {...}]    the configuration for later writers
+
+When the machine has no process left, the nursery reports that on the writer's channel, in its place (``"lacking"``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...config import Config
+from ...errors import ApplianceError
+from ...log.recovery import boot_id
+from ...machine_limits import limit_of
+from ...shared.doorbell import Doorbell
+from ...shared.heartbeats import Heart
+from .. import writer
+from ..child import become_child, set_log_level
+from ..control import Channel
+from .actions import reason_of
+from .fork import EXIT_BUG
+
+logger = logging.getLogger(__name__)
+
+_libc = ctypes.PyDLL(None, use_errno=True)
+"""Its ``fork`` leaves out what Python does in a child after ``os.fork``: renewing the locks that other threads of the
+parent might have held.  Here is no other thread, and that alone writes to 240 pages, a quarter of a writer's start."""
+
+
+class Nursery:
+    """The loop of the nursery."""
+
+    def __init__(
+        self,
+        config: Config,
+        data_dir: Path,
+        doorbells: Sequence[Doorbell],
+        heart_at: Callable[[int], Heart],
+        control: Channel,
+        heart: Heart,
+    ) -> None:
+        """``heart_at(index)``: a writer's cell."""
+        self._config, self._data_dir, self._doorbells = config, data_dir, doorbells
+        self._heart_at, self._control, self._heart = heart_at, control, heart
+        self._names: dict[int, str] = {}
+        """The writers that have not been reaped, by pid."""
+
+    def serve(self) -> None:
+        """Serve until the supervisor stops the nursery, or is gone."""
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        while not self._control.closed:
+            self._heart.beat()
+            if not poll.poll(self._heart.beat_ms):
+                self._reap(0)
+                continue
+            match self._control.take():  # one at a time: no writer inherits an end of another's channel
+                case ["fork", *order], [fd]:
+                    self._fork(order, Channel(socket.socket(fileno=fd)))
+                case ["reap", pid], _:
+                    self._reap(pid)
+                case ["reload", config], _:
+                    self._config = msgspec.convert(config, Config)
+                    set_log_level(self._config.log.level)
+                case ["stop"], _:
+                    return
+
+    def _fork(self, order: Sequence[Any], channel: Channel) -> None:
+        topic, partition, settings, table, heart = order
+        arguments = writer.WriterArguments(
+            self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
+        )
+        try:
+            arguments.prepare()
+            pid = _libc.fork()
+            if pid == 0:
+                self._become_writer(arguments, channel)
+            if pid < 0:
+                raise OSError(ctypes.get_errno(), "no process for a writer")
+            self._names[pid] = f"writer {topic}-{partition}"
+        except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
+            pass
+        except OSError as error:
+            channel.send(["lacking", reason_of(error), limit_of(error)])
+        except ApplianceError:  # settings that cannot be read: it is tried again, later each time
+            logger.exception("writer %s-%d cannot be forked", topic, partition)
+        finally:
+            channel.close()
+
+    def _become_writer(self, arguments: writer.WriterArguments, channel: Channel) -> None:
+        """In the child: be a writer, and exit."""
+        status = EXIT_BUG
+        try:
+            self._control.close()
+            status = writer.run(arguments, channel)
+        except BaseException:
+            logger.exception("writer %s-%d: a bug ends this process", arguments.topic, arguments.partition)
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self, pid: int) -> None:
+        """Reap the writer with this pid, whose channel is closed already, and all others that have ended."""
+        with contextlib.suppress(ChildProcessError):  # an earlier nursery's, or none is left
+            if pid in self._names:
+                self._note(*os.waitpid(pid, 0))
+            while self._names:
+                ended, status = os.waitpid(-1, os.WNOHANG)
+                if not ended:
+                    return
+                self._note(ended, status)
+
+    def _note(self, pid: int, status: int) -> None:
+        name, exit_status = self._names.pop(pid, "a process"), os.waitstatus_to_exitcode(status)
+        if exit_status < 0 or exit_status == EXIT_BUG:
+            logger.warning("%s (pid %d) ended with status %d", name, pid, exit_status)
+
+
+def run(
+    config: Config,
+    data_dir: Path,
+    doorbells: Sequence[Doorbell],
+    heart_at: Callable[[int], Heart],
+    control: Channel,
+    heart: Heart,
+    supervisor_pid: int,
+) -> int:
+    """Run the process, from fork to exit; return its exit status."""
+    become_child("nursery", supervisor_pid)
+    boot_id()  # which all writers remember
+    gc.freeze()
+    Nursery(config, data_dir, doorbells, heart_at, control, heart).serve()
+    return 0
