@@ -44,7 +44,6 @@ memory is bounded by one segment.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import mmap
 import os
@@ -56,6 +55,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 from crc32c import crc32c
 
 from ..errors import CorruptLog
@@ -199,7 +199,7 @@ class Marker:
     def store(self, directory: Path, system: System = SYSTEM) -> None:
         """Write the file durably, or not at all."""
         fields = {"bases": self.bases, "index_sizes": self.index_sizes, "start": self.start}
-        body = json.dumps(fields | self.state._asdict(), separators=(",", ":")).encode()
+        body = msgspec.json.encode(fields | self.state._asdict())
         files.replace(directory / MARKER_NAME, body + b"\n%08x\n" % crc32c(body), system)
 
     @classmethod
@@ -212,7 +212,7 @@ class Marker:
         body, _, checksum = os.pread(file.fd, MARKER_BYTES_MAX, 0).partition(b"\n")
         if checksum != b"%08x\n" % crc32c(body):
             return None
-        fields = json.loads(body)
+        fields = msgspec.json.decode(body)
         marker = cls(fields.pop("bases"), fields.pop("index_sizes"), fields.pop("start"), State(**fields))
         return marker if marker._fits(directory) else None
 

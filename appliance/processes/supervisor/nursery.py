@@ -46,7 +46,6 @@ from typing import Any
 import msgspec
 
 from ...config import Config
-from ...errors import ApplianceError
 from ...log.recovery import boot_id
 from ...machine_limits import limit_of
 from ...shared.doorbell import Doorbell
@@ -79,8 +78,8 @@ class Nursery:
         """``heart_at(index)``: a writer's cell."""
         self._config, self._data_dir, self._doorbells = config, data_dir, doorbells
         self._heart_at, self._control, self._heart = heart_at, control, heart
-        self._names: dict[int, str] = {}
-        """The writers that have not been reaped, by pid."""
+        self._partitions: dict[int, Sequence[Any]] = {}
+        """Topic and partition of the writers that have not been reaped, by pid."""
 
     def serve(self) -> None:
         """Serve until the supervisor stops the nursery, or is gone."""
@@ -93,7 +92,7 @@ class Nursery:
                 continue
             match self._control.take():  # one at a time: no writer inherits an end of another's channel
                 case ["fork", *order], [fd]:
-                    self._fork(order, Channel(socket.socket(fileno=fd)))
+                    self._fork(order, fd)
                 case ["reap", pid], _:
                     self._reap(pid)
                 case ["reload", config], _:
@@ -102,36 +101,30 @@ class Nursery:
                 case ["stop"], _:
                     return
 
-    def _fork(self, order: Sequence[Any], channel: Channel) -> None:
-        topic, partition, settings, table, heart = order
-        arguments = writer.WriterArguments(
-            self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
-        )
-        try:
-            arguments.prepare()
-            pid = _libc.fork()
-            if pid == 0:
-                self._become_writer(arguments, channel)
-            if pid < 0:
-                raise OSError(ctypes.get_errno(), "no process for a writer")
-            self._names[pid] = f"writer {topic}-{partition}"
-        except FileNotFoundError:  # its table is gone: the topic has been deleted meanwhile
-            pass
-        except OSError as error:
-            channel.send(["lacking", reason_of(error), limit_of(error)])
-        except ApplianceError:  # settings that cannot be read: it is tried again, later each time
-            logger.exception("writer %s-%d cannot be forked", topic, partition)
-        finally:
-            channel.close()
+    def _fork(self, order: Sequence[Any], fd: int) -> None:
+        """Fork a writer.  The less is done here and the more by the child, the fewer pages are copied twice."""
+        pid = _libc.fork()
+        if pid == 0:
+            self._become_writer(order, fd)
+        if pid > 0:
+            self._partitions[pid] = order[:2]
+        else:
+            error = OSError(ctypes.get_errno(), "no process for a writer")
+            Channel(socket.socket(fileno=os.dup(fd))).send(["lacking", reason_of(error), limit_of(error)])
+        os.close(fd)
 
-    def _become_writer(self, arguments: writer.WriterArguments, channel: Channel) -> None:
+    def _become_writer(self, order: Sequence[Any], fd: int) -> None:
         """In the child: be a writer, and exit."""
+        topic, partition, settings, table, heart = order
         status = EXIT_BUG
         try:
-            self._control.close()
-            status = writer.run(arguments, channel)
+            os.close(self._control.fileno())
+            arguments = writer.WriterArguments(
+                self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
+            )
+            status = writer.run(arguments, Channel(socket.socket(fileno=fd)))
         except BaseException:
-            logger.exception("writer %s-%d: a bug ends this process", arguments.topic, arguments.partition)
+            logger.exception("writer %s-%d: a bug ends this process", topic, partition)
         finally:
             sys.stderr.flush()
             os._exit(status)
@@ -139,18 +132,19 @@ class Nursery:
     def _reap(self, pid: int) -> None:
         """Reap the writer with this pid, whose channel is closed already, and all others that have ended."""
         with contextlib.suppress(ChildProcessError):  # an earlier nursery's, or none is left
-            if pid in self._names:
+            if pid in self._partitions:
                 self._note(*os.waitpid(pid, 0))
-            while self._names:
+            while self._partitions:
                 ended, status = os.waitpid(-1, os.WNOHANG)
                 if not ended:
                     return
                 self._note(ended, status)
 
     def _note(self, pid: int, status: int) -> None:
-        name, exit_status = self._names.pop(pid, "a process"), os.waitstatus_to_exitcode(status)
+        topic, partition = self._partitions.pop(pid)
+        exit_status = os.waitstatus_to_exitcode(status)
         if exit_status < 0 or exit_status == EXIT_BUG:
-            logger.warning("%s (pid %d) ended with status %d", name, pid, exit_status)
+            logger.warning("writer %s-%d (pid %d) ended with status %d", topic, partition, pid, exit_status)
 
 
 def run(

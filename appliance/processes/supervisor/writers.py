@@ -36,7 +36,7 @@ OPENING_MAX: Final = 16
 
 
 class Writers:
-    """All writers, by partition."""
+    """All writers, by partition.  Most of its methods are events that take a partition from state to state."""
 
     def __init__(
         self, config: Config, data_dir: Path, hosted: Hosted, children: Children, actions: Actions, workers: Workers

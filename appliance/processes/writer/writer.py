@@ -23,10 +23,8 @@ import os
 import select
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -56,13 +54,8 @@ RETIRE_MS_MAX: Final = 2_000
 """How long a writer that retires waits for the workers to close their channels."""
 
 
-@dataclass(frozen=True)
-class WriterArguments:
-    """The arguments of a writer, with which the nursery forks it.
-
-    What the properties compute is kept: :meth:`prepare` computes it before the fork, so that the writer does not copy
-    the pages that this takes.
-    """
+class WriterArguments(NamedTuple):
+    """The arguments of a writer, with which the nursery forks it."""
 
     config: Config
     data_dir: Path
@@ -71,29 +64,15 @@ class WriterArguments:
     settings: dict[str, str]
     table_name: str
     doorbells: Sequence[Doorbell]
-    heart: Heart = field(default_factory=alone)
+    heart: Heart = alone()
 
-    @cached_property
+    @property
     def path(self) -> Path:
         return self.data_dir / f"{self.topic}-{self.partition}"
 
-    @cached_property
+    @property
     def topic_settings(self) -> TopicSettings:
         return TopicSettings.parse(self.settings, self.config.topics.defaults)
-
-    @cached_property
-    def table(self) -> SegmentTable:
-        """The partition's table, mapped.
-
-        Raises:
-            FileNotFoundError: it is gone, since the topic has been deleted.
-            OSError: the machine has no memory or descriptor for it.
-        """
-        return SegmentTable(memoryview(memory.attach(self.table_name)).cast("Q"))
-
-    def prepare(self) -> None:
-        """Compute all properties.  Raises what they raise."""
-        _ = self.path, self.topic_settings, self.table
 
 
 def run(arguments: WriterArguments, control: Channel) -> int:
@@ -132,7 +111,7 @@ class Writer:
     def __init__(self, arguments: WriterArguments, control: Channel) -> None:
         self._arguments = arguments
         self._control, self._heart = control, arguments.heart
-        self._table = arguments.table
+        self._table = SegmentTable(memoryview(memory.attach(arguments.table_name)).cast("Q"))
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._alarm = Doorbell()
@@ -334,9 +313,9 @@ class Writer:
                 case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
                     self._control.send(message)
                 case ["settings", settings]:
-                    self._change(replace(self._arguments, settings=settings))
+                    self._change(self._arguments._replace(settings=settings))
                 case ["reload", config]:
-                    self._change(replace(self._arguments, config=msgspec.convert(config, Config)))
+                    self._change(self._arguments._replace(config=msgspec.convert(config, Config)))
                 case ["delete_before", offset]:
                     self._delete_before(offset)
                 case ["roll"]:
