@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ..wire.requests import ProduceResult
@@ -20,11 +19,15 @@ class Answer(NamedTuple):
     texts: dict[int, str]
     append_ms: int
 
-    def results(self, log_start: int) -> Iterator[ProduceResult]:
+    def results(self, log_start: int) -> list[ProduceResult]:
         """The result of each request, in order."""
         numbers, texts, append_ms = self
+        left = iter(numbers)
+        rows = zip(left, left, left, strict=True)
+        if not texts:
+            return [_new(ProduceResult, (error, base, end, log_start, "", append_ms)) for error, base, end in rows]
         for_all = texts.get(FOR_ALL, "")
-        numbers_left = iter(numbers)
-        for index, (error, base, end) in enumerate(zip(numbers_left, numbers_left, numbers_left, strict=True)):
-            text = texts.get(index, for_all) if texts else ""
-            yield _new(ProduceResult, (error, base, end, log_start, text, append_ms))
+        return [
+            _new(ProduceResult, (error, base, end, log_start, texts.get(index, for_all), append_ms))
+            for index, (error, base, end) in enumerate(rows)
+        ]

@@ -28,6 +28,8 @@ class Appender:
         self._sequences = producers.sequences
         self._last_base = log.bases[-1]
         self._group: list[tuple[memoryview, BatchInfo]] = []
+        self._bytes_max = 0
+        """The maximum size of a batch in this turn."""
         self._append_ms = -1
         """The timestamp of all batches of this turn with LogAppendTime, else -1."""
 
@@ -37,8 +39,10 @@ class Appender:
         self._group = group
         ready: list[ReadyAnswer] = []
         refused = parts = 0
+        settings = self._log.settings
         position = self._log.end_offset
-        self._append_ms = wall_ms() if self._log.settings.message_timestamp_type == "LogAppendTime" else -1
+        self._bytes_max = settings.max_message_bytes
+        self._append_ms = wall_ms() if settings.message_timestamp_type == "LogAppendTime" else -1
         for source, (token, acks, positions) in arrived:
             arena = source.arena
             parts += len(positions) // 2
@@ -101,7 +105,7 @@ class Appender:
         Raises:
             ClientFault: the request is refused.
         """
-        info = check(arena, start, stop, self._log.settings.max_message_bytes)
+        info = check(arena, start, stop, self._bytes_max)
         size, count, max_timestamp, _, producer_id, epoch, sequence, _ = info
         end = position + size
         if size < stop - start:
@@ -129,7 +133,7 @@ class Appender:
         admitted: list[tuple[memoryview, BatchInfo]] = []
         first_base, at = -1, start
         while at < stop:
-            info = check(arena, at, stop, self._log.settings.max_message_bytes)
+            info = check(arena, at, stop, self._bytes_max)
             if info.producer_id >= 0:
                 raise InvalidRequest("an idempotent producer sends one batch per partition and request")
             _, end, position = self._admit(arena, at, at + info.size, position, admitted)

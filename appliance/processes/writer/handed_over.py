@@ -273,7 +273,7 @@ class HandedOver:
             self._counters.answered(Produce.api, request.count, since_ns)
             if answer.texts:
                 self._counters.failed(Produce.api, sum(map(bool, answer.numbers[::3])))
-            replies.append(self._codec.encode_produce(request, list(answer.results(log_start))))
+            replies.append(self._codec.encode_produce(request, answer.results(log_start)))
         self._send(b"".join(replies))
         if self.may_move:
             self._common.wake()

@@ -274,15 +274,16 @@ def encode(request: Produce, results: list[ProduceResult]) -> bytes:
     head = _REPLY_HEAD_FLEXIBLE if flexible else _REPLY_HEAD
     topic_end = b"\0" if flexible else b""
     end = topic_end + (b"\0\0\0\0" if version else b"")
-    rows = zip(request.parts, results, strict=True)
-    if len(groups) == 1 and len(results) == len(correlations):  # one partition in each request
-        front, end = topics + groups[0][0], topic_end + end
+    if len(groups) == 1 and len(results) == len(correlations):  # one partition, the same in each request
+        front, end, index = topics + groups[0][0], topic_end + end, request.parts[0][1]
         rest = head.size - SIZE.size + len(front) + len(end)
+        pack = head.pack
         reply: list[bytes] = []
-        for correlation_id, (part, result) in zip(correlations, rows, strict=True):
-            row = encode_part(part[1], result)
-            reply += (head.pack(rest + len(row), correlation_id), front, row, end)
+        for correlation_id, result in zip(correlations, results, strict=True):
+            row = encode_part(index, result)
+            reply += (pack(rest + len(row), correlation_id), front, row, end)
         return b"".join(reply)
+    rows = zip(request.parts, results, strict=True)
     body = [topics]
     for prefix, count in groups:
         body.append(prefix)
