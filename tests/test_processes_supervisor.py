@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 from collections.abc import Callable
@@ -14,9 +15,10 @@ import pytest
 from appliance.processes import child
 from appliance.records.encode import encode_values
 from appliance.shared import memory
+from appliance.wire import native
 
 from .native_peer import Peer
-from .server import NotServing, Server, wait_for
+from .server import NotServing, Server, stopped, wait_for
 
 BATCH = encode_values([b"one"], 1_000)
 
@@ -47,6 +49,56 @@ def test_a_stop_answers_what_it_has_taken(make_appliance: Callable[..., Server])
         assert server.stop() == 0
         assert waiting.receive()[0] == [2, 0, [[0, 0, len(BATCH), 0]]]
         assert waiting.hung_up()
+
+
+def test_a_stop_ends_the_others_first_and_serves_messages_meanwhile(make_appliance: Callable[..., Server]) -> None:
+    """Method: the coordinator hangs, so the stop waits for it, for a quarter of its time at most."""
+    server = make_appliance(**{"stop.timeout_ms": 30_000})
+    assert server.process is not None
+    with Peer(server.native) as peer:
+        peer.create("t")
+        (coordinator,) = server.pids("coordinator")
+        with stopped(coordinator):
+            server.process.terminate()
+            wait_for(lambda: server.state["state"] == "stopping", "the stop")
+            assert peer.produce("t", BATCH, acks=-1)[0] == 0, "a writer is started, and acknowledges"
+            with Peer(server.native) as other:
+                assert other.fetch("t", 0)[1]
+        assert peer.hung_up()
+    assert server.stop() == 0
+    assert "did not stop in time" not in server.log() and "ended with status" not in server.log()
+
+
+BRAKE = """
+import importlib.abc, os, select, sys
+
+class Brake(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        while name == "appliance.processes.coordinator" and not os.path.exists(os.environ["RELEASED"]):
+            select.select([], [], [], 0.01)
+
+sys.meta_path.insert(0, Brake())
+"""
+"""Lets the import of the coordinator wait for a file."""
+
+
+def test_a_start_serves_producers_and_their_metadata_before_the_coordinator(tmp_path: Path) -> None:
+    data, released = tmp_path / "data", tmp_path / "released"
+    with Server(data) as server, Peer(server.native) as peer:
+        peer.create("t")
+    (tmp_path / "sitecustomize.py").write_text(BRAKE)
+    server = Server(data)
+    server.environment = {"PYTHONPATH": str(tmp_path), "RELEASED": str(released)}
+    with server, Peer(server.native) as peer:
+        header, _ = peer.call([native.METADATA, 5, None])
+        assert [topic["name"] for topic in header[2]["topics"]] == ["t"]
+        assert peer.produce("t", BATCH, acks=-1)[0] == 0
+        peer.send([native.ADMIN, 1, "create_topic", {"name": "later", "partitions": 1, "settings": {}}])
+        assert not select.select([peer.sock], [], [], 0.2)[0], "there is a coordinator"
+        released.touch()
+        assert peer.receive()[0][1] == 0
+        header, _ = peer.call([native.METADATA, 5, None])
+        assert [topic["name"] for topic in header[2]["topics"]] == ["later", "t"]
 
 
 def test_what_a_killed_instance_left_is_cleaned_up_at_the_next_start(tmp_path: Path) -> None:
@@ -167,4 +219,5 @@ def test_children_take_short_turns_on_the_processor(appliance: Server) -> None:
 
     usual = slice_ns(os.getpid())
     for row in appliance.state["processes"]:
-        assert slice_ns(row["pid"]) == (usual if row["role"] == "supervisor" else child.SLICE_NS), row
+        wanted = usual if row["role"] == "supervisor" else child.SLICE_NS
+        wait_for(lambda pid=row["pid"], wanted=wanted: slice_ns(pid) == wanted, f"short turns: {row}")

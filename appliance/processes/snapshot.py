@@ -13,6 +13,11 @@ The coordinator sends each worker the changes, on the stream that also brings it
 
 (Tokens of answers begin at 1.)  A message has at most TOPICS_PER_MESSAGE topics, so that none is large.
 
+The coordinator needs some time to start, and clients that connect meanwhile should not wait for it.  So the workers of
+a start begin with messages that the supervisor makes (:func:`messages_at_start`).  They say what the first ones of the
+coordinator will: catalog and security state of the data directory, and no other brokers.  Nothing can change before the
+coordinator has sent its own, which replace them; workers that are started later wait for those.
+
 How stale can an answer be?  The coordinator writes a change to every worker's stream before it answers any later
 request (:meth:`Publisher.changes`, called before each answer).  A worker reads its stream before it answers from the
 snapshot.  So a client that has the answer to CreateTopics, DeleteTopics and the like sees the change on every
@@ -39,11 +44,12 @@ from typing import Any, Final
 import msgspec
 
 from ..addresses import UNIX, Listener, first_with, parse_addresses, parse_listeners, unix_path
-from ..catalog import Topic
-from ..config import TopicSettings
+from ..catalog import Catalog, Topic
+from ..config import Config, TopicSettings
 from ..security.security_state import SecurityState, pack, unpack
 from ..wire.kafka.metadata_reply import NO_LEADER, Broker
 
+PROTOCOLS: Final = ("native", "kafka")
 SNAPSHOT: Final = 0
 """In place of an answer's token."""
 TOPICS_PER_MESSAGE: Final = 500
@@ -85,6 +91,25 @@ def _host_port(address: str) -> tuple[str, int]:
 def _address(listeners: Mapping[str, str], like: Listener) -> str:
     """The address of a listener with the protocol and the security of another; "" without one."""
     return first_with(like.security, parse_listeners(like.protocol, listeners.get(like.protocol, "")))
+
+
+def advertised(config: Config) -> dict[str, str]:
+    """See :class:`Facts`."""
+    return {protocol: getattr(config, protocol).advertised for protocol in PROTOCOLS}
+
+
+def messages_at_start(config: Config, catalog: Catalog, security: SecurityState, zookeeper: str) -> list[list[Any]]:
+    """The messages of a snapshot before there is a coordinator.
+
+    None at the first start of all: the coordinator makes the secret that logins need.
+    """
+    if not security.secret:
+        return []
+    here = advertised(config)
+    facts = Facts(
+        catalog.cluster, config.broker.id, config.topics.auto_create, zookeeper, here, {}, config.topics.defaults
+    )
+    return list(Publisher().changes(facts, catalog.topics, security))
 
 
 class Publisher:

@@ -360,6 +360,7 @@ class Coordinator:
             old.close()
         self._workers[index] = stream
         self._publish()
+        self._send(["published"])
 
     def _on_usage(self, worker: WorkerStream, rows: Sequence[Any]) -> None:
         for stream in self._workers.values():

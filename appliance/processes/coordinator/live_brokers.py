@@ -24,7 +24,6 @@ from .peers import Identity
 from .registry_session import RegistrySession
 
 WILDCARDS: Final = ("0.0.0.0", "::")
-PROTOCOLS: Final = ("native", "kafka")
 
 
 class LiveBrokers:
@@ -59,7 +58,7 @@ class LiveBrokers:
     @property
     def advertised(self) -> dict[str, str]:
         """By protocol, as text, the listeners that clients get instead of those that they connected to."""
-        return {protocol: getattr(self._config, protocol).advertised for protocol in PROTOCOLS}
+        return snapshot.advertised(self._config)
 
     def peers(self) -> dict[int, dict[str, str]]:
         """The other brokers: by id and protocol, their listeners as text."""
@@ -103,7 +102,7 @@ class LiveBrokers:
         for topic, partition in hosted:
             stored.setdefault(topic, []).append(partition)
         host = self._config.broker.host or socket.gethostname()
-        native, kafka = (self._for_others(protocol, host) for protocol in PROTOCOLS)
+        native, kafka = (self._for_others(protocol, host) for protocol in snapshot.PROTOCOLS)
         return BrokerInfo(self._registry.instance, host, native, kafka, stored)
 
     def _for_others(self, protocol: str, host: str) -> str:

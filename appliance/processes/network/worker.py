@@ -27,8 +27,9 @@ from __future__ import annotations
 import logging
 import select
 import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -99,6 +100,8 @@ class WorkerArguments(NamedTuple):
     page_name: str = ""
     """Of its counters; "": nobody reads them."""
     heart: Heart = alone()
+    snapshot: Sequence[list[Any]] = ()
+    """Messages of the snapshot to begin with."""
 
 
 def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
@@ -156,6 +159,8 @@ class NetworkWorker:
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._stats, self._limits = (0, 0), list[LimitReached]()
+        for message in arguments.snapshot:
+            answers.snapshot.take(message)
 
     # ---- the loop
 

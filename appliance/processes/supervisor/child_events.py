@@ -32,6 +32,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["delete", token, [[topic, partition, topic id] ...]]
                        ["settings", [[topic, partition] ...], {...}]
                        ["delete_before", topic, partition, offset]        ["zookeeper", {...}]
+                       ["published"]           a worker has its first snapshot
                        ["disk", [size, used] | nil]    less than disk.free_bytes_warn is free, or enough again
                        ["roll", topic, partition]             ["repair", token, topic, partition, cut]
 
@@ -123,6 +124,9 @@ class ChildEvents:
                 self._on_removed(_outcomes(rows))
             case ["repaired", topic, number, error, message, result]:
                 self._repairs.on_repaired(TopicPartition(topic, number), error, message, result)
+            case ["published"]:
+                self._coordinator.published = True
+                self._workers.snapshot = ()
             case ["disk", seen]:
                 self._coordinator.on_disk(seen)
                 self._on_change()

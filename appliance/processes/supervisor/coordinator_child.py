@@ -53,6 +53,8 @@ class CoordinatorChild:
             self.zookeeper = {"connect": config.zookeeper.connect, "state": "connecting"}
         self.disk: list[dict[str, Any]] = []
         """The row of a disk that fills up, for status."""
+        self.published = False
+        """Whether a coordinator has sent the workers what they answer metadata from."""
         self._start = actions.define("start the coordinator", lambda _: self._fork())
         self._connect = actions.define("connect workers and the coordinator", self._join)
         self._waits = True
@@ -134,6 +136,9 @@ class CoordinatorChild:
         self.send(["reload", settings])
 
     def stop(self) -> None:
+        """Let it end its session with ZooKeeper, and end; workers keep what they would forward."""
+        self._start.drop()
+        self._give_up_waiting.drop()
         if self._child is not None:
             self._child.stopping = True
             self.send(["stop"])

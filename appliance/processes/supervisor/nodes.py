@@ -42,7 +42,7 @@ class Nodes:
         self._started: dict[int, tuple[int, float]] = {}  # node -> monotonic ms, seconds since 1970
         self._restarts = Restarts()
         self._ensemble = Ensemble(config, data_dir) if config.nodes and not config.connect else None
-        self._refused = self._may_start = False
+        self._refused = self._may_start = self._stopping = False
         self._prepare = actions.define("prepare the local ZooKeeper", lambda _: self._prepare_files())
         self._start = actions.define("start ZooKeeper nodes", self._start_node)
         self._note_pid = actions.define("note the pids of ZooKeeper nodes", self._write_pid)
@@ -107,20 +107,25 @@ class Nodes:
             assert self._ensemble is not None
             self._ensemble.note_pid(node)
 
-    def on_end(self, pidfd: int, stopping: bool) -> None:
-        """Reap a node that has ended, and start it again unless the appliance is stopping."""
+    def on_end(self, pidfd: int) -> None:
+        """Reap a node that has ended, and start it again unless it was stopped."""
         assert self._ensemble is not None
         node = self._by_pidfd.pop(pidfd)
         self._epoll.unregister(pidfd)
         os.close(pidfd)
         status = self._ensemble.processes[node].wait()
-        if not stopping:
+        if not self._stopping:
             logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
             self._ensemble.warn_of_taken_ports(node)
             self._start.want(node, self._restarts.after_death("zookeeper", node, now_ms() - self._started[node][0]))
 
-    def ask_to_end(self) -> None:
+    def stop(self) -> None:
+        """Ask the nodes to end, and start none any more."""
+        self._stopping = True
+        self._prepare.drop()
         if self._ensemble is not None:
+            for node in range(self._ensemble.count):
+                self._start.drop(node)
             self._ensemble.signal_nodes()
 
     def end(self) -> None:

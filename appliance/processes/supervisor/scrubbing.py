@@ -89,6 +89,7 @@ class Scrubbing:
         self._children.send(self._child, ["reload", values])
 
     def stop(self) -> None:
+        self._start.drop()
         if self._child is not None:
             self._child.stopping = True
             self._children.send(self._child, ["stop"])

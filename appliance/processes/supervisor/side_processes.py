@@ -116,6 +116,8 @@ class SideProcesses:
             self._children.send(child, ["reload", values])
 
     def stop(self) -> None:
+        for role in self._sockets:
+            self._start.drop(role)
         for child in self._running.values():
             child.stopping = True
             self._children.send(child, ["stop"])

@@ -4,7 +4,20 @@ It has no threads and no ZooKeeper client, accepts no connection and reads no lo
 end it.  Signal handlers only wake the loop.  Every step that the machine may refuse is an action (:mod:`.actions`): it
 is retried and shown in ``status``, and the loop goes on.
 
-This module is the program: start, loop, reload, stop.  The parts::
+This module is the program: start, loop, reload, stop.  A restart interrupts clients from the end of the old workers to
+the first writer of the new ones, so all that can be done before or after that is not done between::
+
+    state      since                           messages are served   what is done
+    starting   the sockets are bound           soon                  openers, workers and coordinator are forked; once
+                                                                     they serve, or after HEAD_START_MS, the others:
+                                                                     nodes, side processes, cleaner
+    serving    all partitions are opened, and  yes                   the scrubber is forked
+               ZooKeeper is there, or late
+    stopping   SIGTERM or SIGINT               yes                   the others end, the coordinator, then the nodes
+                                               no                    workers answer and end, writers flush and end
+    stopped    all have ended
+
+The parts::
 
     children           forks, watches, sends to, reaps all children
     child_events       handles their messages, and their ends
@@ -28,7 +41,6 @@ killed instance lives, so only one process writes a partition's files (I1).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import logging
 import os
@@ -37,7 +49,6 @@ import resource
 import select
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,21 +61,24 @@ from ...addresses import Listener
 from ...catalog import Catalog
 from ...config import Config
 from ...data_directory import take_format
-from ...errors import AlreadyRunning, BadValue, ConfigFault, OutOfResources, StorageFault
-from ...log.files import DIRECTORY_MODE, FILE_MODE
+from ...errors import BadValue, ConfigFault, OutOfResources, StorageFault
 from ...machine_limits import ADVICE, limit_of
 from ...names import TopicPartition
+from ...security import security_file
 from ...shared import memory
 from ...zookeeper.login import login_of
 from ..clock import now_ms
+from ..snapshot import messages_at_start
 from .actions import REFUSALS, Actions, reason_of, surviving
 from .certificates import Certificates
 from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
+from .directory_lock import lock, take_directory
 from .hosted import Hosted, HostedPartition
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
+from .noted_signals import Signals
 from .opening import Opening
 from .reloading import Reloads
 from .removal import Removals
@@ -78,9 +92,8 @@ from .writers import Writers
 
 logger = logging.getLogger(__name__)
 
-UMASK: Final = 0o077
-LOCK_WAIT_MS: Final = 10_000
-"""How long a start waits for the last writers of a killed instance to end."""
+HEAD_START_MS: Final = 1_000
+"""How long the others wait at most for what serves messages: a recovery may take minutes."""
 EVENT_REFUSED_S: Final = 0.1
 """How long the loop waits after a refusal, outside of any action, while handling an event."""
 
@@ -107,8 +120,8 @@ def run(
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BadValue(f"{platform.machine()}: shared tables rely on the store order of x86-64: run it on one")
     with _starting():
-        _take_directory(data_dir)
-        lock_fd = _lock(data_dir)
+        take_directory(data_dir)
+        lock_fd = lock(data_dir)
         take_format(data_dir)
         supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
     try:
@@ -133,76 +146,6 @@ def _starting() -> Iterator[None]:
         if not limit:
             raise
         raise OutOfResources(f"cannot start: {error} ({limit}): {ADVICE[limit]}") from error
-
-
-def _take_directory(data_dir: Path) -> None:
-    """Make the data directory, close it to other users, and let nobody else read what this process makes.
-
-    Files that an earlier release made for a group stay as they are: the directory hides them.
-    """
-    data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
-    os.umask(UMASK)
-    mode = stat.S_IMODE(data_dir.stat().st_mode)
-    if mode & UMASK:
-        logger.warning("%s had mode %04o; it has %04o now, so that no other user can read it", data_dir, mode, 0o700)
-        data_dir.chmod(DIRECTORY_MODE)
-
-
-def _lock(data_dir: Path) -> int:
-    """Lock the data directory; wait for the orphans of a killed supervisor to end.
-
-    Raises:
-        AlreadyRunning: another process has it; the message has its pid.
-    """
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    deadline_ms = now_ms() + LOCK_WAIT_MS
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            if Path(f"/proc/{pid}").exists() or now_ms() > deadline_ms:
-                os.close(fd)
-                raise AlreadyRunning(
-                    f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
-                ) from None
-            time.sleep(0.05)
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return fd
-
-
-class Signals:
-    """Notes signals: the handlers only record them and wake the loop, through a socket."""
-
-    def __init__(self) -> None:
-        self._noted: set[int] = set()
-        self._reader, self._writer = socket.socketpair()
-        for end in (self._reader, self._writer):
-            end.setblocking(False)
-
-    def handle(self, *numbers: int) -> None:
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in numbers:
-            signal.signal(number, lambda number, _: self._noted.add(number))
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._noted
-
-    def discard(self, number: int) -> None:
-        self._noted.discard(number)
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def drain(self) -> None:
-        self._reader.recv(4096)
-
-    def close(self) -> None:
-        """In a forked child."""
-        self._reader.close()
-        self._writer.close()
 
 
 class Supervisor:
@@ -255,6 +198,7 @@ class Supervisor:
         )
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
         self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared)
+        self._others = actions.define("start what is not on the data path", lambda _: self._start_others())
         self._report = StatusReport(
             data_dir,
             self._instance,
@@ -295,6 +239,10 @@ class Supervisor:
             topic = catalog.topics[name]
             self._hosted[TopicPartition(name, partition)] = HostedPartition(topic.id, dict(topic.settings))
         self._workers.prepare(self._listeners, self._certificates.files)
+        with surviving("making the first snapshot of workers"):
+            security = security_file.load(self._data_dir / security_file.FILE_NAME)
+            connect = self._coordinator.zookeeper["connect"]
+            self._workers.snapshot = messages_at_start(self._config, catalog, security, connect)
         self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def run(self) -> int:
@@ -302,29 +250,40 @@ class Supervisor:
         self._start()
         while signal.SIGTERM not in self._signals and signal.SIGINT not in self._signals:
             self._turn()
+            if "" in self._others and self._serves_messages:
+                self._others.want()
             if self._report.state == "starting" and self._is_ready:
                 self._on_serving()
         self._stop()
         return 0
 
     @property
+    def _serves_messages(self) -> bool:
+        return bool(self._workers) and not self._hosted.opening and self._coordinator.published
+
+    @property
     def _is_ready(self) -> bool:
         return bool(self._workers) and not self._hosted.opening and not self._coordinator.awaits_zookeeper
 
     def _start(self) -> None:
-        self._nodes.start()
-        gc.collect()
-        gc.freeze()
+        """Start what clients need to produce and fetch, which is all that a restart interrupts; the others follow."""
+        gc.freeze()  # what has been imported is never looked at again, here and in the children
         self._writers.start()
         with surviving("making arenas"):  # before the tables: without workers nothing can be served
             self._opening.make_offline_table()
             self._workers.make_arenas()
         self._opening.start()
+        self._opening.start_openers()
         self._workers.start()
         self._coordinator.start(texts(self._listeners, self._data_dir))
+        self._children.watch_hearts()
+        self._others.want(delay_ms=HEAD_START_MS)
+
+    def _start_others(self) -> None:
+        """Start what is not on the data path: its Javas would take the processors from those that are."""
+        self._nodes.start()
         self._sides.start()
         self._removals.clean()
-        self._children.watch_hearts()
 
     def _on_serving(self) -> None:
         self._coordinator.end_wait()
@@ -362,7 +321,7 @@ class Supervisor:
                 if fd == self._signals.fileno():
                     self._signals.drain()
                 elif fd in self._nodes:
-                    self._nodes.on_end(fd, self._children.stopping)
+                    self._nodes.on_end(fd)
                     self._on_change()
                 else:
                     self._children.on_event(fd, event)
@@ -406,26 +365,37 @@ class Supervisor:
     # ---- the end
 
     def _stop(self) -> None:
-        """Stop workers, writers, coordinator and ZooKeeper in this order, within ``stop.timeout_ms``."""
+        """Stop everything within ``stop.timeout_ms``: first what clients that produce and fetch can do without."""
         self._notifier.send("STOPPING=1")
         logger.info("stopping")
         self._report.enter("stopping")
+        begun_ms, timeout_ms = now_ms(), self._config.stop.timeout_ms
+        self._stop_others(begun_ms + timeout_ms // 4)
         self._children.stopping = True
-        deadline_ms = now_ms() + self._config.stop.timeout_ms
         self._workers.stop()
-        self._wait_until(lambda: not self._workers, (now_ms() + deadline_ms) // 2)
+        self._wait_until(lambda: not self._workers, begun_ms + timeout_ms // 2)
         self._writers.stop()
-        self._wait_until(lambda: self._writers.stopped, deadline_ms)
-        self._coordinator.stop()
-        self._sides.stop()
+        self._wait_until(lambda: self._writers.stopped, begun_ms + timeout_ms)
+
+    def _stop_others(self, deadline_ms: int) -> None:
+        """Stop what is not on the data path, in this order since the coordinator ends its session with ZooKeeper.
+
+        Meanwhile workers and writers serve.  What has not ended by the deadline is killed at the end.
+        """
+        self._others.drop()
         self._scrubbing.stop()
+        self._sides.stop()
+        self._coordinator.stop()
         self._wait_until(lambda: self._sides.stopped and not self._coordinator.runs | self._scrubbing.runs, deadline_ms)
-        self._nodes.ask_to_end()
+        self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 
     def _wait_until(self, done: Callable[[], bool], deadline_ms: int) -> None:
-        while not done() and now_ms() < deadline_ms:
-            self._handle_events(max(0, deadline_ms - now_ms()) / 1000)
+        """Handle events until ``done()``, as :meth:`_turn` does; what serves goes on."""
+        while not done() and (left_ms := deadline_ms - now_ms()) > 0:
+            self._handle_events(min(self._timeout_s(), left_ms / 1000))
+            self._opening.start_openers()
+            self._actions.run()
 
     def clean_up(self) -> None:
         """Remove processes and shared memory, however the run ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class Workers:
         self._limits: dict[int, list[dict[str, Any]]] = {}
         self._listeners: list[tuple[Listener, socket.socket]] = []
         self._tls: TlsFiles | None = None
+        self.snapshot: Sequence[list[Any]] = ()
+        """What workers begin with; empty once the coordinator has sent them its own, since this one is older then."""
         self._count = min(config.network.workers or os.cpu_count() or 1, WORKERS_MAX)
         self.doorbells: list[Doorbell] = []
         self._start = actions.define("start network workers", self._fork)
@@ -99,6 +101,7 @@ class Workers:
             self.doorbells[index],
             self._tls,
             self._pages[index],
+            snapshot=self.snapshot,
         )
         pid = self._pid
 
