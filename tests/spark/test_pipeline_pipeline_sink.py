@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -98,6 +99,29 @@ def test_a_repeated_micro_batch_changes_nothing(topics: Topics, topic: str, tmp_
     assert hits is not None and sum(hits.column("count").to_pylist()) == 151
     (last,) = stored(topics.server, f"{topic}-changes")[len(told) :]
     assert json.loads(last.key or b"")["client"] == "10.0.0.0" and json.loads(last.value or b"")["count"] > 1
+
+
+def test_rows_of_aggregates_are_sent_after_an_older_output_was_restored_with_its_plan(
+    topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    """The copy was made during micro-batch 1, and its producers have sent rows of micro-batch 2 since."""
+    topics.create(f"{topic}-changes")
+    aggregate = {"name": "hits", "kind": "count", "topic": f"{topic}-changes"}
+    made = settings(tmp_path, topics, topic, aggregate=[aggregate])
+    out, copy = Path(made.output.path), tmp_path / "copy"
+    lines = [[records([access(number)], topic, number)] for number in range(3)]
+    micro_batch(made, 0, [lines[0]])
+    shutil.copytree(out, copy)
+    micro_batch(made, 1, [lines[1]])
+    micro_batch(made, 2, [lines[2]])
+    shutil.rmtree(out)
+    shutil.copytree(copy, out)
+    plan = BatchRecord(1, "run")
+    store_plan(OutputFiles(made.output), plan)
+    again = msgspec.structs.replace(begun(made, "another"), replay=plan)
+    Committer(made, again).commit([Job(made, again, 1, 0).run(iter(lines[1]))], 1)
+    sent = [json.loads(record.value or b"")["count"] for record in stored(topics.server, f"{topic}-changes")]
+    assert sent == [1, 2, 3, 2]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
