@@ -12,15 +12,18 @@ into Spark's Parquet sink, without aggregates: a query of Spark has one output. 
 Spark (JVM and Python workers) and the appliance together, in seconds per million lines.
 
 ``freshness``: while 20,000 lines a second arrive, how long it takes from when a line is sent until it is in committed
-tables, with a trigger of half a second.
+tables, with a trigger of half a second.  It runs in a process of its own, in the session that a pipeline begins.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -35,6 +38,7 @@ from spark import connector, cpu_of_all_s
 
 from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Admin, Producer
+from appliance.spark.pipeline.parquet_store import COMMITS
 from appliance.spark.pipeline.run import run
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import open_store
@@ -44,6 +48,7 @@ BEGIN = datetime(2026, 11, 20, 10, tzinfo=UTC)
 PARTITIONS = 2
 RATE = 20_000
 SETTLE_S_MAX = 60
+FRESHNESS = "freshness"
 AGGREGATES: list[dict[str, Any]] = [
     {"name": "rate", "kind": "count", "by": ["topic", "level"], "window_ms": "1m"},
     {"name": "talkers", "kind": "top", "by": ["client"], "window_ms": "5m"},
@@ -184,6 +189,7 @@ def made(base: Path, bootstrap: str, aggregates: list[dict[str, Any]], trigger: 
             },
             "output": {"path": "tables"},
             "aggregate": aggregates,
+            "spark": {"spark.master": "local[2]"},
         },
         base,
     )
@@ -197,12 +203,8 @@ class Seconds(NamedTuple):
 class Contest:
     """Runs each side in turn over the same lines."""
 
-    def __init__(
-        self, spark: Any, broker: LocalAppliance, directory: Path, lines: int, last: dict[tuple[str, int], int]
-    ) -> None:
-        """``last``: the last offset of each partition."""
-        self.spark, self.broker, self.directory = spark, broker, directory
-        self.lines, self.last = lines, last
+    def __init__(self, spark: Any, broker: LocalAppliance, directory: Path, lines: int) -> None:
+        self.spark, self.broker, self.directory, self.lines = spark, broker, directory, lines
         self._number = 0
 
     def fresh(self) -> Path:
@@ -267,13 +269,19 @@ def fill(producer: Producer, first: int, count: int) -> dict[tuple[str, int], in
     return ends
 
 
-def freshness(contest: Contest, seconds: int) -> None:
+def freshness(broker: LocalAppliance, base: Path, last: dict[tuple[str, int], int], lines: int, seconds: int) -> None:
     """Lines arrive every 50 ms, once those of before are in the tables; it is noted when the tables have them."""
-    settings = made(contest.fresh(), contest.broker.native, AGGREGATES, "500ms")
-    waiting: list[tuple[float, dict[tuple[str, int], int]]] = [(0.0, contest.last)]
+    settings = made(base, broker.native, AGGREGATES, "500ms")
+    waiting: list[tuple[float, dict[tuple[str, int], int]]] = [(0.0, last)]
     late: list[float] = []
 
+    commits, seen = Path(settings.output.path) / COMMITS, [""]
+
     def look() -> None:
+        newest = max((path.name for path in commits.glob("[0-9]*.json")), default="")
+        if newest == seen[0]:
+            return
+        seen[0] = newest
         record = open_store(settings).recorded()
         now = time.perf_counter()
         ends = {tuple(place): end for place, end in record.ends.items()} if record is not None else {}
@@ -289,8 +297,8 @@ def freshness(contest: Contest, seconds: int) -> None:
             while waiting:
                 over.wait(0.1)
             late.clear()
-            number, begun = contest.lines, time.perf_counter()
-            with Producer(contest.broker.native, acks=1) as producer:
+            number, begun = lines, time.perf_counter()
+            with Producer(broker.native, acks=1) as producer:
                 while time.perf_counter() - begun < seconds:
                     sent = time.perf_counter()
                     waiting.append((sent, fill(producer, number, RATE // 20)))
@@ -300,14 +308,13 @@ def freshness(contest: Contest, seconds: int) -> None:
                 over.wait(0.1)
         finally:
             over.set()
-            for query in contest.spark.streams.active:
-                query.stop()
+            os.kill(os.getpid(), signal.SIGTERM)  # as a pipeline that is stopped
 
     over = threading.Event()
     threads = [threading.Thread(target=each) for each in (watch, feed)]
     for thread in threads:
         thread.start()
-    run(settings, session=contest.spark)
+    run(settings)
     for thread in threads:
         thread.join()
     assert not waiting, "lines did not arrive in the tables"
@@ -326,9 +333,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.smoke:
         given.rounds, given.lines, given.seconds = 1, 8_000, 2
-    jars = connector(Path.home() / ".cache/appliance-perf/spark-kafka", may_fetch=not given.smoke)
+    alone = given.only == FRESHNESS
+    jars = [] if alone else connector(Path.home() / ".cache/appliance-perf/spark-kafka", may_fetch=not given.smoke)
     headline("the pipeline", lines=given.lines, rounds=given.rounds)
-    if not jars:
+    if not jars and not alone:
         print("without Spark's Kafka connector: its jars are not here", file=sys.stderr)
     settings = {"spark.master": "local[2]", "spark.driver.memory": "4g"}
     if jars:
@@ -339,8 +347,11 @@ def main() -> None:
                 admin.create_topic(topic, partitions=PARTITIONS)
         with Producer(broker.native, acks=1) as producer:
             last = fill(producer, 0, given.lines)
+        if alone:
+            freshness(broker, Path(base), last, given.lines, given.seconds)
+            return
         spark = build_session("perf", settings, scratch=Path(base) / "spark")
-        contest = Contest(spark, broker, Path(base), given.lines, last)
+        contest = Contest(spark, broker, Path(base), given.lines)
         sides: dict[str, Callable[[], Seconds]] = {
             "mixed": lambda: contest.ours(AGGREGATES),
             "plain": lambda: contest.ours([]),
@@ -354,10 +365,12 @@ def main() -> None:
             for once in () if given.smoke else sides.values():
                 once()  # warm-up
             contest.compare(sides, given.rounds)
-            if given.only in "freshness":
-                freshness(contest, given.seconds)
         finally:
             spark.stop()
+    if not given.only:
+        again = [sys.executable, __file__, "--only", FRESHNESS, "--seconds", str(given.seconds)]
+        again += ["--lines", str(min(given.lines, 100_000)), *(["--smoke"] if given.smoke else [])]
+        subprocess.run(again, check=True)
 
 
 if __name__ == "__main__":

@@ -69,13 +69,19 @@ exec "{java}" "$@"
 
 
 def build_session(
-    name: str, settings: Mapping[str, str] | None = None, *, scratch: Path | None = None, log_level: str = "OFF"
+    name: str,
+    settings: Mapping[str, str] | None = None,
+    *,
+    scratch: Path | None = None,
+    jvm: str = "",
+    log_level: str = "OFF",
 ) -> SparkSession:
     """A session with the formats of this package registered; the active one if there is one.
 
     Args:
         settings: settings of Spark; they win.
         scratch: a directory for temporary files.  It is emptied first, because a killed JVM leaves files behind.
+        jvm: options of the driver's JVM.
         log_level: of the JVM's log on standard error.
 
     Raises:
@@ -94,7 +100,7 @@ def build_session(
         wanted |= LOCAL_DEFAULTS
     logging = Path(tempfile.mkdtemp(prefix="appliance-spark-")) / "log4j2.properties"
     logging.write_text(LOGGING.format(level=log_level))
-    options = f"-Dlog4j2.configurationFile={logging}"
+    options = f"-Dlog4j2.configurationFile={logging} {jvm}".rstrip()
     if scratch is not None:
         scratch = scratch.absolute()
         shutil.rmtree(scratch, ignore_errors=True)

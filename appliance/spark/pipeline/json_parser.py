@@ -36,7 +36,7 @@ JOURNALD: Final = Parser(
 )
 """The output of ``journalctl -o json``."""
 Row = Any
-"""A struct with the wanted members of a line; None for a line that is no object."""
+"""A struct with the wanted members of a line, None where there is none."""
 
 
 @dataclass
@@ -57,6 +57,7 @@ class Json:
         members = [(attribute, Any, None) for attribute in self._attributes.values()]
         renamed = {attribute: key for key, attribute in self._attributes.items()}
         self._shape = msgspec.defstruct("Line", members, rename=renamed, gc=False)
+        self._nothing = self._shape()
         self._decode = msgspec.json.Decoder(self._shape).decode
         self._getters = {path: self._getter(path) for path in dict.fromkeys(wanted)}
 
@@ -64,16 +65,14 @@ class Json:
         whole = attrgetter(self._attributes[path])
         head, *rest = path.split(".")
         if not rest:
-            return lambda rows: [None if row is None else whole(row) for row in rows]
+            return lambda rows: list(map(whole, rows))
         top = attrgetter(self._attributes[head])
 
         def get(row: Row) -> Any:
-            if row is None:
-                return None
             literal = whole(row)  # a member may have dots in its name, as ECS has
             return _walk(top(row), rest) if literal is None else literal
 
-        return lambda rows: [get(row) for row in rows]
+        return lambda rows: list(map(get, rows))
 
     def parse(self, lines: pa.Array, received: datetime) -> Parsed:
         return in_parts(lines, lambda part: self._part(part, received))
@@ -102,14 +101,14 @@ class Json:
         return faults.parsed(np.asarray(pc.is_null(why).to_numpy(zero_copy_only=False)), columns, why)
 
     def _rows(self, texts: Sequence[str | None], first: int, reasons: dict[int, str]) -> list[Row]:
-        decode = self._decode
+        """A row for each line; without members, and with a reason, for one that is no object."""
         try:
-            return [decode(text) for text in texts]  # type: ignore[arg-type]
+            return list(map(self._decode, texts))  # type: ignore[arg-type]
         except (msgspec.DecodeError, UnicodeEncodeError, TypeError, RecursionError):
             rows = []
             for number, text in enumerate(texts, first):
                 row, reason = self._one(text)
-                rows.append(row)
+                rows.append(self._nothing if row is None else row)
                 if row is None:
                     reasons[number] = f"{self.name}: {reason}"
             return rows

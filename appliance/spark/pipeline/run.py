@@ -35,6 +35,8 @@ from .settings import Settings
 from .startup import Beginning, begin, output_lock
 from .state_directory import LINES, READ, Progress, State, progress_of
 
+LIGHT_JVM: Final = "-XX:TieredStopAtLevel=1"
+"""No line goes through the JVM, and its second compiler takes more CPU than the first one's code."""
 POLL_S: Final = 0.2  # Spark takes fractions, whatever it declares
 CAUSE_CHARACTERS_MAX: Final = 300
 _NO_ROOM: Final = re.compile(r"No space left on device(?:: '([^']+)')?")
@@ -77,7 +79,7 @@ def run(
         state.begin()
         own = session is None
         spark = session or build_session(
-            f"pipeline {settings.pipeline.name}", settings.spark, scratch=state.path / "spark"
+            f"pipeline {settings.pipeline.name}", settings.spark, scratch=state.path / "spark", jvm=LIGHT_JVM
         )
         try:
             with Compactor(settings.output, at_end=once):
@@ -151,7 +153,9 @@ class _Run:
                 signal.signal(number, handler)
 
     def _look(self, query: StreamingQuery) -> None:
-        for progress in query.recentProgress:
+        # Each report takes 60 calls of the JVM, and Spark keeps a hundred.
+        last = query.lastProgress
+        for progress in [] if last is None else [last] if last.batchId <= self._seen + 1 else query.recentProgress:
             found: dict[str, Any] = json.loads(progress.json)
             if found["batchId"] > self._seen and found["sources"][0]["endOffset"]:
                 if not found["numInputRows"] and "addBatch" not in found["durationMs"]:
