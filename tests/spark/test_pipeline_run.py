@@ -72,7 +72,7 @@ def test_lines_become_tables_and_a_second_run_adds_only_what_is_new(
         source=[{"topics": [topic], "parsers": ["access"], "service": "web"}],
         dead_letters={"topic": f"{topic}-dead"},
         aggregate=aggregates,
-        input={"trigger_bytes": "60KB"},
+        input={"trigger_bytes": "100KB"},
     )
     seen: list[Progress] = []
     result = run(made, once=True, session=spark, on_progress=seen.append)
