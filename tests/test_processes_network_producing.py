@@ -19,7 +19,7 @@ from appliance.processes.network.handing_over import HandingOver
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.places import Places
-from appliance.processes.network.producing import Producing
+from appliance.processes.network.producing import Producing, _runs
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.writer_link import WriterLink
 from appliance.wire.requests import Codec, Produce, ProducePart
@@ -84,3 +84,15 @@ def test_who_waits_for_a_writer_goes_on_when_it_answers(rig: Rig) -> None:
     answered: Any = SimpleNamespace(link=rig.link)
     rig.producing._fail(answered, [], cast(Any, None))
     assert not rig.link.stalled and waits.stalled_by is None and rig.connections.resumed
+
+
+def test_parts_of_joined_requests_are_added_at_once_unless_one_is_empty() -> None:
+    here: Any = object()
+    alike = [ProducePart("t", 0, 10, 20), ProducePart("t", 0, 30, 50)]
+    joined = Produce(None, 1, 0, alike, count=2)
+    assert _runs(joined, 100, [here, here]) == [(0, 2, [110, 120, 130, 150], here)]
+    several = Produce(None, 1, 0, alike)
+    assert _runs(several, 100, [here, here]) == [(0, 1, [110, 120], here), (1, 1, [130, 150], here)]
+    empty = Produce(None, 1, 0, [alike[0], ProducePart("t", 0, 30, 30)], count=2)
+    assert _runs(empty, 100, [here, here]) == [(0, 1, [110, 120], here), (1, 1, [], here)]
+    assert _runs(Produce(None, 1, 0, []), 100, []) == []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable, Iterable
+from operator import ge
 
 from ...broker import plan
 from ...errors import ApplianceError, StorageFault, TopicNotPermitted, UnknownPartition, WriterGone
@@ -25,7 +26,7 @@ from .handing_over import HandingOver
 from .inbox import Buffers
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
-from .writer_link import AppendRequest, Target, WriterLink
+from .writer_link import APPEND_PARTS_MAX, AppendRequest, Target, WriterLink
 
 
 class Producing:
@@ -92,15 +93,15 @@ class Producing:
         extent = connection.inbox.extent
         assert extent is not None
         now_ms = self._turn.now_ms
-        for index, ((_, _, part_start, part_stop), partition) in enumerate(zip(parts, partitions, strict=True)):
-            if partition is None or partition.table.state == OFFLINE or part_start >= part_stop:
-                self._refuse_part(connection, pending, index, request, partition)
+        for index, count, positions, partition in _runs(request, start, partitions):
+            if partition is None or partition.table.state == OFFLINE or not positions:
+                for each in range(index, index + count):
+                    self._refuse_part(connection, pending, each, request, partition)
                 if connection.closed:
                     return True
                 continue
-            target = (connection, pending, index)
-            part_start, part_stop = start + part_start, start + part_stop
-            partition.link.add(request.acks, now_ms, request.timeout_ms, extent, part_start, part_stop, target)
+            target = (connection, pending, index, count)
+            partition.link.add(request.acks, now_ms, request.timeout_ms, extent, positions, target)
             self.to_send[partition] = None
         if pending is not None and not parts:
             self._connections.answer(pending, [connection.codec.encode_produce(request, [])])
@@ -121,7 +122,7 @@ class Producing:
             error = StorageFault(f"{topic}-{number} is offline: see `appliance status`")
         else:
             error = plan.EMPTY_BATCH
-        self._finish_part((connection, pending, index), ProduceResult(error.code, -1, -1, -1, str(error)))
+        self._finish((connection, pending, index, 1), [ProduceResult(error.code, -1, -1, -1, str(error))])
 
     def forget(self, connection: Connection) -> None:
         """Forget a closed connection, which may wait for a writer."""
@@ -171,8 +172,12 @@ class Producing:
             if append.acks == 0 and not answer.texts:
                 self._finish_unanswered(append.targets)
                 continue
-            for target, result in zip(append.targets, answer.results(log_start), strict=True):
-                self._finish_part(target, result)
+            results = answer.results(log_start)
+            at = 0
+            for target in append.targets:
+                following = at + target[3]
+                self._finish(target, results[at:following])
+                at = following
         if link.stalled:
             self._resume_stalled(link)
         if returned is not None:
@@ -186,24 +191,26 @@ class Producing:
 
     def _finish_unanswered(self, targets: Iterable[Target]) -> None:
         """Count requests with acks=0 as done."""
-        for connection, _, _ in targets:
-            connection.started -= 1
+        for connection, _, _, count in targets:
+            connection.started -= count
             if connection.stalled or connection.hand_over_to is not None:
                 self._connections.touched[connection] = None
 
-    def _finish_part(self, target: Target, result: ProduceResult) -> None:
-        connection, pending, index = target
+    def _finish(self, target: Target, results: list[ProduceResult]) -> None:
+        """Take the results of the parts of a target."""
+        connection, pending, index, count = target
         if connection.closed:
             return
-        if result.error:
-            connection.counters.failed(Produce.api)
+        failed = [result for result in results if result[0]]
+        if failed:
+            connection.counters.failed(Produce.api, len(failed))
         if pending is None:
-            connection.started -= 1
-            if result.error:  # acks=0 has no reply: closing is the only way to report an error
-                self._connections.disconnect(connection, f"produce with acks=0 failed: {result.message}")
+            connection.started -= count
+            if failed:  # acks=0 has no reply: closing is the only way to report an error
+                self._connections.disconnect(connection, f"produce with acks=0 failed: {failed[0].message}")
             return
-        pending.results[index] = result
-        pending.missing -= 1
+        pending.results[index : index + count] = results
+        pending.missing -= count
         if not pending.missing:
             reply = connection.codec.encode_produce(pending.request, pending.results)  # type: ignore[arg-type]
             self._connections.answer(pending, [reply])
@@ -221,7 +228,7 @@ class Producing:
         for append in appends:
             link.release(append)
             for target in append.targets:
-                self._finish_part(target, ProduceResult(error.code, -1, -1, -1, str(error)))
+                self._finish(target, [ProduceResult(error.code, -1, -1, -1, str(error))] * target[3])
         self._resume_stalled(link)
 
     def check_timeouts(self) -> None:
@@ -282,3 +289,21 @@ class Producing:
         self._fail(partition, partition.link.take_waiting(), error)
         self._waiting.discard(partition)
         self.retire_writer(partition)
+
+
+def _runs(
+    request: Produce, start: int, partitions: list[Partition | None]
+) -> list[tuple[int, int, list[int], Partition | None]]:
+    """Parts that can be added together: index of the first, count, positions in the arena, partition.
+
+    All parts of joined requests are one run, others a run each.  A part without batches has no positions.
+    """
+    parts = request.parts
+    if len(parts) == request.count <= APPEND_PARTS_MAX:
+        positions = [start + position for part in parts for position in part[2:]]
+        if not any(map(ge, positions[::2], positions[1::2])):
+            return [(0, len(parts), positions, partitions[0])]
+    return [
+        (index, 1, [start + first, start + stop] if first < stop else [], partition)
+        for index, ((_, _, first, stop), partition) in enumerate(zip(parts, partitions, strict=True))
+    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,8 +36,8 @@ APPEND_PARTS_MAX: Final = 2_048
 """Parts in one append request: each has two numbers of 5 bytes, and three of up to 9 bytes in the answer."""
 POSITIONS_MAX: Final = 2 * APPEND_PARTS_MAX
 
-Target = tuple["Connection", "Pending | None", int]
-"""The connection, the request (None: acks=0, no reply) and the index of a part."""
+Target = tuple["Connection", "Pending | None", int, int]
+"""The connection, the request (None: acks=0, no reply), the index of its first part and how many parts follow it."""
 
 
 class AppendRequest:
@@ -53,9 +54,9 @@ class AppendRequest:
         self.targets: list[Target] = []
         self.extents: list[Extent] = []
 
-    def add(self, extent: Extent, start: int, stop: int, target: Target) -> int:
+    def add(self, extent: Extent, positions: Sequence[int], target: Target) -> int:
         """Add record batches; return how many more bytes of the arena it holds."""
-        self.positions += (start, stop)
+        self.positions += positions
         self.targets.append(target)
         if self.extents and self.extents[-1] is extent:
             return 0
@@ -168,20 +169,20 @@ class WriterLink:
         return self._in_hand_bytes >= self._in_hand_bytes_max
 
     def add(
-        self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, start: int, stop: int, target: Target
+        self, acks: int, now_ms: int, timeout_ms: int, extent: Extent, positions: Sequence[int], target: Target
     ) -> None:
-        """Add record batches to the open append request for ``acks``.
+        """Add record batches, at most APPEND_PARTS_MAX of one target, to the open append request for ``acks``.
 
         A change of acks closes the others, so that order is kept.  The timeout of the first produce request, within
         bounds, limits the wait of all for a writer.
         """
         append = self._open.get(acks)
-        if append is None or len(append.positions) >= POSITIONS_MAX:
+        if append is None or len(append.positions) + len(positions) > POSITIONS_MAX:
             self.waiting += self._open.values()
             self._open.clear()
             wait_ms = min(max(timeout_ms, WRITER_WAIT_MS_MIN), WRITER_WAIT_MS_MAX)
             append = self._open[acks] = AppendRequest(acks, now_ms + wait_ms)
-        self._in_hand_bytes += append.add(extent, start, stop, target)
+        self._in_hand_bytes += append.add(extent, positions, target)
 
     def send(self) -> None:
         """Close the open append requests, and send all that wait if there is a writer."""
