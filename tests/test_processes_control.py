@@ -161,3 +161,13 @@ def test_a_peer_that_does_not_take_its_messages_is_given_up(monkeypatch: pytest.
     left.send(["dropped"])
     left.close()
     right.close()
+
+
+def test_the_last_words_of_a_peer_that_left_messages_unread_arrive() -> None:
+    left, right = Channel.pair()
+    left.send(["unread"])
+    right.send(["last words"])
+    right.close()
+    assert [message for message, _ in left.receive()] == [["last words"]]
+    assert left.closed
+    left.close()

@@ -131,6 +131,8 @@ class Channel:
             size, ancillary, flags, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None, []
+        except ConnectionResetError:  # once, when the peer has closed with messages of ours unread: its own follow
+            return self.take()
         except OSError:
             size, ancillary, flags = 0, [], 0
         if not size:

@@ -1,0 +1,166 @@
+"""The nursery: whoever dies at whichever step, each writer ends once, is started again, and no partition has two."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.client import Admin, Producer
+from appliance.processes.control import Channel
+from appliance.processes.supervisor.actions import Actions
+from appliance.processes.supervisor.children import Children
+from appliance.processes.supervisor.fork import Child
+
+from .server import Server, stopped, wait_for
+
+
+class Steps:
+    """The supervisor's side of one writer, with the test in the place of the nursery and of the writer."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[object]] = []
+        self.ended: list[Child] = []
+        self._epoll = select.epoll()
+        self._ours, self.nursery = Channel.pair()
+        self.children = Children(
+            self._epoll,
+            10_000,
+            Actions(lambda: None),
+            on_message=lambda _, message: self.messages.append(message),
+            on_end=lambda child, _: self.ended.append(child),
+            on_change=lambda: None,
+        )
+        self.writer = self.children.expect("writer", ("t", 0), lambda _, fd: self._ours.send(["fork"], (fd,)))
+
+    def take_order(self) -> Channel:
+        """In the nursery: the writer's end of its channel."""
+        _, (fd,) = self.nursery.take()
+        return Channel(socket.socket(fileno=fd))
+
+    def turn(self) -> None:
+        for fd, event in self._epoll.poll(0):
+            self.children.on_event(fd, event)
+
+    def close(self) -> None:
+        for one in (self._ours, self.nursery, self._epoll, self.writer.channel):
+            one.close()
+
+
+@pytest.fixture
+def steps() -> Iterator[Steps]:
+    made = Steps()
+    yield made
+    made.close()
+
+
+def test_an_order_that_dies_with_the_nursery_is_a_writer_that_has_ended(steps: Steps) -> None:
+    steps.turn()
+    assert not steps.ended
+    steps.nursery.close()
+    steps.turn()
+    assert steps.ended == [steps.writer] and steps.writer.pid == 0
+
+
+def test_a_writer_that_is_forked_outlives_the_nursery_and_ends_by_itself(steps: Steps) -> None:
+    channel = steps.take_order()
+    steps.nursery.close()
+    steps.turn()
+    assert not steps.ended
+    channel.send(["forked", os.getpid()])
+    channel.send(["opened"])
+    steps.turn()
+    assert (steps.writer.pid, steps.messages, steps.ended) == (os.getpid(), [["opened"]], [])
+    steps.writer.channel.send(["worker", "unread"])
+    channel.send(["offline", "its last words"])
+    channel.close()
+    steps.turn()
+    assert steps.messages[1:] == [["offline", "its last words"]], "read although it had left a message unread"
+    assert steps.ended == [steps.writer]
+
+
+def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Steps) -> None:
+    """After that the pid may be anybody's."""
+    channel = steps.take_order()
+    steps.writer.kill()  # its pid is not known
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    channel.send(["forked", pid])
+    steps.turn()
+    channel.close()
+    steps.writer.kill()
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_writer_whose_messages_are_refused_is_killed_and_ends_once(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("appliance.processes.control.QUEUE_BYTES_MAX", 1 << 20)
+    channel = steps.take_order()
+    pid = os.fork()
+    if pid == 0:
+        steps.writer.channel.close()
+        signal.pause()
+    channel.send(["forked", pid])
+    channel.close()
+    steps.turn()
+    while not steps.writer.channel.closed:
+        steps.children.send(steps.writer, ["settings", "x" * 100_000])
+    os.waitpid(pid, 0)
+    steps.turn()
+    steps.turn()
+    assert steps.ended == [steps.writer]
+
+
+# ---- on a real appliance
+
+
+def produce(server: Server, partitions: range) -> None:
+    with Producer(server.native, acks=-1) as producer:
+        for partition in partitions:
+            producer.send("t", b"x", partition=partition)
+        producer.flush(30)
+        assert producer.delivered == len(partitions)
+
+
+def of_partition(server: Server) -> dict[int, int]:
+    return {row["partition"]: row["pid"] for row in server.processes("writer")}
+
+
+def test_a_nursery_that_is_killed_with_orders_unread_costs_nothing(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"network.workers": 1})
+    with Admin(server.native) as admin:
+        admin.create_topic("t", 6)
+    produce(server, range(2))
+    before = wait_for(lambda: len(found := of_partition(server)) == 2 and found, "two writers")
+    (nursery,) = server.pids("nursery")
+    with Producer(server.native, acks=-1) as producer, stopped(nursery, may_die=True):
+        for partition in range(6):
+            producer.send("t", b"y", partition=partition)
+        wait_for(lambda: producer.delivered == 2, "answers of the writers that run")
+        os.kill(nursery, signal.SIGKILL)
+        producer.flush(30)
+        assert producer.delivered == 6
+    after = wait_for(lambda: len(found := of_partition(server)) == 6 and found, "a writer for each")
+    assert before.items() <= after.items(), "those that ran have gone on"
+    assert server.pids("nursery") not in ([], [nursery])
+
+
+def test_a_killed_writer_is_reaped_and_the_journal_has_its_status(make_appliance: Callable[..., Server]) -> None:
+    server = make_appliance(**{"network.workers": 1})
+    with Admin(server.native) as admin:
+        admin.create_topic("t")
+    produce(server, range(1))
+    ((_, pid),) = wait_for(lambda: of_partition(server), "the writer").items()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process, reaped")
+    wait_for(lambda: f"writer t-0 (pid {pid}) ended with status -9" in server.log(), "a line")
+    produce(server, range(1))
