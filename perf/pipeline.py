@@ -8,8 +8,9 @@ Four topics with access lines, JSON, syslog and logfmt, with two partitions each
 heaviest clients, sessions, distinct clients, percentiles), from the start of the query to its end.  ``plain`` is the
 same without aggregates.  ``within_batches`` is the rate of the micro-batches alone, since Spark starts five kinds of
 Python processes before the first one.  ``connector`` is Spark's own Kafka connector with the same parsing in Spark SQL,
-into Spark's Parquet sink, without aggregates: a query of Spark has one output.  All sides take turns.  CPU is that of
-Spark (JVM and Python workers) and the appliance together, in seconds per million lines.
+into Spark's Parquet sink, without aggregates: a query of Spark has one output.  All sides take turns in one JVM with
+both compilers; without ``connector`` it has one, as that of a pipeline.  CPU is that of Spark (JVM and Python workers)
+and the appliance together, in seconds per million lines.
 
 ``freshness``: while 20,000 lines a second arrive, how long it takes from when a line is sent until it is in committed
 tables, with a trigger of half a second.  It runs in a process of its own, in the session that a pipeline begins.
@@ -39,7 +40,7 @@ from spark import connector, cpu_of_all_s
 from appliance.bench.local_appliance import LocalAppliance
 from appliance.client import Admin, Producer
 from appliance.spark.pipeline.parquet_store import COMMITS
-from appliance.spark.pipeline.run import run
+from appliance.spark.pipeline.run import LIGHT_JVM, run
 from appliance.spark.pipeline.settings import Settings, parse
 from appliance.spark.pipeline.tables import open_store
 from appliance.spark.spark_session import build_session
@@ -350,7 +351,8 @@ def main() -> None:
         if alone:
             freshness(broker, Path(base), last, given.lines, given.seconds)
             return
-        spark = build_session("perf", settings, scratch=Path(base) / "spark")
+        light = "" if jars and given.only in "connector" else LIGHT_JVM  # Spark SQL needs a JVM that is fast
+        spark = build_session("perf", settings, scratch=Path(base) / "spark", jvm=light)
         contest = Contest(spark, broker, Path(base), given.lines)
         sides: dict[str, Callable[[], Seconds]] = {
             "mixed": lambda: contest.ours(AGGREGATES),
