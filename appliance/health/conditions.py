@@ -3,6 +3,11 @@
 A condition is found in one of two ways, or in both: :mod:`.findings` looks at the appliance as it is now; Prometheus
 looks at its metrics over some time (``rule``), under the name with "Appliance" before it.
 
+Two are found by Prometheus only, since they are rates that mean something over minutes, which ``status`` and ``doctor``
+do not wait for.  RequestErrors: any client can cause some at any moment; ``status`` shows their rate of this moment
+without a judgement.  SlowFlushes: the slowest of the few flushes that a look of a second sees is not their 99th
+percentile; ``doctor`` sees a disk that does not answer at all as ProcessWaitsForDisk.
+
 ``level`` is "critical" when something does not work now, and "warning" when it may soon, or works with less safety.
 ``exit_status`` is that of ``appliance health``, ``status`` and ``doctor``:
 
