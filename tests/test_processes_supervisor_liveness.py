@@ -138,6 +138,8 @@ def test_nobody_hangs_because_the_supervisor_did(make_appliance: Callable[..., S
 def test_an_idle_appliance_beats_and_sleeps(make_appliance: Callable[..., Server]) -> None:
     """Nothing but the beats wakes it: a few a second with a timeout of two."""
     server = make_appliance(**{"network.workers": 2, "liveness.timeout_ms": TIMEOUT_MS})
+    with Peer(server.native) as peer:
+        peer.admin("topics")  # the coordinator has been imported
     pids = [row["pid"] for row in server.state["processes"]]
     before = {pid: switches(pid) for pid in pids}
     started = time.monotonic()
