@@ -20,14 +20,16 @@ from appliance.shared import memory
 from appliance.zookeeper.kazoo_link import kazoo_client
 from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
 
+from .zookeeper_fixture import QUICK_JAVA
+
 __all__ = ["NotServing", "Server", "stopped", "wait_for"]
 
 
 class Server(LocalAppliance):
-    """An appliance with two workers that tests may break."""
+    """An appliance with two workers that tests may break; its local ensemble does not wait for the disk."""
 
     def __init__(self, data_dir: Path, config_file: Path | None = None, **settings: Any) -> None:
-        super().__init__(data_dir, config_file, **{"network.workers": 2} | settings)
+        super().__init__(data_dir, config_file, **{"network.workers": 2, "zookeeper.java": QUICK_JAVA} | settings)
 
     @property
     def zookeeper_login(self) -> Login:
@@ -85,7 +87,7 @@ def stopped(pid: int, *, may_die: bool = False) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def wait_for(condition: Any, what: str, seconds_max: float = 20) -> Any:
+def wait_for(condition: Any, what: str, seconds_max: float = 60) -> Any:
     """The first true value of ``condition()``, asked every 10 ms."""
     deadline = time.monotonic() + seconds_max
     while True:

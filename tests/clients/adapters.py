@@ -318,7 +318,7 @@ def aiokafka_group(bootstrap: str, topic: str, group: str, count: int) -> list[M
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=110, env={**os.environ, **(environment or {})}
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, **(environment or {})}
     )
     assert done.returncode == 0, f"{command}: {done.stderr[-3000:]}"
     return done.stdout

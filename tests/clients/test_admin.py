@@ -125,6 +125,7 @@ def test_groups_are_listed_described_reset_and_deleted(admin: AdminClient, broke
     assert group not in {entry.group_id for entry in listed.valid}
 
 
+@pytest.mark.timeout(400)
 def test_kafkas_own_tools(broker: Broker) -> None:
     """TopicCommand, ConfigCommand, GetOffsetShell, ConsumerGroupCommand, console and performance tools."""
     topic, group, server = new_topic(), f"group-{uuid.uuid4()}", ("--bootstrap-server", broker.kafka)

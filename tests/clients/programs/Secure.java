@@ -15,9 +15,9 @@ public class Secure {
             }
             p.put("key.serializer", StringSerializer.class);
             p.put("value.serializer", StringSerializer.class);
-            p.put("max.block.ms", "5000");
-            p.put("request.timeout.ms", "3000");
-            p.put("delivery.timeout.ms", "4000");
+            p.put("max.block.ms", "60000");
+            p.put("request.timeout.ms", "50000");
+            p.put("delivery.timeout.ms", "60000");
             String error = "";
             try (var producer = new KafkaProducer<String, String>(p)) {
                 producer.send(new ProducerRecord<>(a[0], "from Java")).get();
