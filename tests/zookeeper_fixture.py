@@ -28,7 +28,7 @@ from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
 from appliance.zookeeper.operations import Failed, Node, Operation, Refused, Request
 from appliance.zookeeper.session import Session, SessionState
 
-WAIT_MS_MAX = 30_000
+WAIT_MS_MAX = 90_000
 _chroots = itertools.count(1)
 _directory = tempfile.TemporaryDirectory(prefix="zookeeper-login-")
 _password_file = Path(_directory.name) / "secret"

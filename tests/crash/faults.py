@@ -134,7 +134,7 @@ def _stopped(run: Run, *pids: int) -> Iterator[None]:
 def _others_go_on(run: Run) -> None:
     """Whoever does not need a group goes on all the time: also when the stop has lasted for a while."""
     for _ in range(2):
-        run.load.wait_progress(STOP_S / 3, but=set(run.load.groups))
+        run.load.wait_progress(but=set(run.load.groups))
         hold(STOP_S / 3)
 
 
@@ -162,7 +162,7 @@ def stop_coordinator(run: Run) -> None:
 @fault("supervisor stopped", "box", "nobody notices; what dies meanwhile is replaced when it goes on")
 def stop_supervisor(run: Run) -> None:
     with _stopped(run, run.pid("supervisor")):
-        run.load.wait_progress(STOP_S)
+        run.load.wait_progress()
         run.kill(run.pid("writer"))
     run.load.wait_progress()
 
