@@ -70,7 +70,6 @@ class CoordinatorChild:
         """Start it; ``listeners`` are the addresses that clients connect to."""
         self._listeners = listeners
         self._start.want()
-        self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
 
     def _fork(self) -> None:
         if not self.page:
@@ -154,6 +153,11 @@ class CoordinatorChild:
     def awaits_zookeeper(self) -> bool:
         """Whether the start still waits for ZooKeeper."""
         return self._waits and self.zookeeper["state"] not in ("off", "connected")
+
+    def begin_wait(self) -> None:
+        """Begin the time that READY waits at most: the local nodes are started now."""
+        if self._waits:
+            self._give_up_waiting.want(delay_ms=ZOOKEEPER_WAIT_MS)
 
     def end_wait(self) -> None:
         self._waits = False

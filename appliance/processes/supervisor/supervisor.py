@@ -282,6 +282,7 @@ class Supervisor:
     def _start_others(self) -> None:
         """Start what is not on the data path: its Javas would take the processors from those that are."""
         self._nodes.start()
+        self._coordinator.begin_wait()
         self._sides.start()
         self._removals.clean()
 
