@@ -186,3 +186,20 @@ def trying(server: Server) -> bool:
     """Whether an action is being refused, as the log has it."""
     lines = re.findall(r"supervisor\.actions: (no longer )?refused: ([^:\n]+)", server.log())
     return any({name: not over for over, name in lines}.values())
+
+
+def test_a_refusal_of_the_nursery_is_told_in_the_place_of_the_writer(
+    make_appliance: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = make_appliance(**{"network.workers": 1})
+    moments = Moments(server)
+    moments.peer.create("busy")
+    moments.peer.create("idle-0")
+    (nursery,) = wait_for(lambda: server.pids("nursery"), "the nursery to be shown")
+    with refusing(nursery, CALLS["no process"], tmp_path / "strace"):
+        moments.writer_needed()
+        (row,) = wait_for(lambda: server.state["refused"], "to be told")
+        assert row["action"] == "start writers" and "TasksMax" in row["reason"]
+    wait_for(moments.all_made_good, "to be made good")
+    assert server.pids("nursery") == [nursery]
+    moments.close()

@@ -108,10 +108,12 @@ class Nursery:
             self._become_writer(order, fd)
         if pid > 0:
             self._partitions[pid] = order[:2]
+            os.close(fd)
         else:
             error = OSError(ctypes.get_errno(), "no process for a writer")
-            Channel(socket.socket(fileno=os.dup(fd))).send(["lacking", reason_of(error), limit_of(error)])
-        os.close(fd)
+            channel = Channel(socket.socket(fileno=fd))
+            channel.send(["lacking", reason_of(error), limit_of(error)])
+            channel.close()
 
     def _become_writer(self, order: Sequence[Any], fd: int) -> None:
         """In the child: be a writer, and exit."""
