@@ -38,10 +38,17 @@ QUICK: dict[str, Any] = {"network.workers": 1, "disk.check_ms": 100, "liveness.t
 
 
 def children(server: Server, name: str) -> list[int]:
-    """Pids of the children of this appliance with a process name."""
+    """Pids of the processes of this appliance with a process name; writers are the nursery's children."""
     assert server.process is not None
-    pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return [int(pid) for pid in pids if comm(int(pid)) == name]
+    pids = children_of(server.process.pid)
+    return [pid for pid in pids + [pid for child in pids for pid in children_of(child)] if comm(pid) == name]
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def comm(pid: int) -> str:
