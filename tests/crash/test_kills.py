@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.client import Producer
+
 from ..native_peer import Peer
-from ..server import NotServing, Server, wait_for
+from ..server import NotServing, Server, stopped, wait_for
 from .load import Load, check
 
 PARTITIONS = 2
@@ -99,6 +101,21 @@ def test_a_second_instance_is_refused_and_names_the_first(make_appliance: Callab
         second.start()
     with Peer(server.native) as peer:
         assert peer.admin("topics") == []
+
+
+def test_a_writer_that_hangs_keeps_the_next_appliance_out(make_appliance: Callable[..., Server]) -> None:
+    """Two writers of one log would destroy it: nothing starts until the first has ended, and who starts it is told."""
+    server = make_appliance()
+    with Producer(server.native) as producer:
+        producer.send("t", b"x").result(60)
+    (writer,) = wait_for(lambda: server.pids("writer"), "the writer")
+    with stopped(writer):
+        server.kill_supervisor()
+        with pytest.raises(NotServing, match=r"exit status 75(?s:.)*fuser --kill"):
+            server.start()
+    server.start()  # it ends by itself when it goes on
+    with Peer(server.native) as peer:
+        assert [row["name"] for row in peer.admin("topics")] == ["t"]
 
 
 def test_a_cleanly_stopped_log_opens_without_recovery(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def lock(data_dir: Path) -> int:
     """Lock the data directory; wait for the orphans of a killed supervisor to end.
 
     Raises:
-        AlreadyRunning: another process has it; the message has its pid.
+        AlreadyRunning: another supervisor has it, or an orphan that does not end; the message says which.
     """
     fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     deadline_ms = now_ms() + LOCK_WAIT_MS
@@ -48,10 +48,16 @@ def lock(data_dir: Path) -> int:
             break
         except BlockingIOError:
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            if Path(f"/proc/{pid}").exists() or now_ms() > deadline_ms:
+            if Path(f"/proc/{pid}").exists():
                 os.close(fd)
                 raise AlreadyRunning(
                     f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
+                ) from None
+            if now_ms() > deadline_ms:
+                os.close(fd)
+                raise AlreadyRunning(
+                    f"{data_dir}: a process of the appliance that was killed (pid {pid}) hangs: "
+                    f"end it with fuser --kill {data_dir}/lock, and start again"
                 ) from None
             time.sleep(0.05)
     os.ftruncate(fd, 0)
