@@ -155,6 +155,8 @@ class Rig:
                 self.rolls.append((topic, partition))
             case ["zookeeper", state]:
                 self.zookeeper = state
+            case ["published"]:
+                pass
             case _:
                 raise AssertionError(message)
 

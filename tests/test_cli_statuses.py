@@ -16,9 +16,10 @@ import pytest
 
 from appliance.cli import faults
 from appliance.errors import ApplianceError, ClientBroken
+from appliance.processes.supervisor.liveness import state_of
 
 from .command_line import run, succeeding
-from .server import Server
+from .server import Server, wait_for
 from .terminal import Terminal
 from .test_cli import COMMANDS
 
@@ -106,6 +107,7 @@ def answered(place: Place, answer: str) -> int:
     """The status of a deletion that asks, and gets this answer."""
     with Terminal("topics", "delete", "statuses", "--connect", place.native) as terminal:
         terminal.until("[y/N]")
+        wait_for(lambda: state_of(terminal.pid) == "S", "it waits for the answer")
         terminal.type(answer)
         return terminal.wait()
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -67,10 +68,12 @@ class Repairs:
         opening: Opening,
         workers: Workers,
         coordinator: CoordinatorChild,
+        before_answer: Callable[[], None],
     ) -> None:
         self._data_dir = data_dir
         self._hosted, self._children, self._writers = hosted, children, writers
         self._opening, self._workers, self._coordinator = opening, workers, coordinator
+        self._before_answer = before_answer
         self._pid = os.getpid()
         self._repairs: dict[TopicPartition, Repair] = {}
         self._runs = False
@@ -149,6 +152,7 @@ class Repairs:
     def _end(self, partition: TopicPartition) -> None:
         order = self._repairs.pop(partition)
         logger.info("%s-%d: repaired: %s", *partition, order.message or order.result)
+        self._before_answer()
         self._answer(order.token, order.error, order.message, order.result)
 
     def _answer(self, token: int, error: str, message: str, result: dict[str, Any]) -> None:

@@ -76,6 +76,10 @@ class StatusReport:
     def enter(self, state: str) -> None:
         """Report another state at once."""
         self.state = state
+        self.write_now()
+
+    def write_now(self) -> None:
+        """Write the report without a rest: somebody is told that a change has been made, and may look for it."""
         self._save.want()
 
     def write(self) -> None:

@@ -187,7 +187,8 @@ class Supervisor:
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._scrubbing = Scrubbing(*(config, data_dir, hosted, children, actions), self._workers)
         self._repairs = Repairs(
-            *(data_dir, hosted, children, actions, self._writers, self._opening, self._workers, self._coordinator)
+            *(data_dir, hosted, children, actions, self._writers, self._opening, self._workers, self._coordinator),
+            before_answer=lambda: self._report.write_now(),
         )
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
@@ -360,7 +361,7 @@ class Supervisor:
             self._sides.reload(config, values)
             self._scrubbing.reload(config, values)
             self._workers.send_all(["log_level", config.log.level])
-        self._report.enter(self._report.state)
+        self._report.write_now()
         self._notifier.send("READY=1")
 
     # ---- the end
