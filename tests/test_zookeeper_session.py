@@ -304,7 +304,7 @@ def test_a_slow_owner_finds_its_lease_over(opened: Sessions) -> None:
 
 
 def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: Ensemble, opened: Sessions) -> None:
-    session = opened.open(timeout_ms=30_000)
+    session = opened.open(timeout_ms=60_000)
     session.keep("/ids/1", b"")
     opened.until(lambda: session.holds("/ids/1"), "registered")
     before = session.session_id
@@ -320,7 +320,7 @@ def test_a_restarted_zookeeper_is_found_again_with_the_same_session(standalone: 
 
 
 def test_a_commit_that_was_given_up_never_goes_back(standalone: Ensemble, opened: Sessions) -> None:
-    session, reader = opened.open(timeout_ms=30_000), OffsetRegistry()
+    session, reader = opened.open(timeout_ms=60_000), OffsetRegistry()
     offsets, part = OffsetRegistry(), TopicPartition("logs", 0)
     session.call(offsets.commit("g", {part: CommittedOffset(1)}))
     with Frozen(standalone), pytest.raises(ZooKeeperAway):
