@@ -240,6 +240,10 @@ class Access:
                     yield following - len(data), data
                     position = following
                     patience.progress()
+            except CorruptLog:  # damaged, or of a topic that was created again meanwhile: the broker knows which
+                if home is None:
+                    raise
+                home = None
             except OffsetOutOfRange:
                 key = wanted.key
                 start = self.offsets({key: EARLIEST})[key]

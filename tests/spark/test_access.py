@@ -91,6 +91,26 @@ def test_what_retention_took_meanwhile(
         assert 0 < len(kept) < len(lines) and kept == lines[-len(kept) :]
 
 
+def test_files_of_a_topic_that_was_created_again_are_not_called_damaged(
+    make_appliance: Callable[..., Server],
+    topics_of: Callable[[Server], Topics],
+    topic: str,
+    access_to: Callable[..., Access],
+) -> None:
+    """Between planning and reading: its log is shorter, so it seems to end inside a batch."""
+    topics = topics_of(make_appliance())
+    topics.create(topic)
+    topics.write(topic, [encode_values([b"%06d" % number], 5) for number in range(100)])
+    access = access_to(topics.server.native)
+    wanted, home = whole(access, topic), access.home(topic, 0)
+    topics.cluster.admin("delete_topic", {"name": topic})
+    topics.create(topic)
+    topics.write(topic, [encode_values([b"again"], 5)])
+    rest = Range(topic, 0, wanted.end // 2, wanted.end, wanted.log_end)
+    with pytest.raises(OffsetOutOfRange):
+        values(access, rest, home)
+
+
 @pytest.mark.parametrize("through", ["listener", "files"])
 @pytest.mark.parametrize("fails", [True, False])
 def test_retention_in_the_middle_of_a_read(

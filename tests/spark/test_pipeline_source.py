@@ -21,6 +21,7 @@ from appliance.spark.pipeline.pipeline_source import PipelineReader
 from appliance.spark.pipeline.pipeline_status import status
 from appliance.spark.pipeline.settings import Settings
 from appliance.spark.pipeline.startup import accept, begin, check
+from appliance.spark.pipeline.task_work import Work
 
 from .conftest import Topics
 from .pipelines import access, events, fill, places, settings
@@ -54,6 +55,13 @@ def paths(made: Settings) -> list[str]:
 
 def wanted(count: int) -> list[str]:
     return [f"/{number}" for number in range(count)]
+
+
+def test_a_task_for_no_partitions_has_done_nothing(topics: Topics, topic: str, tmp_path: Path) -> None:
+    """Spark has one where a micro-batch has none: its topic was deleted after it was planned."""
+    topics.create(topic)
+    made = settings(tmp_path, topics, topic)
+    assert TablesWriter(made, begin(made)).write(iter([])) == Work(0, [], {})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta"])

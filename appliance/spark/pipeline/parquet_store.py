@@ -145,11 +145,12 @@ class ParquetStore:
         staged = [self._root / source for source, _ in manifest.moves]
         for path in staged:
             path.stat()
-        sync_directories({path.parent for path in staged})
         last = self._last()
         path = self._root / COMMITS / f"{last[0] + 1 if last else 0:012d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         (self._root / EVENTS).mkdir(exist_ok=True)
+        above = {self._root / STAGING, self._root} if staged else {self._root}
+        sync_directories({path.parent for path in staged} | above)
         try:
             store_text(path, msgspec.json.encode(manifest).decode(), fresh=True)
         except FileExistsError:
@@ -174,15 +175,16 @@ class ParquetStore:
         return None
 
     def _carry_out(self, manifest: Manifest, resumed: bool = False) -> None:
-        """``resumed``: an earlier process may have made directories and not made them durable."""
+        """``resumed``: an earlier process may have moved files, and not made that durable."""
         changed: set[Path] = set()
         with moving(self._root):
             for staged, final in manifest.moves:
                 source, target = self._root / staged, self._root / final
                 if source.exists():
-                    fresh = _made(target.parent, self._root)
-                    changed |= {self._root / each for each in Path(final).parents} if resumed else fresh
+                    changed |= _made(target.parent, self._root)
                     source.replace(target)
+                if resumed and target.exists():
+                    changed |= {self._root / each for each in Path(final).parents}
         sync_directories(changed)
 
     def parts(self, table: str, days: Sequence[str] | None = None) -> list[Part]:

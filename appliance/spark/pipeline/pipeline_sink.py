@@ -121,11 +121,11 @@ class TablesWriter(DataSourceStreamArrowWriter):
         self._beginning = beginning
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Work:
-        """Takes what the task of the source has done."""
+        """Takes what the task of the source has done: one row, and none where Spark has one task for no partitions."""
         spare_collector()
-        (work,) = (pickle.loads(each.as_py()) for rows in iterator for each in rows.column("work"))
-        assert isinstance(work, Work)
-        return work
+        works: list[Work] = [pickle.loads(each.as_py()) for rows in iterator for each in rows.column("work")]
+        assert len(works) <= 1, "a task has one row"
+        return works[0] if works else Work(0, [], {})
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         works = [each for each in messages if isinstance(each, Work)]
