@@ -84,6 +84,18 @@ def test_a_writer_that_is_forked_outlives_the_nursery_and_ends_by_itself(steps: 
     assert steps.ended == [steps.writer]
 
 
+def test_the_last_words_of_a_writer_are_read_although_a_message_to_it_has_failed(steps: Steps) -> None:
+    """Else a log that cannot be trusted would be given to another writer."""
+    channel = steps.take_order()
+    channel.send(["forked", os.getpid()])
+    channel.send(["offline", "its last words"])
+    channel.close()
+    steps.children.send(steps.writer, ["settings", {}])
+    assert steps.writer.channel.closed
+    steps.turn()
+    assert (steps.messages, steps.ended) == ([["offline", "its last words"]], [steps.writer])
+
+
 def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Steps) -> None:
     """After that the pid may be anybody's."""
     channel = steps.take_order()

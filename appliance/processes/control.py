@@ -147,10 +147,13 @@ class Channel:
             return ["refused", *message], []
         return message, fds
 
-    def receive(self) -> list[tuple[list[Any], list[int]]]:
-        """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors."""
+    def receive(self, rest: bool = False) -> list[tuple[list[Any], list[int]]]:
+        """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors.
+
+        ``rest``: the peer has ended; receive its last messages also after a message to it has failed.
+        """
         messages: list[tuple[list[Any], list[int]]] = []
-        while not self.closed:
+        while rest or not self.closed:
             message, fds = self.take()
             if message is None:
                 break

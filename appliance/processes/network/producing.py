@@ -208,6 +208,8 @@ class Producing:
             connection.started -= count
             if failed:  # acks=0 has no reply: closing is the only way to report an error
                 self._connections.disconnect(connection, f"produce with acks=0 failed: {failed[0].message}")
+            else:  # it may wait for this: another connection's part of the append request has failed
+                self._connections.touched[connection] = None
             return
         pending.results[index : index + count] = results
         pending.missing -= count

@@ -232,7 +232,7 @@ class Children:
                 self._unsent.discard(child)
                 if not child.channel.closed:
                     self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
-        for message, _ in child.channel.receive():
+        for message, _ in child.channel.receive(rest=child.has_ended(fd, event)):
             if message[0] == "forked":
                 child.pid = message[1]
                 self._on_change()

@@ -35,6 +35,7 @@ class NurseryChild:
         self._children, self._workers, self._on_started = children, workers, on_started
         self._pid = os.getpid()
         self._child: Child | None = None
+        self._ends = False
         self._start = actions.define("start the nursery", lambda _: self._fork())
 
     @property
@@ -46,6 +47,8 @@ class NurseryChild:
         self._start.want()
 
     def _fork(self) -> None:
+        if self._ends:  # a start that was put off
+            return
         config, doorbells, heart_at = self._config, self._workers.doorbells, self._children.heart_at
 
         def target(channel: Channel, heart: Heart) -> int:
@@ -72,6 +75,8 @@ class NurseryChild:
         self._children.send(self._child, ["reload", values])
 
     def stop(self) -> None:
+        """Stop it, and start no other."""
+        self._ends = True
         if self._child is not None and not self._child.stopping:
             self._child.stopping = True
             self._children.send(self._child, ["stop"])

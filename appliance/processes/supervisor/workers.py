@@ -90,6 +90,8 @@ class Workers:
 
     def _fork(self, index: int) -> None:
         """Start a worker with an arena of its own: writers may still read the arena of the worker before."""
+        if self._children.stopping:  # a start that was put off: nobody would stop this worker
+            return
         if index not in self._unused_arenas:
             self._make_arena(index)
         arguments = network.WorkerArguments(

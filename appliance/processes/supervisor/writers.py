@@ -49,6 +49,8 @@ class Writers:
         self._opening: set[TopicPartition] = set()
         self._queued: dict[TopicPartition, None] = {}
         """Partitions whose writers are started when fewer are opening, in the order of their needs."""
+        self._ends = False
+        """All writers are retired, after the workers have drained: none is started any more."""
         self._start = actions.define("start writers", self._fork)
         self._connect = actions.define("connect workers and writers", lambda pair: self._join(*pair))
 
@@ -81,7 +83,7 @@ class Writers:
 
     def _fork(self, partition: TopicPartition) -> object:
         """Start a writer, which reports whether it could open its log."""
-        if partition in self._by_partition or not self._hosted.is_writable(partition):
+        if self._ends or partition in self._by_partition or not self._hosted.is_writable(partition):
             return None
         if not self._nursery.runs or len(self._opening) >= OPENING_MAX:
             self._queued[partition] = None
@@ -141,7 +143,7 @@ class Writers:
 
     def _start_queued(self) -> None:
         """Start as many of the queued writers as may open their logs now."""
-        while self._queued and self._nursery.runs and len(self._opening) < OPENING_MAX and not self._children.stopping:
+        while self._queued and self._nursery.runs and len(self._opening) < OPENING_MAX and not self._ends:
             partition = next(iter(self._queued))
             del self._queued[partition]
             self.want(partition)
@@ -181,13 +183,14 @@ class Writers:
         self._children.send(child, ["retire"])
 
     def stop(self) -> None:
-        """Retire all writers; the nursery ends after them."""
+        """Retire all writers, and start no other; the nursery ends after them."""
+        self._ends = True
         for child in list(self._by_partition.values()):
             self.retire(child)
         self._stop_nursery()
 
     def _stop_nursery(self) -> None:
-        if self._children.stopping and not self._by_partition:
+        if self._ends and not self._by_partition:
             self._nursery.stop()
 
     def drop(self, partition: TopicPartition) -> None:
