@@ -248,7 +248,11 @@ class Access:
                 key = wanted.key
                 start = self.offsets({key: EARLIEST})[key]
                 if start <= position:
-                    raise
+                    raise OffsetOutOfRange(
+                        f"{wanted.topic}-{wanted.partition} ends before offset {position}, which it had: the topic was "
+                        "created again meanwhile. Start the query again with option failOnDataLoss=false; "
+                        "for a pipeline: `appliance pipeline accept`, then run again"
+                    ) from None
                 lost(key, position, start, fail_on_data_loss)
                 position = start
             except Unavailable as error:
