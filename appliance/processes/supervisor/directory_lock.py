@@ -12,6 +12,7 @@ from typing import Final
 
 from ...errors import AlreadyRunning
 from ...log.files import DIRECTORY_MODE, FILE_MODE
+from ...status import LOCK_FILE
 from ..clock import now_ms
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def lock(data_dir: Path) -> int:
     Raises:
         AlreadyRunning: another supervisor has it, or an orphan that does not end; the message says which.
     """
-    fd = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     deadline_ms = now_ms() + LOCK_WAIT_MS
     while True:
         try:
@@ -57,7 +58,7 @@ def lock(data_dir: Path) -> int:
                 os.close(fd)
                 raise AlreadyRunning(
                     f"{data_dir}: a process of the appliance that was killed (pid {pid}) hangs: "
-                    f"end it with fuser --kill {data_dir}/lock, and start again"
+                    f"end it with fuser --kill {data_dir / LOCK_FILE}, and start again"
                 ) from None
             time.sleep(0.05)
     os.ftruncate(fd, 0)

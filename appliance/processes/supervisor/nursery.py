@@ -64,7 +64,7 @@ parent might have held.  Here is no other thread, and that alone writes to 240 p
 
 
 class Nursery:
-    """The loop of the nursery."""
+    """The process: :meth:`run` in a forked child."""
 
     def __init__(
         self,
@@ -80,6 +80,14 @@ class Nursery:
         self._heart_at, self._control, self._heart = heart_at, control, heart
         self._partitions: dict[int, Sequence[Any]] = {}
         """Topic and partition of the writers that have not been reaped, by pid."""
+
+    def run(self, supervisor_pid: int) -> int:
+        """Run the process, from fork to exit; return its exit status."""
+        become_child("nursery", supervisor_pid)
+        boot_id()  # which all writers remember
+        gc.freeze()
+        self.serve()
+        return 0
 
     def serve(self) -> None:
         """Serve until the supervisor stops the nursery, or is gone."""
@@ -147,20 +155,3 @@ class Nursery:
         exit_status = os.waitstatus_to_exitcode(status)
         if exit_status < 0 or exit_status == EXIT_BUG:
             logger.warning("writer %s-%d (pid %d) ended with status %d", topic, partition, pid, exit_status)
-
-
-def run(
-    config: Config,
-    data_dir: Path,
-    doorbells: Sequence[Doorbell],
-    heart_at: Callable[[int], Heart],
-    control: Channel,
-    heart: Heart,
-    supervisor_pid: int,
-) -> int:
-    """Run the process, from fork to exit; return its exit status."""
-    become_child("nursery", supervisor_pid)
-    boot_id()  # which all writers remember
-    gc.freeze()
-    Nursery(config, data_dir, doorbells, heart_at, control, heart).serve()
-    return 0

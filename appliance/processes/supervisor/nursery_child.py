@@ -11,11 +11,11 @@ from ...config import Config
 from ...names import TopicPartition
 from ...shared.heartbeats import Heart
 from ..control import Channel
-from . import nursery
 from .actions import Actions
 from .children import LOCK, Children
 from .fork import Child
 from .hosted import HostedPartition
+from .nursery import Nursery
 from .workers import Workers
 
 
@@ -35,7 +35,6 @@ class NurseryChild:
         self._children, self._workers, self._on_started = children, workers, on_started
         self._pid = os.getpid()
         self._child: Child | None = None
-        self._ends = False
         self._start = actions.define("start the nursery", lambda _: self._fork())
 
     @property
@@ -47,12 +46,10 @@ class NurseryChild:
         self._start.want()
 
     def _fork(self) -> None:
-        if self._ends:  # a start that was put off
-            return
         config, doorbells, heart_at = self._config, self._workers.doorbells, self._children.heart_at
 
         def target(channel: Channel, heart: Heart) -> int:
-            return nursery.run(config, self._data_dir, doorbells, heart_at, channel, heart, self._pid)
+            return Nursery(config, self._data_dir, doorbells, heart_at, channel, heart).run(self._pid)
 
         self._child = self._children.fork("nursery", "", target, {LOCK})
         self._on_started()
@@ -76,7 +73,7 @@ class NurseryChild:
 
     def stop(self) -> None:
         """Stop it, and start no other."""
-        self._ends = True
+        self._start.drop()
         if self._child is not None and not self._child.stopping:
             self._child.stopping = True
             self._children.send(self._child, ["stop"])

@@ -90,8 +90,6 @@ class Workers:
 
     def _fork(self, index: int) -> None:
         """Start a worker with an arena of its own: writers may still read the arena of the worker before."""
-        if self._children.stopping:  # a start that was put off: nobody would stop this worker
-            return
         if index not in self._unused_arenas:
             self._make_arena(index)
         arguments = network.WorkerArguments(
@@ -149,7 +147,9 @@ class Workers:
             self._children.send(worker, message)
 
     def stop(self) -> None:
-        """Let all workers answer their started requests, and end."""
+        """Let all workers answer their started requests, and end; start no other."""
+        for index in range(self._count):
+            self._start.drop(index)
         for worker in self._by_index.values():
             worker.stopping = True
             self._children.send(worker, ["stop"])
