@@ -43,6 +43,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("spark" if session else str(item.path.relative_to(HERE))))
 
 
+class Failures:
+    """Shows failures as they come: a run that somebody ends, or that hangs, shows no summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext[-4000:]}")
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal reporter is there
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(terminal))
+
+
 @pytest.fixture(scope="session")
 def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One real appliance for the whole run, alone (no ZooKeeper); tests use topics of their own."""
