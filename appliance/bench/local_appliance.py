@@ -18,8 +18,8 @@ from typing import Any, Self
 from ..addresses import PLAINTEXT, first_with, parse_listeners
 from . import accounts
 
-START_S_MAX = 30
-STOP_S_MAX = 30
+START_S_MAX = 60
+STOP_S_MAX = 60
 ALONE = {"native.listen": "127.0.0.1:0", "kafka.listen": "127.0.0.1:0", "zookeeper.nodes": 0}
 
 
@@ -134,7 +134,11 @@ class LocalAppliance:
     def _wait(self) -> int:
         assert self.process is not None and self.process.stdout is not None
         self.process.stdout.close()
-        return self.process.wait(STOP_S_MAX)
+        try:
+            return self.process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            accounts.kill_tree(self.process.pid)  # else it would take processor and memory from all that follows
+            raise
 
     def __enter__(self) -> Self:
         return self.start()

@@ -35,6 +35,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark_sql.Spar
         {
             "spark.master": "local[2]",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.sql.streaming.stopTimeout": "60s",  # else the end of a failed test waits for ever
         },
         scratch=tmp_path_factory.mktemp("spark"),
     )
