@@ -23,6 +23,7 @@ from .server import Server, stopped, wait_for
 BATCH = encode_values([b"one"], 1_000)
 TIMEOUT_MS = 2_000
 CHECK_MS = TIMEOUT_MS // 4
+FIRST_PID = 100
 
 
 class Watch:
@@ -35,8 +36,8 @@ class Watch:
         self.liveness = Liveness(self.beats, TIMEOUT_MS, lambda: self.now_ms, lambda pid: self.states.get(pid, "S"))
         self.hearts: list[Heart] = []
         self.children: list[Child] = []
-        for pid in range(count):
-            self.children.append(Child("network", pid, pid, -1, None, 0))  # type: ignore[arg-type]
+        for number in range(count):
+            self.children.append(Child("network", number, FIRST_PID + number, -1, None, 0))  # type: ignore[arg-type]
             self.hearts.append(self.beats.take())
             self.liveness.watch(self.children[-1], self.hearts[-1])
 
@@ -69,13 +70,22 @@ def test_no_stall_of_the_supervisor_costs_anybody_who_moves(stalls: list[int]) -
 
 def test_a_device_that_is_slow_is_no_hanging() -> None:
     watch = Watch()
-    watch.states[0] = "D"
+    watch.states[FIRST_PID] = "D"
     for _ in range(100):
         assert watch.check(CHECK_MS) == []
-    watch.states[0] = "T"
+    watch.states[FIRST_PID] = "T"
     assert watch.check(CHECK_MS) == watch.children
     watch.hearts[0].beat()
     assert watch.check(CHECK_MS) == []
+
+
+def test_the_time_of_a_writer_counts_from_when_its_pid_is_known() -> None:
+    watch = Watch()
+    watch.children[0].pid = 0
+    for _ in range(100):
+        assert watch.check(CHECK_MS) == []
+    watch.children[0].pid = FIRST_PID
+    assert [watch.check(CHECK_MS) for _ in range(4)] == [[], [], [], watch.children]
 
 
 def test_the_state_of_a_process_is_read_from_the_system() -> None:

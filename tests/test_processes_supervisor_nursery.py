@@ -7,15 +7,21 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from appliance.client import Admin, Producer
+from appliance.config import Config
 from appliance.processes.control import Channel
 from appliance.processes.supervisor.actions import Actions
 from appliance.processes.supervisor.children import Children
 from appliance.processes.supervisor.fork import Child
+from appliance.processes.supervisor.liveness import state_of
+from appliance.processes.supervisor.nursery import Nursery
+from appliance.shared.heartbeats import Heart
 
 from .server import Server, stopped, wait_for
 
@@ -36,7 +42,10 @@ class Steps:
             on_end=lambda child, _: self.ended.append(child),
             on_change=lambda: None,
         )
-        self.writer = self.children.expect("writer", ("t", 0), lambda _, fd: self._ours.send(["fork"], (fd,)))
+        self.writer = self.expect("writer")
+
+    def expect(self, key: str) -> Child:
+        return self.children.expect("writer", key, lambda _, fd: self._ours.send(["fork"], (fd,)))
 
     def take_order(self) -> Channel:
         """In the nursery: the writer's end of its channel."""
@@ -50,6 +59,54 @@ class Steps:
     def close(self) -> None:
         for one in (self._ours, self.nursery, self._epoll, self.writer.channel):
             one.close()
+
+
+class Hatchery:
+    """A real nursery, and the supervisor's side of its writers."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.ended: list[Child] = []
+        self._epoll = select.epoll()
+        self._actions = Actions(lambda: None)
+        self.children = children = Children(
+            self._epoll,
+            2_000,
+            self._actions,
+            on_message=lambda *_: None,
+            on_end=lambda child, _: self.ended.append(child),
+            on_change=lambda: None,
+        )
+        supervisor = os.getpid()
+
+        def nursery(channel: Channel, heart: Heart) -> int:
+            return Nursery(Config(), data_dir, [], children.heart_at, channel, heart).run(supervisor)
+
+        self._nursery = children.fork("nursery", "", nursery)
+
+    def order(self, partition: int) -> Child:
+        def send(cell: int, fd: int) -> None:
+            self.children.send(self._nursery, ["fork", "t", partition, {}, "no table", cell], (fd,))
+
+        return self.children.expect("writer", ("t", partition), send)
+
+    def reap(self, pid: int) -> None:
+        self.children.send(self._nursery, ["reap", pid])
+
+    def turn_until(self, condition: Callable[[], bool]) -> None:
+        def turned() -> bool:
+            for fd, event in self._epoll.poll(0):
+                self.children.on_event(fd, event)
+            self._actions.run()
+            return condition()
+
+        wait_for(turned, "the condition")
+
+    def __enter__(self) -> Hatchery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.children.kill_all()
+        self._epoll.close()
 
 
 @pytest.fixture
@@ -96,13 +153,75 @@ def test_the_last_words_of_a_writer_are_read_although_a_message_to_it_has_failed
     assert (steps.messages, steps.ended) == ([["offline", "its last words"]], [steps.writer])
 
 
+def standing_still() -> int:
+    """The pid of a process that has all our descriptors and does nothing, for a minute at most."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
+NURSERY = [["tell", "close"], ["close"]]
+"""What the nursery does after the fork; without its message it has died."""
+WRITER = [["tell", "opened", "close"], ["tell", "close"], ["close"]]
+
+
+def merges(left: list[str], right: list[str]) -> Iterator[list[tuple[str, str]]]:
+    """All orders of the steps of both; a step: who, what."""
+    for places in combinations(range(len(left) + len(right)), len(left)):
+        lefts, rights = iter(left), iter(right)
+        yield [
+            ("nursery", next(lefts)) if place in places else ("writer", next(rights))
+            for place in range(len(left) + len(right))
+        ]
+
+
+@pytest.mark.parametrize("writer_does", WRITER, ids="-".join)
+@pytest.mark.parametrize("nursery_does", NURSERY, ids="-".join)
+def test_the_steps_after_a_fork_in_every_order(nursery_does: list[str], writer_does: list[str]) -> None:
+    """A pid is known from the first message on, and for as long as it is this writer's; the end comes once, last."""
+    for merged in merges(nursery_does, writer_does):
+        steps = Steps()
+        writers_end = steps.take_order()
+        ends = {"writer": writers_end, "nursery": Channel(socket.socket(fileno=os.dup(writers_end.fileno())))}
+        told = False
+        for number, (who, what) in enumerate(merged):
+            if what == "tell":
+                ends[who].send(["forked", 4_711])
+                told = True
+            elif what == "opened":
+                ends[who].send(["opened"])
+            else:
+                ends[who].close()
+            steps.turn()
+            over = number == len(merged) - 1
+            assert steps.writer.pid == (4_711 if told else 0), merged
+            assert steps.ended == ([steps.writer] if over else []), merged
+        assert steps.messages == [["opened"]] * ("opened" in writer_does), merged
+        steps.close()
+
+
+def test_a_writer_that_hangs_before_its_first_message_is_found_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real nursery; the writer stands still from its first instruction on, and so its cell never changes."""
+    monkeypatch.setattr("appliance.processes.writer.run", lambda *_: signal.alarm(60) or signal.pause())
+    with Hatchery(tmp_path) as hatchery:
+        writer = hatchery.order(0)
+        hatchery.children.watch_hearts()
+        hatchery.turn_until(lambda: writer in hatchery.ended)
+        assert writer.pid and hatchery.children.hangs == {"writer": 1}
+        hatchery.reap(writer.pid)
+        hatchery.turn_until(lambda: state_of(writer.pid) == "")
+
+
 def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Steps) -> None:
     """After that the pid may be anybody's."""
     channel = steps.take_order()
     steps.writer.kill()  # its pid is not known
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
+    pid = standing_still()
     channel.send(["forked", pid])
     steps.turn()
     channel.close()
@@ -112,15 +231,41 @@ def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Ste
     os.waitpid(pid, 0)
 
 
+def test_all_that_are_left_are_killed_before_the_first_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of two writers ends, as its channel shows it, only when the other one has ended, too."""
+    monkeypatch.setattr("appliance.processes.supervisor.children.END_MS_MAX", 60_000)
+    steps = Steps()
+    steps.expect("another")
+    ends = [steps.take_order(), steps.take_order()]
+    pids = [standing_still(), standing_still()]
+    for end, pid in zip(ends, pids, strict=True):
+        end.send(["forked", pid])
+        end.close()
+    steps.turn()
+    assert sorted(child.pid for child in steps.children) == sorted(pids)
+    steps.children.kill_all()
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [-signal.SIGKILL] * 2
+    assert "has not ended yet" not in caplog.text
+    steps.close()
+
+
+def test_a_process_that_does_not_end_is_not_waited_for_without_bound(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("appliance.processes.supervisor.children.END_MS_MAX", 10)
+    with closing(steps.take_order()):
+        steps.children.kill_all()
+    assert "has not ended yet" in caplog.text and list(steps.children) == []
+
+
 def test_a_writer_whose_messages_are_refused_is_killed_and_ends_once(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("appliance.processes.control.QUEUE_BYTES_MAX", 1 << 20)
     channel = steps.take_order()
-    pid = os.fork()
-    if pid == 0:
-        steps.writer.channel.close()
-        signal.pause()
+    pid = standing_still()
     channel.send(["forked", pid])
     channel.close()
     steps.turn()

@@ -15,8 +15,9 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
                        ["reload", {...}]
-    to the nursery     see :mod:`.nursery`; a writer's first message is ["forked", pid] (:mod:`.children`)
-    from a writer      ["opened"]  ["idle"]  ["offline", reason]  ["lacking", reason, limit]  ["closed"]
+    to the nursery     see :mod:`.nursery`; for a writer it sends ["forked", pid] or ["lacking", reason, limit]
+    from a writer      ["forked", pid]  (:mod:`.children`)     ["opened"]  ["idle"]  ["closed"]
+                       ["offline", reason]                     ["lacking", reason, limit]
                        ["full", reason]        of the disk; "" when it has room again
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]

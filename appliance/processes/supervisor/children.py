@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 YOUNG_MS: Final = 10_000
 DELAY_MS_FIRST: Final = 100
 DELAY_MS_MAX: Final = 10_000
+END_MS_MAX: Final = 5_000
+"""How long killed processes may take to end."""
 PROCESSES_MAX: Final = 1 << 17
 """Children at a time: a writer for each of the 100,000 partitions that topics.partitions_max allows, and the others."""
 
@@ -288,12 +290,23 @@ class Children:
             child.kill()
 
     def kill_all(self) -> None:
-        """Kill and reap the children that have not ended in time."""
-        for child in self:
+        """Kill the children that have not ended in time, and wait END_MS_MAX for all of them together.
+
+        What waits for a device ends later.  The lock of the data directory is held until then.
+        """
+        left = list(self)
+        for child in left:
             logger.warning("%s %s (pid %d) did not stop in time: killed", child.role, child.key, child.pid)
             with surviving("ending a process"):
                 child.kill()
-                child.reap()
+        deadline_ms = now_ms() + END_MS_MAX
+        for child in left:
+            with surviving("ending a process"):
+                if child.ends_within(max(0, deadline_ms - now_ms())):
+                    child.reap()
+                else:
+                    logger.error("%s %s (pid %d) has not ended yet", child.role, child.key, child.pid)
+            child.channel.close()
         self._by_fd.clear()
 
 

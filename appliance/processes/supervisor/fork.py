@@ -17,8 +17,6 @@ from ..control import Channel
 logger = logging.getLogger(__name__)
 
 EXIT_BUG: Final = 70  # EX_SOFTWARE
-END_MS_MAX: Final = 5_000
-"""How long a killed process may take to end."""
 
 
 class Child:
@@ -45,6 +43,12 @@ class Child:
         """Whether an event of epoll shows its end."""
         return fd == self.pidfd
 
+    def ends_within(self, timeout_ms: int) -> bool:
+        """Wait for its end; whether it has ended."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_ms))
+
     def reap(self) -> int | None:
         """The exit status, negative for a signal; waits for its end."""
         _, status = os.waitpid(self.pid, 0)
@@ -64,7 +68,8 @@ class Child:
 class Nursling(Child):
     """A process that :mod:`.nursery` forks.  Its channel shows its end: nobody else holds the other side.
 
-    ``pid`` is 0 until its first message.  It needs no pidfd: as long as its channel is open the pid is its own.
+    ``pid`` is 0 until the nursery or the process has told it.  It needs no pidfd: as long as its channel is open the
+    pid is its own.
     """
 
     def __init__(self, role: str, key: Any, channel: Channel, started_ms: int) -> None:
@@ -77,10 +82,13 @@ class Nursling(Child):
     def has_ended(self, fd: int, event: int) -> bool:
         return bool(event & select.EPOLLHUP)
 
+    def ends_within(self, timeout_ms: int) -> bool:
+        poll = select.poll()
+        poll.register(self.channel.fileno(), 0)
+        return bool(poll.poll(timeout_ms))
+
     def reap(self) -> None:
-        """Wait for its end, if its pid is known; the nursery has its exit status."""
-        if self.pid:
-            self._hung_up(END_MS_MAX)
+        """Nothing is left to do: its parent is the nursery, which has its exit status."""
 
     def kill(self) -> None:
         """Kill it, unless its pid is not known yet.
@@ -93,15 +101,10 @@ class Nursling(Child):
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(self.pid)
             try:
-                if not self._hung_up(0):  # so the process that the pidfd is of was this one
+                if not self.ends_within(0):  # so the process that the pidfd is of was this one
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:
                 os.close(pidfd)
-
-    def _hung_up(self, timeout_ms: int) -> bool:
-        poll = select.poll()
-        poll.register(self.channel.fileno(), 0)
-        return bool(poll.poll(timeout_ms))
 
 
 def fork(

@@ -5,7 +5,8 @@ time since then counts, but at most that quarter, however long the supervisor it
 processor.  So a pause of the machine, or of the supervisor, costs a child at most one of the four quarters.
 
 A child whose main thread waits in the kernel for a device (state D) does not count as hanging: a disk may be slow, and
-such a process cannot be killed anyway.  Its silent time counts again when it has returned.
+such a process cannot be killed anyway.  Its silent time counts again when it has returned.  The silent time of a writer
+counts from when its pid is known: before that the nursery has to move (:mod:`.nursery`).
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Liveness:
         self._checked_ms = now
         hanging = []
         for child, watched in self._watched.items():
+            if not child.pid:
+                continue
             held = self._heartbeats.seen(watched.heart)
             if held != watched.held:
                 watched.held, watched.silent_ms = held, 0

@@ -10,15 +10,18 @@ on one process at a time has that end, and the supervisor knows by its closing t
     the writer is     its end is held by            the supervisor knows
     ordered           the message to the nursery    nothing
     being forked      the nursery, then both        nothing
-    forked            the writer                    its pid, after the writer's first message: ["forked", pid]
-    ended             nobody                        that it has ended: its own end reports a hang-up
+    forked            both, then the writer         its pid: both tell it as their first message, ["forked", pid], and
+                                                    the nursery before it closes the end.  So a writer that hangs
+                                                    from its first instruction on can be killed
+    ended             the nursery, then nobody      that it has ended: its own end reports a hang-up
 
     who dies          while the writer is           then
     the nursery       ordered                       the kernel drops the message: the writer has ended, unborn
-                      being forked, or forked       its end is the writer's alone; the writer goes on
-    the writer        being forked, or forked       hang-up
+                      being forked, or forked       its end is the writer's alone; the writer goes on, and tells its pid
+    the writer        being forked, or forked       hang-up, once the nursery has closed the end
     the supervisor    in any state                  the nursery is killed; the writer ends at the end of its channel
 
+Until the nursery has closed the end it does not reap, so a pid is a writer's own for as long as there is no hang-up.
 The supervisor starts another writer for a partition only after the hang-up, so no partition ever has two.  A killed
 nursery is started again.  Messages to the nursery::
 
@@ -111,19 +114,19 @@ class Nursery:
 
     def _fork(self, order: Sequence[Any], fd: int) -> None:
         """Fork a writer.  The less is done here and the more by the child, the fewer pages are copied twice."""
+        channel = Channel(socket.socket(fileno=fd))
         pid = _libc.fork()
         if pid == 0:
-            self._become_writer(order, fd)
+            self._become_writer(order, channel)
         if pid > 0:
             self._partitions[pid] = order[:2]
-            os.close(fd)
+            channel.send(["forked", pid])
         else:
             error = OSError(ctypes.get_errno(), "no process for a writer")
-            channel = Channel(socket.socket(fileno=fd))
             channel.send(["lacking", reason_of(error), limit_of(error)])
-            channel.close()
+        channel.close()
 
-    def _become_writer(self, order: Sequence[Any], fd: int) -> None:
+    def _become_writer(self, order: Sequence[Any], channel: Channel) -> None:
         """In the child: be a writer, and exit."""
         topic, partition, settings, table, heart = order
         status = EXIT_BUG
@@ -132,7 +135,7 @@ class Nursery:
             arguments = writer.WriterArguments(
                 self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
             )
-            status = writer.run(arguments, Channel(socket.socket(fileno=fd)))
+            status = writer.run(arguments, channel)
         except BaseException:
             logger.exception("writer %s-%d: a bug ends this process", topic, partition)
         finally:
