@@ -231,6 +231,31 @@ def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Ste
     os.waitpid(pid, 0)
 
 
+def test_a_writer_that_takes_long_to_end_is_reaped_then_and_keeps_no_other_from_being_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose files the disk keeps, or, for a pid that is used again, as one that goes on."""
+
+    def close_and_stay(_: object, control: Channel) -> None:
+        control.close()
+        signal.alarm(60)
+        signal.pause()
+
+    monkeypatch.setattr("appliance.processes.writer.run", close_and_stay)
+    with Hatchery(tmp_path) as hatchery:
+        slow = hatchery.order(0)
+        hatchery.turn_until(lambda: slow in hatchery.ended)
+        hatchery.reap(slow.pid)
+        next_one = hatchery.order(1)
+        hatchery.turn_until(lambda: next_one in hatchery.ended)
+        assert state_of(slow.pid) not in ("", "Z") and next_one.pid
+        os.kill(slow.pid, signal.SIGKILL)
+        os.kill(next_one.pid, signal.SIGKILL)
+        hatchery.turn_until(lambda: state_of(slow.pid) == "")
+        hatchery.reap(next_one.pid)
+        hatchery.turn_until(lambda: state_of(next_one.pid) == "")
+
+
 def test_all_that_are_left_are_killed_before_the_first_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ The supervisor starts another writer for a partition only after the hang-up, so 
 nursery is started again.  Messages to the nursery::
 
     ["fork", topic, partition, settings, table name, heart] +fd        heart: the index of the writer's cell
-    ["reap", pid]        its channel has reported a hang-up
+    ["reap", pid]        its channel has reported a hang-up; it may take a while to end, or be an earlier nursery's
     ["reload", {...}]    the configuration for later writers
 
 When the machine has no process left, the nursery reports that on the writer's channel, in its place (``"lacking"``).
@@ -44,7 +44,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -60,6 +60,9 @@ from .actions import reason_of
 from .fork import EXIT_BUG
 
 logger = logging.getLogger(__name__)
+
+REAP_MS: Final = 10
+"""When the nursery looks again for a writer that has closed its channel and has not ended; then twice as late."""
 
 _libc = ctypes.PyDLL(None, use_errno=True)
 """Its ``fork`` leaves out what Python does in a child after ``os.fork``: renewing the locks that other threads of the
@@ -83,6 +86,9 @@ class Nursery:
         self._heart_at, self._control, self._heart = heart_at, control, heart
         self._partitions: dict[int, Sequence[Any]] = {}
         """Topic and partition of the writers that have not been reaped, by pid."""
+        self._ending: set[int] = set()
+        """Those that have closed their channels."""
+        self._wait_ms = heart.beat_ms
 
     def run(self, supervisor_pid: int) -> int:
         """Run the process, from fork to exit; return its exit status."""
@@ -98,14 +104,17 @@ class Nursery:
         poll.register(self._control.fileno(), select.POLLIN)
         while not self._control.closed:
             self._heart.beat()
-            if not poll.poll(self._heart.beat_ms):
-                self._reap(0)
+            if not poll.poll(self._wait_ms):
+                self._reap()
                 continue
             match self._control.take():  # one at a time: no writer inherits an end of another's channel
                 case ["fork", *order], [fd]:
                     self._fork(order, fd)
                 case ["reap", pid], _:
-                    self._reap(pid)
+                    if pid in self._partitions:
+                        self._ending.add(pid)
+                        self._wait_ms = REAP_MS
+                    self._reap()
                 case ["reload", config], _:
                     self._config = msgspec.convert(config, Config)
                     set_log_level(self._config.log.level)
@@ -142,18 +151,19 @@ class Nursery:
             sys.stderr.flush()
             os._exit(status)
 
-    def _reap(self, pid: int) -> None:
-        """Reap the writer with this pid, whose channel is closed already, and all others that have ended."""
-        with contextlib.suppress(ChildProcessError):  # an earlier nursery's, or none is left
-            if pid in self._partitions:
-                self._note(*os.waitpid(pid, 0))
+    def _reap(self) -> None:
+        """Reap the writers that have ended.  It waits for none: a disk, or a large memory, may delay an end."""
+        with contextlib.suppress(ChildProcessError):  # none is left
             while self._partitions:
                 ended, status = os.waitpid(-1, os.WNOHANG)
                 if not ended:
-                    return
+                    break
                 self._note(ended, status)
+        beat_ms = self._heart.beat_ms
+        self._wait_ms = min(2 * self._wait_ms, beat_ms) if self._ending else beat_ms
 
     def _note(self, pid: int, status: int) -> None:
+        self._ending.discard(pid)
         topic, partition = self._partitions.pop(pid)
         exit_status = os.waitstatus_to_exitcode(status)
         if exit_status < 0 or exit_status == EXIT_BUG:
