@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +113,23 @@ def test_a_damaged_partition_is_offline_and_repaired_while_all_else_serves(stopp
     assert said.out.splitlines()[-1] == "back again"
     assert len(said.out.splitlines()) == 1 + sum(row["messages"] for row in before if row != third)
     assert succeeding("log", "repair", *at).out == "nothing to repair\n"
+
+
+def test_a_repair_says_who_has_the_lock_when_it_is_no_appliance(
+    stopped: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the writer of a killed one hangs: the pid in the file is nobody's, so nobody can be asked."""
+    monkeypatch.setattr("appliance.processes.supervisor.directory_lock.LOCK_WAIT_MS", 0)
+    at = ("--data", str(stopped.data_dir))
+    (third,) = [json.loads(line) for line in succeeding("log", "dump", "web-0", "--json", *at).out.splitlines()][2:3]
+    damage(stopped, third["position"] + 62, 5)
+    with (stopped.data_dir / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        said = run("log", "repair", "web-0", *at)
+        assert said.status == 75 and f"fuser -v {stopped.data_dir / 'lock'}" in said.err
+        assert run("status", "--json", *at).json["state"] == "stopped"
+    (done,) = succeeding("log", "repair", "web-0", "--json", *at).json
+    assert done["hole_bytes"] == third["bytes"]
 
 
 @pytest.mark.parametrize("command", ["dump", "verify", "repair"])

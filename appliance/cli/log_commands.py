@@ -7,7 +7,6 @@ may write a partition's files.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -249,11 +248,14 @@ def repair(
 def _repair(directory: Path, cut: bool) -> dict[str, Any]:
     """Repair a partition: in this process, or in the appliance that serves it."""
     from ..log.repair import repair
+    from ..status import holder
 
     try:
-        with exclusive(directory.parent), acting_as_owner(directory):
+        with acting_as_owner(directory), exclusive(directory.parent):
             return repair(directory, cut=cut)._asdict()
     except AlreadyRunning:
+        if not holder(directory.parent):
+            raise
         from ..client.admin import Admin
 
         topic, _, number = directory.name.rpartition("-")
@@ -282,18 +284,15 @@ def exclusive(root: Path) -> Iterator[None]:
     """Holds the lock of a data directory, so that no appliance starts on it meanwhile.
 
     Raises:
-        AlreadyRunning: an appliance serves it.
+        AlreadyRunning: an appliance serves it, or a process that hangs has the lock; the message says what to do.
     """
-    from ..status import LOCK_FILE
+    from ..processes.supervisor.directory_lock import lock
 
-    with (root / LOCK_FILE).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            pid = lock.read().strip()
-            raise AlreadyRunning(f"{root} is in use by the appliance with pid {pid}: stop it first") from None
+    fd = lock(root)
+    try:
         yield
+    finally:
+        os.close(fd)
 
 
 def register(root: typer.Typer) -> None:

@@ -36,31 +36,38 @@ def take_directory(data_dir: Path) -> None:
 
 
 def lock(data_dir: Path) -> int:
-    """Lock the data directory; wait for the orphans of a killed supervisor to end.
+    """Lock the data directory, for a supervisor or a repair without one; return the descriptor that holds the lock.
+
+    It waits for the orphans of a killed supervisor to end.
 
     Raises:
-        AlreadyRunning: another supervisor has it, or an orphan that does not end; the message says which.
+        AlreadyRunning: another supervisor has it, or another process that does not end; the message says what to do.
     """
     fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     deadline_ms = now_ms() + LOCK_WAIT_MS
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            return fd
         except BlockingIOError:
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            if Path(f"/proc/{pid}").exists():
+            reason = ""
+            if pid and Path(f"/proc/{pid}").exists():
+                reason = f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
+            elif now_ms() > deadline_ms:
+                file = data_dir / LOCK_FILE
+                reason = (
+                    f"{data_dir} is locked by a repair, or by a process of the appliance that was killed "
+                    f"(pid {pid or 'unknown'}) which hangs: see which with fuser -v {file}, wait for a repair, "
+                    f"end what hangs with fuser --kill {file}, and try again"
+                )
+            if reason:
                 os.close(fd)
-                raise AlreadyRunning(
-                    f"{data_dir} is in use by the appliance with pid {pid}: stop it, or give another --data"
-                ) from None
-            if now_ms() > deadline_ms:
-                os.close(fd)
-                raise AlreadyRunning(
-                    f"{data_dir}: a process of the appliance that was killed (pid {pid}) hangs: "
-                    f"end it with fuser --kill {data_dir / LOCK_FILE}, and start again"
-                ) from None
+                raise AlreadyRunning(reason) from None
             time.sleep(0.05)
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return fd
+
+
+def sign(lock_fd: int) -> None:
+    """Write into the lock file that this process serves the directory."""
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, str(os.getpid()).encode(), 0)

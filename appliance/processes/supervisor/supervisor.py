@@ -74,7 +74,7 @@ from .certificates import Certificates
 from .child_events import ChildEvents
 from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
-from .directory_lock import lock, take_directory
+from .directory_lock import lock, sign, take_directory
 from .hosted import Hosted, HostedPartition
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
@@ -122,6 +122,7 @@ def run(
     with _starting():
         take_directory(data_dir)
         lock_fd = lock(data_dir)
+        sign(lock_fd)
         take_format(data_dir)
         supervisor = Supervisor(config, data_dir, lock_fd, reload, side_roles or {})
     try:
