@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import combinations
@@ -346,3 +347,32 @@ def test_a_killed_writer_is_reaped_and_the_journal_has_its_status(make_appliance
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process, reaped")
     wait_for(lambda: f"writer t-0 (pid {pid}) ended with status -9" in server.log(), "a line")
     produce(server, range(1))
+
+
+SUBREAPER = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1); os.execv(sys.argv[1], sys.argv[1:])"
+"""Runs its arguments as a process that gets all orphans below it, as process 1 of a container does."""
+
+
+def test_orphans_of_a_killed_nursery_are_reaped_where_the_supervisor_gets_them(
+    make_appliance: Callable[..., Server],
+) -> None:
+    server = make_appliance(**{"network.workers": 1, "within": (sys.executable, "-c", SUBREAPER)})
+    assert server.process is not None
+    with Admin(server.native) as admin:
+        admin.create_topic("t", 2)
+    produce(server, range(2))
+    first = wait_for(lambda: len(found := of_partition(server)) == 2 and found, "two writers")
+    (nursery,) = server.pids("nursery")
+    server.kill(nursery)
+    wait_for(lambda: server.pids("nursery") not in ([], [nursery]), "another nursery")
+    assert all(parent_of(pid) == server.process.pid for pid in first.values())
+    for pid in first.values():
+        server.kill(pid)
+    wait_for(lambda: not any(state_of(pid) for pid in first.values()), "the end of both, reaped")
+    produce(server, range(2))
+    assert all(f"reaped the orphan {pid}, ended with status -9" in server.log() for pid in first.values())
+    assert server.stop() == 0
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -89,6 +89,7 @@ class Children:
         self._on_message, self._on_end, self._on_change = on_message, on_end, on_change
         self._by_fd: dict[int, Child] = {}  # each child by all descriptors of it that are watched
         self._fds: set[int] = set()  # the descriptors of all children that have not been reaped
+        self._forked: set[int] = set()  # the pids of those of them that this process has forked
         self._unsent: set[Child] = set()  # those for which messages are queued, perhaps with descriptors
         self._close_in_child: list[tuple[str, Callable[[], object]]] = []
         self._heartbeats = Heartbeats(PROCESSES_MAX, timeout_ms)
@@ -147,8 +148,13 @@ class Children:
             self._heartbeats.give_back(heart)
             raise
         child.ends_by_itself = work
+        self._forked.add(child.pid)
         self._add(child, heart)
         return child
+
+    def awaits(self, pid: int) -> bool:
+        """Whether a child of this process is reaped here."""
+        return pid in self._forked
 
     def heart_at(self, index: int) -> Heart:
         """The heart of the process that beats in this cell, for a process that forks it."""
@@ -261,6 +267,8 @@ class Children:
             if self._by_fd.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
         status = child.reap()
+        if not isinstance(child, Nursling):  # whose pid may be another's by now
+            self._forked.discard(child.pid)
         self._liveness.forget(child)
         child.channel.close()
         self._on_change()

@@ -54,6 +54,11 @@ class Nodes:
         """Whether any runs."""
         return bool(self._by_pidfd)
 
+    def awaits(self, pid: int) -> bool:
+        """Whether a child of this process is reaped here."""
+        running = self._ensemble.processes.values() if self._ensemble is not None else ()
+        return any(process.pid == pid and process.returncode is None for process in running)
+
     def prepare(self) -> None:
         """Write the nodes' files, now or when the machine allows.
 

@@ -30,6 +30,7 @@ The parts::
     repairs            one partition is repaired while the others serve
     scrubbing          the scrubber, which looks for damage, and the ranges that it has found
     nodes              the local ZooKeeper
+    orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: metrics
     status_report      state.json, for ``status``
     reloading          what a reload changes
@@ -80,6 +81,7 @@ from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .noted_signals import Signals
 from .opening import Opening
+from .orphans import Orphans
 from .reloading import Reloads
 from .removal import Removals
 from .repairs import Repairs
@@ -200,6 +202,7 @@ class Supervisor:
         )
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
         self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared)
+        self._orphans = Orphans(actions, lambda pid: children.awaits(pid) or self._nodes.awaits(pid))
         self._others = actions.define("start what is not on the data path", lambda _: self._start_others())
         self._report = StatusReport(
             data_dir,
@@ -245,7 +248,7 @@ class Supervisor:
             security = security_file.load(self._data_dir / security_file.FILE_NAME)
             connect = self._coordinator.zookeeper["connect"]
             self._workers.snapshot = messages_at_start(self._config, catalog, security, connect)
-        self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._signals.handle(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT comes, then stop; return the exit status."""
@@ -331,6 +334,9 @@ class Supervisor:
             except REFUSALS as error:
                 logger.error("refused: handling an event: %s", reason_of(error), exc_info=error)
                 select.select([], [], [], EVENT_REFUSED_S)  # the event may come again at once
+        if signal.SIGCHLD in self._signals:
+            self._signals.discard(signal.SIGCHLD)
+            self._orphans.reap()
         self._removals.start_remover()
         self._repairs.start()
 
