@@ -21,7 +21,7 @@ from typing import Any
 from .ready import readable
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ANSWER_S_MAX = 30
+ANSWER_S_MAX = 60
 EXEC = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(one), fcntl.F_DUPFD, 10) for one in sys.argv[1:3]]

@@ -101,7 +101,8 @@ def run_kafka_python(given: dict[str, Any]) -> None:
     consumer.subscribe([given["topic"]], listener=Listener())
     stopping = listen()
     while not stopping.is_set():
-        for records in consumer.poll(timeout_ms=100).values():
+        # A poll that ends before its member has joined lets it join again, which costs the others a rebalance.
+        for records in consumer.poll(timeout_ms=100 if consumer.assignment() else 5_000).values():
             for record in records:
                 tell("got", record.partition, record.offset, record.value.decode())
             try:

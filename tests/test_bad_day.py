@@ -101,7 +101,7 @@ def refusing(server: Server) -> Iterator[None]:
     context.load_cert_chain(directory / "stranger.pem", directory / "stranger.key")
     address = parse_addresses(server.address("kafka", "SSL"))[0]
     with suppress(OSError), socket.create_connection(address, 10) as plain, context.wrap_socket(plain) as sock:
-        sock.settimeout(10)
+        sock.settimeout(60)
         sock.recv(1)
     wait_for(lambda: server.state["refusals"].get("certificate"), "the refusal to be counted")
     yield

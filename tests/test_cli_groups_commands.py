@@ -117,7 +117,7 @@ def test_a_group_is_deleted_when_somebody_agrees(grouped: Server, topic: str) ->
     assert topic not in succeeding("groups", "list", *at).out
     with GroupConsumer(grouped.native, topic) as consumer:
         (stream,) = consumer.create_message_streams({topic: 1})[topic]
-        next(stream.messages(20))
+        next(stream.messages(60))
         said = run(*delete, "--yes", *at)
         assert said.status == 65 and "stop them first" in said.err
 

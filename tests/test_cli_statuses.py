@@ -96,7 +96,7 @@ def ended_by(place: Place, number: int) -> int:
     else:
         consuming.send_signal(number)
     said = consuming.stderr.read()
-    status = consuming.wait(30)
+    status = consuming.wait(60)
     assert b"Traceback" not in said, said
     consuming.stdout.close()
     consuming.stderr.close()

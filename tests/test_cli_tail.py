@@ -122,7 +122,7 @@ def test_following_goes_on_until_it_is_ended(appliance: Server, topic: str) -> N
         succeeding("produce", f"{topic}-b", *at, stdin=b"of the new topic\n")
         assert readable(following.stdout, 20) and following.stdout.readline() == b"of the new topic\n"
         following.send_signal(signal.SIGTERM)
-        assert following.wait(20) == 143
+        assert following.wait(60) == 143
         assert following.stderr.read() == b""
 
 

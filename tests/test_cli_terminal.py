@@ -79,8 +79,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         text = HOSTILE.encode()
         with Producer(server.native) as producer:
             for value in (text, b"\xff\x1b[2J\x9b"):
-                producer.send(TOPIC, value, key=text, headers=[(HOSTILE, text)], partition=0).result(20)
-            producer.send(TOPIC, b"last", partition=0).result(20)
+                producer.send(TOPIC, value, key=text, headers=[(HOSTILE, text)], partition=0).result(60)
+            producer.send(TOPIC, b"last", partition=0).result(60)
         made.copy()
         succeeding("users", "add", "known", "--password-file", str(made.password), *made.at)
         succeeding("acl", "add", *RULE, *made.at)
@@ -90,7 +90,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         zookeeper.create(paths.consumer("shown", HOSTILE), json.dumps(member).encode(), ephemeral=True, makepath=True)
         with GroupConsumer(server.native, HOSTILE) as consumer:
             (stream,) = consumer.create_message_streams({TOPIC: 1})[TOPIC]
-            next(stream.messages(30))
+            next(stream.messages(60))
             yield made
         zookeeper.stop()
         zookeeper.close()

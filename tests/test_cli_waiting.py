@@ -106,7 +106,7 @@ def test_an_appliance_that_is_away_is_named_and_waited_for(make_appliance: Calla
     server.start()
     producing.stdin.close()
     rest = producing.stderr.read().decode()
-    assert producing.wait(30) == 0, rest
+    assert producing.wait(60) == 0, rest
     assert "going on" in rest and len(rest.splitlines()) < 8, rest
     said = succeeding("consume", topic, "--from", "earliest", "--max", "2", *at)
     assert said.out.split() == ["one", "two"]
@@ -136,7 +136,7 @@ def test_a_member_commits_and_leaves_however_it_is_ended(grouped: Server, topic:
     else:
         reading.send_signal(number)
     said = reading.stderr.read().decode()
-    assert (reading.wait(20), "Traceback" in said) == (128 + number, False), said
+    assert (reading.wait(60), "Traceback" in said) == (128 + number, False), said
     reading.stderr.close()
     reading.stdout.close()
     rows = {row["group"]: row for row in succeeding("groups", "list", "--json", *at).json}
@@ -158,7 +158,7 @@ def test_produce_delivers_what_it_has_read_when_it_is_ended(appliance: Server, t
         lambda: run("consume", topic, "--from", "earliest", "--max", "2", "--timeout", "1", *at).out, "it is there"
     )
     producing.send_signal(number)
-    out, said = producing.communicate(timeout=20)
+    out, said = producing.communicate(timeout=60)
     assert (producing.returncode, out, b"Traceback" in said) == (128 + number, b"", False), said
 
 

@@ -68,7 +68,7 @@ def asker(server: Server) -> Ask:
 
     def ask(path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         nonlocal cookie
-        connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=20)
+        connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=60)
         given = {name.replace("_", "-"): value for name, value in headers.items()} | (
             {"cookie": cookie} if cookie else {}
         )
@@ -97,7 +97,7 @@ def log_in(ask: Ask, user: str, password: str) -> dict[str, str]:
 
 
 def first_event(server: Server) -> dict[str, Any]:
-    connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=20)
+    connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", "/api/events?topic=secret")
         line = connection.getresponse().readline()
@@ -190,14 +190,14 @@ def test_wrong_requests_are_answered(ask: Ask, path: str, status: int) -> None:
 def test_what_is_too_large_is_refused(server: Server, ask: Ask) -> None:
     assert ask("/api/login", {"user": "x" * 3_000_000, "password": "x"})[0] == 413
     host, _, port = server.state["listeners"]["console"].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nEndless: " + b"x" * 300_000)
         assert sock.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 def test_answers_on_one_connection_do_not_wait_for_each_other(server: Server) -> None:
     """With Nagle's algorithm each answer after the first would wait 40 ms for an acknowledgement."""
-    connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=20)
+    connection = http.client.HTTPConnection(server.state["listeners"]["console"], timeout=60)
     took_s = []
     with contextlib.closing(connection):
         for _ in range(10):
@@ -260,7 +260,7 @@ def test_a_snapshot_has_the_rows_the_coordinator_would_send(server: Server) -> N
     with contextlib.closing(Cluster(server.state["listeners"]["local"])) as cluster:
         cluster.admin("create_topic", {"name": "trimmed", "partitions": 1})
         with Producer(server.state["listeners"]["local"]) as producer:
-            offsets = [producer.send("trimmed", b"x" * 100).result(20).offset for _ in range(5)]
+            offsets = [producer.send("trimmed", b"x" * 100).result(60).offset for _ in range(5)]
         cluster.admin("delete_records", {"name": "trimmed", "partition": 0, "offset": offsets[2]})
         look = Look(server.data_dir, 0, time.monotonic, time.time)
 

@@ -62,7 +62,7 @@ def test_a_backup_under_load_has_what_was_acknowledged(make_appliance: Callable[
     loader = threading.Thread(target=load)
     loader.start()
     try:
-        assert enough.wait(30)
+        assert enough.wait(60)
         before = acknowledged
         made = succeeding("backup", str(tmp_path / "copy"), "--json", *at).json
     finally:

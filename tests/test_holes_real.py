@@ -14,7 +14,7 @@ from appliance.log.tools import Batch, dump
 from appliance.records.holes import HOLE_BYTES_MAX, HOLE_BYTES_MIN
 
 from .command_line import succeeding
-from .server import Server
+from .server import Server, wait_for
 
 TOPIC = "web"
 BATCHES: list[list[bytes | None]] = [
@@ -63,19 +63,35 @@ def _damage(path: Path) -> None:
     file.write_bytes(data)
 
 
+def end_of(server: Server) -> int:
+    return log_path(server.data_dir / f"{TOPIC}-0", 0).stat().st_size
+
+
+def until_the_end(
+    read: Callable[[], list[bytes | None]], position: Callable[[], int], server: Server
+) -> tuple[list[bytes | None], int]:
+    """What a reader finds that gives up when nothing comes for a second, and its position at the end."""
+    values: list[bytes | None] = []
+    wait_for(lambda: values.extend(read()) or position() >= end_of(server), "all to be read")
+    return values, position()
+
+
 def with_consumer(server: Server) -> tuple[list[bytes | None], int]:
     with Consumer(server.native) as consumer:
         consumer.assign_topic(TOPIC)
-        return [message.value for message in consumer.messages(1)], consumer.position(TOPIC, 0)
+        return until_the_end(
+            lambda: [message.value for message in consumer.messages(1)], lambda: consumer.position(TOPIC, 0), server
+        )
 
 
 def with_batches(server: Server) -> tuple[list[bytes | None], int]:
     with Consumer(server.native, check_crc=False) as consumer:
         consumer.assign_topic(TOPIC)
-        values: list[bytes | None] = []
-        while batches := consumer.fetch_batches(1):
-            values += [value for batch in batches for value in batch.values]
-        return values, consumer.position(TOPIC, 0)
+        return until_the_end(
+            lambda: [value for batch in consumer.fetch_batches(1) for value in batch.values],
+            lambda: consumer.position(TOPIC, 0),
+            server,
+        )
 
 
 def with_confluent(server: Server) -> tuple[list[bytes | None], int]:
@@ -88,7 +104,7 @@ def with_confluent(server: Server) -> tuple[list[bytes | None], int]:
         consumer.assign([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
         values: list[bytes | None] = []
         while True:
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None, values
             if message.error():
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
@@ -105,7 +121,9 @@ def with_kafka_python(server: Server) -> tuple[list[bytes | None], int]:
     try:
         consumer.assign([TopicPartition(TOPIC, 0)])
         consumer.seek_to_beginning()
-        return [message.value for message in consumer], consumer.position(TopicPartition(TOPIC, 0))
+        return until_the_end(
+            lambda: [message.value for message in consumer], lambda: consumer.position(TopicPartition(TOPIC, 0)), server
+        )
     finally:
         consumer.close()
 
@@ -124,8 +142,9 @@ async def _aiokafka(server: Server) -> tuple[list[bytes | None], int]:
         consumer.assign([partition])
         await consumer.seek_to_beginning()
         values: list[bytes | None] = []
-        while found := await consumer.getmany(timeout_ms=1000):
-            values += [message.value for message in found[partition]]
+        while await consumer.position(partition) < end_of(server):
+            for messages in (await consumer.getmany(timeout_ms=1000)).values():
+                values += [message.value for message in messages]
         return values, await consumer.position(partition)
     finally:
         await consumer.stop()
@@ -135,4 +154,4 @@ async def _aiokafka(server: Server) -> tuple[list[bytes | None], int]:
 def test_clients_step_over_holes(holed: Server, read: Callable[[Server], tuple[list[bytes | None], int]]) -> None:
     values, position = read(holed)
     assert values == LEFT
-    assert position == log_path(holed.data_dir / f"{TOPIC}-0", 0).stat().st_size
+    assert position == end_of(holed)

@@ -84,7 +84,7 @@ def test_large_frames_are_decoded_beside_others_and_in_their_order(monkeypatch: 
     def decode(frame: bytes, elements_max: int) -> tuple[forwarded.Header, object]:
         threads.append(threading.current_thread() is threading.main_thread())
         if len(frame) > AT_ONCE_BYTES_MAX:
-            assert free.wait(10)
+            assert free.wait(60)
         return decode_frame(frame, elements_max)
 
     decode_frame = forwarded.decode
@@ -118,7 +118,7 @@ def test_large_answers_are_encoded_beside_others(monkeypatch: pytest.MonkeyPatch
 
     def encode(answer: dict[str, Any], *reply_to: int) -> bytes:
         if threading.current_thread() is not threading.main_thread():
-            assert free.wait(10)
+            assert free.wait(60)
         return encode_frame(answer, *reply_to)
 
     encode_frame = forwarded.encode

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> It
 def test_lag_is_what_the_coordinator_says(server: Server) -> None:
     with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
         admin.create_topic("t", 2)
-        sent = [producer.send("t", b"x" * 100, partition=n % 2).result(20) for n in range(60)]
+        sent = [producer.send("t", b"x" * 100, partition=n % 2).result(60) for n in range(60)]
         ends = {(row["partition"]): row["end"] for row in admin.topics(["t"])[0]["partitions"]}
         watch = LagWatch(server.data_dir)
         assert watch.measure().by_group == {}
@@ -45,7 +45,7 @@ def test_lag_is_what_the_coordinator_says(server: Server) -> None:
         assert half.messages > 0
         assert half.seconds == pytest.approx(told[0]["lag_seconds"], abs=5)
 
-        producer.send("t", b"late", partition=1).result(20)
+        producer.send("t", b"late", partition=1).result(60)
         wait_for(lambda: watch.measure().by_group["all", "t"].messages == 1, "the new message to count")
         admin.commit("half", {("t", 0): ends[0]})
         assert watch.measure().by_group["half", "t"].messages == 1, "only what is new in the other partition"
@@ -53,7 +53,7 @@ def test_lag_is_what_the_coordinator_says(server: Server) -> None:
 
 def test_what_did_not_change_is_not_measured_again(server: Server) -> None:
     with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
-        producer.send("u", b"x").result(20)
+        producer.send("u", b"x").result(60)
         admin.commit("once", {("u", 0): 0})
         wait_for(lambda: "u-0" in server.state["tables"], "the supervisor to name the new table")
         watch = LagWatch(server.data_dir)

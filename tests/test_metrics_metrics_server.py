@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def ask(server: Server, path: str, method: str = "GET") -> tuple[int, str]:
     ((host, port),) = parse_addresses(server.state["listeners"]["metrics"])
-    connection = http.client.HTTPConnection(host, port, timeout=20)
+    connection = http.client.HTTPConnection(host, port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -123,7 +123,7 @@ def test_a_killed_worker_loses_no_count(server: Server) -> None:
 
 def test_names_of_topics_cannot_break_the_format(server: Server) -> None:
     with Producer(server.native) as producer:
-        producer.send("a.b_c-D", b"x").result(20)
+        producer.send("a.b_c-D", b"x").result(60)
     with Consumer(server.native) as consumer:
         assert consumer is not None
     key = ("appliance_topic_messages_total", ("a.b_c-D",))
@@ -149,7 +149,7 @@ def test_silent_clients_do_not_keep_others_away(server: Server) -> None:
     ((host, port),) = parse_addresses(server.state["listeners"]["metrics"])
     silent = [socket.create_connection((host, port)) for _ in range(CONNECTIONS_MAX)]
     try:
-        with socket.create_connection((host, port), timeout=20) as refused:
+        with socket.create_connection((host, port), timeout=60) as refused:
             assert refused.recv(1) == b""
     finally:
         for one in silent:

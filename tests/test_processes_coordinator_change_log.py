@@ -41,10 +41,10 @@ def test_each_change_has_a_line_and_what_is_refused_has_none(make_appliance: Cal
         peer.admin("delete_topic", name="web")
     admin = AdminClient({"bootstrap.servers": server.kafka})
     created = admin.create_topics([NewTopic("logs", 2), NewTopic("bad name", 1)])
-    assert created["logs"].result(20) is None and created["bad name"].exception(20) is not None
-    admin.create_topics([NewTopic("tried", 1)], validate_only=True)["tried"].result(20)
-    assert admin.delete_topics(["none"])["none"].exception(20) is not None
-    assert admin.delete_topics(["logs"])["logs"].result(20) is None
+    assert created["logs"].result(60) is None and created["bad name"].exception(60) is not None
+    admin.create_topics([NewTopic("tried", 1)], validate_only=True)["tried"].result(60)
+    assert admin.delete_topics(["none"])["none"].exception(60) is not None
+    assert admin.delete_topics(["logs"])["logs"].result(60) is None
     expected = [
         "who=User:ANONYMOUS what=create_topic name=web",
         "who=User:ANONYMOUS what=delete_topic name=web",
@@ -61,14 +61,14 @@ def test_changes_of_rules_users_and_quotas_over_kafka_have_lines(make_appliance:
     admin = AdminClient({"bootstrap.servers": server.kafka})
     named = (ResourceType.TOPIC, "t", ResourcePatternType.LITERAL, "User:a", "*", AclOperation.READ)
     binding = AclBinding(*named, AclPermissionType.ALLOW)
-    admin.create_acls([binding])[binding].result(20)
+    admin.create_acls([binding])[binding].result(60)
     chosen = AclBindingFilter(*named, AclPermissionType.ALLOW)
-    assert len(admin.describe_acls(chosen).result(20)) == 1
-    assert len(admin.delete_acls([chosen])[chosen].result(20)) == 1
+    assert len(admin.describe_acls(chosen).result(60)) == 1
+    assert len(admin.delete_acls([chosen])[chosen].result(60)) == 1
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
-    admin.alter_user_scram_credentials([UserScramCredentialUpsertion("u", info, b"secret")])["u"].result(20)
+    admin.alter_user_scram_credentials([UserScramCredentialUpsertion("u", info, b"secret")])["u"].result(60)
     gone = UserScramCredentialDeletion("none", ScramMechanism.SCRAM_SHA_256)
-    assert admin.alter_user_scram_credentials([gone])["none"].exception(20) is not None
+    assert admin.alter_user_scram_credentials([gone])["none"].exception(60) is not None
     with KafkaPeer(server.kafka) as peer:
         ops = [{"key": "producer_byte_rate", "value": 1024.0, "remove": False}]
         entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": ops}

@@ -224,7 +224,7 @@ def test_offsets_are_committed_listed_and_deleted(grouped: Rig) -> None:
 def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
     """Method: a partition registered for broker 9, whose native listener is a socket of this test."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(60)
         info = BrokerInfo("i", "h", native=f"127.0.0.1:{listener.getsockname()[1]}")
         meddle(grouped, ask([create(f"{BROKER_IDS}/9", encode_broker(info))]))
         topic = TopicInfo({0: [9], 1: [8]}, {}, "f" * 32)

@@ -298,7 +298,7 @@ def test_a_producer_of_kafka(server: Server) -> None:
             for _ in range(500):
                 producer.produce("k", b"%d" % sent, partition=0, on_delivery=lambda error, m: told.append(m.offset()))
                 sent += 1
-            assert producer.flush(20) == 0
+            assert producer.flush(60) == 0
             done += 500
         assert producer.list_topics("k", 20).topics["k"].partitions.keys() == {0}
     assert len(told) == sent and told == sorted(told)

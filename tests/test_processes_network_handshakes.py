@@ -144,14 +144,14 @@ def test_librdkafka_writes_and_reads_over_tls_and_gets_addresses_with_tls(
 ) -> None:
     """Method: 12 MB in large batches and single messages, compared; the log is larger than any piece of a file."""
     settings = kafka_client(server, files)
-    listed = AdminClient(settings).list_topics(timeout=20)
+    listed = AdminClient(settings).list_topics(timeout=60)
     host, port = address(server)
     assert [(broker.host, broker.port) for broker in listed.brokers.values()] == [(host, port)]
     values = [os.urandom(4_000) for _ in range(3_000)]
     producer = KafkaProducer(settings | {"linger.ms": 5, "queue.buffering.max.messages": 10_000})
     for value in values:
         producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     consumer = KafkaConsumer(settings | {"group.id": "g", "enable.auto.commit": False, "fetch.max.bytes": 50_000_000})
     consumer.assign([TopicPartition(topic, 0, 0)])
     read: list[bytes] = []
@@ -214,7 +214,7 @@ def test_clients_log_in_over_tls(server: Server, files: Path, topic: str) -> Non
     }
     producer = KafkaProducer(settings)
     producer.produce(topic, b"value", partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     security = ClientSecurity(ca=f"{files}/ca.pem", user="web", password_file=str(password))
     with Consumer(f"SASL_SSL://{server.address('native', 'SASL_SSL')}", security=security) as consumer:
         consumer.assign({(topic, 0): EARLIEST})
@@ -312,7 +312,7 @@ def test_half_open_handshakes_keep_nobody_away_and_end(server: Server, files: Pa
 
 def shown(server: Server) -> bytes:
     """The certificate that a new connection gets."""
-    return ssl.get_server_certificate(address(server), timeout=20).encode()
+    return ssl.get_server_certificate(address(server), timeout=60).encode()
 
 
 def test_a_certificate_is_replaced_while_running_and_a_bad_one_is_not(server: Server, files: Path) -> None:

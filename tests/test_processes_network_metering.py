@@ -138,7 +138,7 @@ def test_librdkafka_is_throttled_and_loses_nothing(server: Server) -> None:
     delivered: list[object] = []
     for _ in range(6):
         producer.produce("t", b"y" * 10_000, on_delivery=lambda error, message: delivered.append(error))
-        producer.flush(20)
+        producer.flush(60)
     assert delivered == [None] * 6
     assert throttled and max(throttled) > 0
 

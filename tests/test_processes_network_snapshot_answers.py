@@ -65,7 +65,7 @@ class Traffic:
         while time.monotonic() < end:
             begun = time.monotonic()
             self.producer.produce(self.topic, str(self.sent).encode(), partition=0)
-            assert self.producer.flush(30) == 0
+            assert self.producer.flush(60) == 0
             self.sent += 1
             while self.read < self.sent:
                 message = self.consumer.poll(1)
@@ -82,7 +82,7 @@ def test_a_coordinator_that_hangs_is_not_noticed_by_producers_and_assigned_consu
 ) -> None:
     server = make_appliance(**{"network.workers": 2}, **HANGS)
     admin = AdminClient({"bootstrap.servers": server.kafka})
-    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(20)
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
     old = Traffic(server, "t")
     old.run(0.5)
     (coordinator,) = server.pids("coordinator")
@@ -101,7 +101,7 @@ def test_a_coordinator_that_hangs_is_not_noticed_by_producers_and_assigned_consu
 def test_a_coordinator_that_is_killed_is_not_noticed_either(make_appliance: Callable[..., Server]) -> None:
     server = make_appliance(**{"network.workers": 2})
     admin = AdminClient({"bootstrap.servers": server.kafka})
-    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(20)
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
     traffic = Traffic(server, "t")
     traffic.run(0.3)
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_what_is_to_be_made_is_asked_of_the_coordinator(make_appliance: Callable
     assert server.state["listeners"]
     producer = Producer({"bootstrap.servers": server.kafka})
     producer.produce("made", b"x")
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     consumer = Consumer({"bootstrap.servers": server.kafka, "group.id": "g"})
     assert "never" not in {name for name, topic in consumer.list_topics("never").topics.items() if not topic.error}
     consumer.close()
@@ -135,7 +135,7 @@ def test_idempotent_producers_do_not_notice_a_coordinator_that_hangs(make_applia
         with stopped(coordinator):
             producer = Producer({"bootstrap.servers": server.kafka, "enable.idempotence": True, "linger.ms": 0})
             producer.produce("t", b"x", partition=0)
-            assert producer.flush(30) == 0
+            assert producer.flush(60) == 0
             assert peer.admin("init_producer")["epoch"] == 0
 
 

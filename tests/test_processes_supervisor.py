@@ -158,7 +158,7 @@ def test_sd_notify_is_spoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
-        manager.settimeout(20)
+        manager.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         monkeypatch.setenv("WATCHDOG_USEC", "200000")
         server = Server(tmp_path / "data")

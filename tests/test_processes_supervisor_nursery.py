@@ -310,7 +310,7 @@ def produce(server: Server, partitions: range) -> None:
     with Producer(server.native, acks=-1) as producer:
         for partition in partitions:
             producer.send("t", b"x", partition=partition)
-        producer.flush(30)
+        producer.flush(60)
         assert producer.delivered == len(partitions)
 
 
@@ -330,7 +330,7 @@ def test_a_nursery_that_is_killed_with_orders_unread_costs_nothing(make_applianc
             producer.send("t", b"y", partition=partition)
         wait_for(lambda: producer.delivered == 2, "answers of the writers that run")
         os.kill(nursery, signal.SIGKILL)
-        producer.flush(30)
+        producer.flush(60)
         assert producer.delivered == 6
     after = wait_for(lambda: len(found := of_partition(server)) == 6 and found, "a writer for each")
     assert before.items() <= after.items(), "those that ran have gone on"

@@ -17,7 +17,7 @@ from .server import NotServing, Server, wait_for
 
 
 def get(server: Server, path: str) -> bytes:
-    with urllib.request.urlopen(f"http://{server.state['listeners']['metrics']}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.state['listeners']['metrics']}{path}", timeout=60) as answer:
         body: bytes = answer.read()
         return body
 

@@ -110,8 +110,8 @@ def test_producers_that_find_a_disk_full_go_on_when_there_is_room(tmp_path: Path
         peer.create("t")
         kafka = ConfluentProducer({"bootstrap.servers": server.kafka, "enable.idempotence": True})
         kafka.produce("t", values[0], on_delivery=lambda error, _: told.append(error))
-        assert kafka.flush(30) == 0
-        native.send("t", values[1]).result(30)
+        assert kafka.flush(60) == 0
+        native.send("t", values[1]).result(60)
         filler = machine.path / "filler"
         fill(filler)
         kafka.produce("t", values[2], on_delivery=lambda error, _: told.append(error))
@@ -119,8 +119,8 @@ def test_producers_that_find_a_disk_full_go_on_when_there_is_room(tmp_path: Path
         assert kafka.flush(1.0) == 1 and not sent.done()
         assert peer.produce("t", LARGE)[0] == DiskFull.code
         filler.unlink()
-        sent.result(30)
-        assert kafka.flush(30) == 0 and told == [None, None]
+        sent.result(60)
+        assert kafka.flush(60) == 0 and told == [None, None]
         _, data = peer.fetch("t", 0, bytes_max=1 << 22)
         found, at = [], 0
         while at < len(data):

@@ -66,7 +66,7 @@ def test_a_start_that_is_not_safe_is_refused(tmp_path: Path) -> None:
 def test_one_that_is_allowed_all_the_same_says_so_aloud(make_appliance: Callable[..., Server], tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"{tmp_path}/notify")
-        manager.settimeout(20)
+        manager.settimeout(60)
         environment = {"NOTIFY_SOCKET": f"{tmp_path}/notify"}
         settings = {"kafka.listen": "0.0.0.0:0", "security.allow_insecure": "true"}
         server = make_appliance(environment=environment, **settings)

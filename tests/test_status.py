@@ -130,6 +130,6 @@ def test_it_is_shown_again_and_again_with_rates(appliance: Server) -> None:
             assert lines[-1], "it has ended"
         watching.send_signal(signal.SIGINT)
         watching.stdout.read()
-        assert watching.wait(20) == 130
+        assert watching.wait(60) == 130
     assert any(line.startswith("rates:") and "/s in" in line for line in lines)
     assert any(line.startswith("version:") and " up " in line for line in lines)

@@ -15,7 +15,7 @@ from appliance.client.group import GroupConsumer
 from .native_peer import Peer
 from .server import Server, wait_for
 
-SECONDS_MAX = 30
+SECONDS_MAX = 60
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,12 @@ def topic(server: Server) -> str:
 
 def make(server: Server, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": server.kafka})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
 
 
 def make_again(server: Server, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": server.kafka})
-    admin.delete_topics([name])[name].result(20)
+    admin.delete_topics([name])[name].result(60)
     make(server, name)
 
 
@@ -48,7 +48,7 @@ def fill(server: Server, topic: str, tag: str, count: int) -> list[str]:
     values = [f"{tag}-{number}" for number in range(count)]
     for value in values:
         producer.produce(topic, value.encode())
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     return values
 
 

@@ -40,7 +40,7 @@ def running(command: list[str], work: Path, environment: dict[str, str] | None =
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

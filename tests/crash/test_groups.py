@@ -94,7 +94,7 @@ def test_what_a_killed_member_had_in_hand_is_delivered_again(server: Server, top
             return admin.offsets(topic).get((topic, partition), 0)
 
         def publish(value: bytes, partition: int) -> int:
-            return producer.send(topic, value, partition=partition).result(30).offset
+            return producer.send(topic, value, partition=partition).result(60).offset
 
         try:
             before, held, _ = (publish(value, 0) for value in (b"first", b"stop", b"behind"))

@@ -85,7 +85,7 @@ class Honest:
 
         while not self.stopped.wait(0.5):
             started_ns = time.monotonic_ns()
-            AdminClient({"bootstrap.servers": self.kafka}).list_topics(self.topic, timeout=30)
+            AdminClient({"bootstrap.servers": self.kafka}).list_topics(self.topic, timeout=60)
             self.measured("newcomer", started_ns)
 
     def run(self) -> dict[str, Any]:

@@ -289,7 +289,7 @@ def test_a_killed_driver_writes_everything_once(
 
         wait_for(written, "some micro-batches", 90)
         os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait(10)
+        driver.wait(60)
         assert len(stored(topics.server, sink)) < count, "killed in the middle"
     driver = start()
     assert driver.wait(120) == 0, (tmp_path / "driver.log").read_text()[-3000:]
