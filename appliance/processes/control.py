@@ -176,6 +176,17 @@ class Channel:
             _close_all(fds)
 
 
+def tell(fd: int, message: Sequence[Any]) -> None:
+    """Send one message on the descriptor of a channel, at the least cost.
+
+    It is lost when the kernel does not take it, or the peer is gone.
+    """
+    try:
+        os.write(fd, _pack(message))
+    except OSError:
+        pass
+
+
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)

@@ -242,8 +242,9 @@ class Children:
                     self._epoll.modify(child.channel.fileno(), select.EPOLLIN)
         for message, _ in child.channel.receive(rest=child.has_ended(fd, event)):
             if message[0] == "forked":
-                child.pid = message[1]
-                self._on_change()
+                if not child.pid:  # the other message is of the process itself, or of the nursery
+                    child.pid = message[1]
+                    self._on_change()
             else:
                 self._on_message(child, message)
         if child.has_ended(fd, event):

@@ -55,7 +55,7 @@ from ...shared.doorbell import Doorbell
 from ...shared.heartbeats import Heart
 from .. import writer
 from ..child import become_child, set_log_level
-from ..control import Channel
+from ..control import Channel, tell
 from .actions import reason_of
 from .fork import EXIT_BUG
 
@@ -123,19 +123,18 @@ class Nursery:
 
     def _fork(self, order: Sequence[Any], fd: int) -> None:
         """Fork a writer.  The less is done here and the more by the child, the fewer pages are copied twice."""
-        channel = Channel(socket.socket(fileno=fd))
         pid = _libc.fork()
         if pid == 0:
-            self._become_writer(order, channel)
+            self._become_writer(order, fd)
         if pid > 0:
             self._partitions[pid] = order[:2]
-            channel.send(["forked", pid])
+            tell(fd, ["forked", pid])
         else:
             error = OSError(ctypes.get_errno(), "no process for a writer")
-            channel.send(["lacking", reason_of(error), limit_of(error)])
-        channel.close()
+            tell(fd, ["lacking", reason_of(error), limit_of(error)])
+        os.close(fd)
 
-    def _become_writer(self, order: Sequence[Any], channel: Channel) -> None:
+    def _become_writer(self, order: Sequence[Any], fd: int) -> None:
         """In the child: be a writer, and exit."""
         topic, partition, settings, table, heart = order
         status = EXIT_BUG
@@ -144,7 +143,7 @@ class Nursery:
             arguments = writer.WriterArguments(
                 self._config, self._data_dir, topic, partition, settings, table, self._doorbells, self._heart_at(heart)
             )
-            status = writer.run(arguments, channel)
+            status = writer.run(arguments, Channel(socket.socket(fileno=fd)))
         except BaseException:
             logger.exception("writer %s-%d: a bug ends this process", topic, partition)
         finally:
