@@ -169,7 +169,6 @@ def test_kafkas_admin_client_is_answered_at_once_whatever_it_asks(broker: Broker
     }
 
 
-@pytest.mark.timeout(180)
 def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminClient, tmp_path: Path) -> None:
     """Leader elections, reassignments, transactions, quotas: what they ask before and after what they do."""
     topic, server, tools = new_topic(), ("--bootstrap-server", broker.kafka), "org.apache.kafka.tools"
@@ -188,8 +187,6 @@ def test_kafkas_own_tools_learn_that_there_is_none(broker: Broker, admin: AdminC
     assert local.split() == [f"{topic}:0:0"]
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.timeout(300)
 def test_a_thousand_topics_in_one_metadata_reply(make_appliance: Callable[..., Server]) -> None:
     """Made by one request, too, and found again after a restart."""
     server = make_appliance()

@@ -164,7 +164,6 @@ def members(broker: Broker, topic: str, strategy: str) -> Iterator[Members]:
         group.close()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_two_five_and_two_members(broker: Broker, topic: str, strategy: str) -> None:
     """Every message once: commits are made after each, and nobody is killed."""

@@ -27,7 +27,6 @@ def cut_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broke
         yield broker, proxy
 
 
-@pytest.mark.timeout(300)
 def test_librdkafka_loses_and_doubles_nothing(cut_broker: tuple[Broker, CuttingProxy]) -> None:
     from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 

@@ -337,7 +337,6 @@ def franz() -> str:
     return str(_made(f"go-secure-{version}", make, "no Go, or no module proxy") / "client")
 
 
-@pytest.mark.timeout(300)  # the first time it is built
 def test_franz_go(secured: Secured, tmp_path: Path) -> None:
     rows = [secured.access(way) for way in REASONS]
     (tmp_path / "ways").write_text("".join(json.dumps(row._asdict() | {"key": row.key}) + "\n" for row in rows))

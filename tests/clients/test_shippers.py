@@ -119,7 +119,6 @@ SHIPPERS = [
 ]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("shipper", SHIPPERS)
 def test_no_line_is_lost_while_the_appliance_restarts(broker: Broker, tmp_path: Path, shipper: object) -> None:
     """A third of the lines before, a third while nobody serves, a third after."""

@@ -20,7 +20,6 @@ TWICE = "network"
 """The bed of three nodes is for ``make chaos``: ``test_zookeeper.py`` has such an ensemble."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bed", SHORT)
 def test_faults_one_after_the_other(bed: str, tmp_path: Path) -> None:
     try:

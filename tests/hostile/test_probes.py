@@ -174,7 +174,6 @@ def test_a_client_id_of_any_length(kafka: KafkaPeer) -> None:
     assert joined.error_code == 0 and len(joined.member_id) < 400
 
 
-@pytest.mark.timeout(300)
 def test_mutated_frames_of_every_api(server: Server) -> None:
     """Twenty on each connection.  A random Metadata or CreateTopics would otherwise make thousands of topics."""
     rng = random.Random(29)

@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 
 import pyarrow.dataset
-import pytest
 
 LINES = 1500
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_ends_with_tables(tmp_path: Path) -> None:
     room = tmp_path / "tmp"
     room.mkdir()

@@ -254,7 +254,6 @@ topic = "{topic}-dead"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_cluster_runs_it_unchanged(topics: Topics, topic: str, tmp_path: Path) -> None:
     """``spark-submit`` to a master with two workers, whose executors are processes of their own."""
     topics.create(topic, partitions=4)
@@ -305,7 +304,6 @@ def parsed(made: Settings) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_killed_driver_writes_everything_once(
     topics: Topics, topic: str, tmp_path: Path, driver: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
