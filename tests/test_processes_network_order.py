@@ -138,7 +138,7 @@ def peer(appliance: Server) -> Any:
 
 def test_a_question_is_answered_although_a_neighbours_batch_is_refused(make_appliance: Callable[..., Server]) -> None:
     """Both batches have acks=0.  The worker finds them in one turn, and sends them in one append request."""
-    server = make_appliance(**{"network.workers": 1})
+    server = make_appliance(**{"network.workers": 1, "liveness.timeout_ms": 300_000})
     with Peer(server.native) as asks, Peer(server.native) as errs:
         asks.create("t")
         assert asks.produce("t", BATCH)[0] == 0

@@ -213,9 +213,8 @@ def test_a_writer_that_hangs_before_its_first_message_is_found_and_killed(
         writer = hatchery.order(0)
         hatchery.children.watch_hearts()
         hatchery.turn_until(lambda: writer in hatchery.ended)
-        assert writer.pid and hatchery.children.hangs == {"writer": 1}
-        hatchery.reap(writer.pid)
-        hatchery.turn_until(lambda: state_of(writer.pid) == "")
+        assert writer.pid and hatchery.children.hangs["writer"]
+        hatchery.turn_until(lambda: state_of(writer.pid) in ("Z", ""))
 
 
 def test_a_writer_is_killed_by_its_pid_only_while_its_channel_is_open(steps: Steps) -> None:
