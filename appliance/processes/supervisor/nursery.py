@@ -22,6 +22,9 @@ on one process at a time has that end, and the supervisor knows by its closing t
     the supervisor    in any state                  the nursery is killed; the writer ends at the end of its channel
 
 Until the nursery has closed the end it does not reap, so a pid is a writer's own for as long as there is no hang-up.
+One case is left: a nursery that dies between a fork and its message, and a writer that stands still before its own.  It
+is not killed, and its partition waits until it goes on.
+
 The supervisor starts another writer for a partition only after the hang-up, so no partition ever has two.  A killed
 nursery is started again.  Messages to the nursery::
 
