@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from types import TracebackType
 from typing import Any
 
@@ -12,9 +13,11 @@ TIMEOUT_S = 60
 
 
 class Peer:
-    def __init__(self, address: str, *, hello: bool = True) -> None:
+    def __init__(self, address: str, *, hello: bool = True, tls: ssl.SSLContext | None = None) -> None:
         host, port = address.rsplit(":", 1)
         self.sock = socket.create_connection((host, int(port)), TIMEOUT_S)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname=host)
         self._received = b""
         if hello:
             assert self.call([native.HELLO, 0, native.MAGIC, native.VERSION, "test"])[0][1] == 0

@@ -20,6 +20,7 @@ from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.places import Places
 from appliance.processes.network.producing import Producing, _runs
+from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.writer_link import WriterLink
 from appliance.wire.requests import Codec, Produce, ProducePart
@@ -38,7 +39,7 @@ class Rig:
         self.link = WriterLink("t-0", 0, epoll)
         partitions = SimpleNamespace(of=lambda request: [SimpleNamespace(link=self.link)] * len(request.parts))
         self.connections = Connections(turn, epoll, self.buffers, Network())
-        handing_over = HandingOver(turn, self.connections, self.buffers, Places(turn, Network()), 0)
+        handing_over = HandingOver(turn, self.connections, self.buffers, Places(turn, Network()), Relaying(epoll), 0)
         known = cast(KnownPartitions, partitions)
         self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
         self.connections.connect({}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget)

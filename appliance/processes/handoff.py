@@ -23,6 +23,11 @@ can receive any more.  So the client sees the connection end and reconnects.  A 
 tokens.  A writer whose worker is gone closes the connections that this worker had handed over.  Messages that were sent
 before the sender died are still received: EOF comes after them.
 
+A connection with TLS keeps its socket in the worker, since its keys cannot leave the process.  The descriptor that
+moves is one end of a pair of Unix sockets, and the worker passes the plain bytes on between the other end and the
+client (:mod:`appliance.processes.network.relaying`).  The states are the same.  When the connection comes back, the
+worker takes the bytes that are left in both Unix sockets.
+
 Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
 
     worker → writer   ["handoff", token, protocol, number of its kind of listener, acks,

@@ -243,8 +243,7 @@ class Connection:
             self.out.popleft()
 
     def close(self) -> None:
-        """Close the socket and release all memory."""
-        self.transport.close()
+        """Release all memory."""
         self.closed = True
         self.out.clear()
         self.requests.clear()

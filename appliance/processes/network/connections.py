@@ -314,6 +314,11 @@ class Connections:
     def close(self, connection: Connection) -> None:
         if connection.closed:
             return
+        self.release(connection)
+        connection.transport.close()
+
+    def release(self, connection: Connection) -> None:
+        """Forget a connection; its transport stays open."""
         fd = connection.sock.fileno()
         del self.by_fd[fd]
         self._epoll.unregister(fd)

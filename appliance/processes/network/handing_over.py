@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import socket
 
+from ...shared.arena import BLOCK_BYTES
 from ...wire.transport import PlainTransport
 from .. import handoff
 from .connection_state import Connection
 from .connections import Connections
 from .inbox import Buffers, Inbox
 from .places import Places
+from .relaying import Relaying
 from .turn import Turn
 from .writer_link import HandedOver, WriterLink
 
@@ -20,10 +22,18 @@ from .writer_link import HandedOver, WriterLink
 class HandingOver:
     """Decides which connections are handed over, and takes them back."""
 
-    def __init__(self, turn: Turn, connections: Connections, buffers: Buffers, places: Places, bytes_max: int) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        connections: Connections,
+        buffers: Buffers,
+        places: Places,
+        relaying: Relaying,
+        bytes_max: int,
+    ) -> None:
         self._turn = turn
         self._connections = connections
-        self._buffers, self._places = buffers, places
+        self._buffers, self._places, self._relaying = buffers, places, relaying
         self._bytes_left = bytes_max
         self.count = 0
         """Connections that writers serve now."""
@@ -38,7 +48,7 @@ class HandingOver:
             return
         is_due = connection.handoff_count.is_due(link, acks, self._turn.now_ms)
         no_acks_0 = connection.started <= len(connection.requests)  # one may wait for another writer
-        may_leave = is_due and no_acks_0 and connection.transport.may_be_handed_over and link.may_hand_over
+        may_leave = is_due and no_acks_0 and link.may_hand_over and _is_worth_it(connection)
         connection.hand_over_to = link if may_leave else None
         if acks == 1 and connection.hand_over_to is not None:  # acks=all goes on reading: its flush may wait for more
             self._connections.watch(connection)
@@ -53,27 +63,52 @@ class HandingOver:
             connection.cancel_handoff()
             return False
         try:
-            link.hand_over(connection, buffer_bytes)
+            if connection.transport.may_be_handed_over:
+                link.hand_over(connection, connection.sock.fileno(), buffer_bytes)
+                self._connections.close(connection)
+            else:
+                self._relay(connection, link, buffer_bytes)
         except OSError:  # the kernel has no descriptor for the message
             connection.cancel_handoff()
             return False
         self.count += 1
         self._bytes_left -= buffer_bytes
-        self._connections.close(connection)
         self._places.enter(connection.session)
         return True
+
+    def _relay(self, connection: Connection, link: WriterLink, buffer_bytes: int) -> None:
+        """Hand a connection with TLS over, as one end of a pair of Unix sockets."""
+        near, far = socket.socketpair()
+        with far:
+            near.setblocking(False)
+            far.setblocking(False)  # for the writer, too: it is a property of what both processes hold
+            try:
+                handed_over = link.hand_over(connection, far.fileno(), buffer_bytes)
+            except OSError:
+                near.close()
+                raise
+        self._connections.release(connection)
+        handed_over.relay = self._relaying.begin(connection.transport, near)
 
     def take_back(self, handed_over: HandedOver, sock: socket.socket | None) -> None:
         """Serve a connection that comes back; without a socket it is closed."""
         self._forget(handed_over)
+        one, relay = handed_over, handed_over.relay
         if sock is None:
+            self._close_relay(one)
             return
         sock.setblocking(False)
-        one = handed_over
-        inbox = Inbox(self._buffers, bytes(one.received))
-        connection = Connection(PlainTransport(sock), one.listener, one.peer, one.codec, inbox, one.session)
-        if one.unsent:
-            connection.put(bytes(one.unsent))
+        received, unsent, transport = bytes(one.received), bytes(one.unsent), None
+        if relay is not None:
+            transport = relay.transport
+            passed_on, replies = self._relaying.end(relay, sock)
+            received, unsent = received + passed_on, replies + unsent
+        inbox = Inbox(self._buffers, received)
+        connection = Connection(
+            transport or PlainTransport(sock), one.listener, one.peer, one.codec, inbox, one.session
+        )
+        if unsent:
+            connection.put(unsent)
         connection.close_when_sent = self._turn.stopping
         self._places.enter(one.session)
         self._connections.take_in(connection)
@@ -81,10 +116,20 @@ class HandingOver:
     def on_lost(self, handed_over: HandedOver) -> None:
         """The writer is gone, and the connection with it."""
         self._forget(handed_over)
+        self._close_relay(handed_over)
         text = "%s listener: connection of %s ended with the writer that served it"
         self._turn.complain(text, handed_over.listener.protocol, handed_over.peer)
+
+    def _close_relay(self, handed_over: HandedOver) -> None:
+        if handed_over.relay is not None:
+            self._relaying.close(handed_over.relay)
 
     def _forget(self, handed_over: HandedOver) -> None:
         self.count -= 1
         self._places.leave(handed_over.session)
         self._bytes_left += handed_over.buffer_bytes
+
+
+def _is_worth_it(connection: Connection) -> bool:
+    """A relay copies bytes twice more: it is for small requests, of which each costs more than its bytes."""
+    return connection.transport.may_be_handed_over or connection.inbox.buffer_bytes <= BLOCK_BYTES

@@ -12,7 +12,7 @@ The parts, each with its own state::
     connections        receiving, order of requests, sending, closing
                        (connection_state, inbox, transport: of one connection)
     producing          append requests to the writers, their answers (writer_link: one writer)
-    handing_over       connections that writers serve themselves
+    handing_over       connections that writers serve themselves (relaying: those with TLS)
     fetching           fetches, at once or delayed (wait_lists)
     offset_lookups     requests for offsets
     forwarding         requests that the coordinator answers (snapshot_answers: those that the worker can)
@@ -69,6 +69,7 @@ from .metering import Metering
 from .offset_lookups import OffsetLookups
 from .places import Places
 from .producing import Producing
+from .relaying import Relaying
 from .snapshot_answers import SnapshotAnswers
 from .turn import Turn
 from .wait_lists import WaitLists
@@ -130,7 +131,8 @@ class NetworkWorker:
         self._counters = _counters(arguments.page_name)
         self._connections = connections = Connections(turn, epoll, buffers, limits, self._counters)
         self._places = places = Places(turn, limits)
-        self._handing_over = HandingOver(turn, connections, buffers, places, limits.handoff_bytes_max)
+        self._relaying = relaying = Relaying(epoll)
+        self._handing_over = HandingOver(turn, connections, buffers, places, relaying, limits.handoff_bytes_max)
         self._producing = Producing(turn, connections, partitions, self._handing_over, buffers, self._request_writer)
         self._fetching = Fetching(turn, connections, partitions, wait_lists)
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
@@ -197,6 +199,8 @@ class NetworkWorker:
                     connections.read(connection)
             elif fd in producing.by_fd:
                 producing.on_event(producing.by_fd[fd], event)
+            elif fd in self._relaying.by_fd:
+                self._relaying.on_event(fd, event)
             elif fd == self._control_fd:
                 self._read_announcements()
             elif fd == self._doorbell.fd:

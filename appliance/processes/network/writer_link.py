@@ -25,6 +25,7 @@ from .. import handoff
 from ..answers import Answer
 from ..control import Channel
 from .client_session import ClientSession
+from .relaying import Relay
 
 if TYPE_CHECKING:
     from .connection_state import Connection, Pending
@@ -84,6 +85,8 @@ class HandedOver:
     codec: Codec
     session: ClientSession
     buffer_bytes: int
+    relay: Relay | None = None
+    """With TLS: what passes its bytes on to the writer."""
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
 
@@ -243,8 +246,8 @@ class WriterLink:
     def may_hand_over(self) -> bool:
         return self.channel is not None and not self.retiring and len(self._handed_over) < handoff.CONNECTIONS_MAX
 
-    def hand_over(self, connection: Connection, buffer_bytes: int) -> None:
-        """Send a connection with nothing outstanding to the writer; the caller then closes its own descriptor.
+    def hand_over(self, connection: Connection, fd: int, buffer_bytes: int) -> HandedOver:
+        """Send a connection with nothing outstanding to the writer, as ``fd``, which the caller then closes.
 
         Raises:
             OSError: the kernel refuses a descriptor for the message; nothing was sent.
@@ -256,10 +259,11 @@ class WriterLink:
         listener = connection.listener
         kind = listener_number(listener)
         message = ("handoff", self._token, listener.protocol, kind, acks, buffer_bytes, received)
-        self._send(message, (connection.sock.fileno(),))
-        self._handed_over[self._token] = HandedOver(
+        self._send(message, (fd,))
+        handed_over = self._handed_over[self._token] = HandedOver(
             connection.listener, connection.peer, connection.codec, connection.session, buffer_bytes
         )
+        return handed_over
 
     def recall(self) -> None:
         """Ask the writer to give all handed-over connections back."""
