@@ -31,6 +31,10 @@ class Server(LocalAppliance):
     def __init__(self, data_dir: Path, config_file: Path | None = None, **settings: Any) -> None:
         super().__init__(data_dir, config_file, **{"network.workers": 2, "zookeeper.java": QUICK_JAVA} | settings)
 
+    def wait_for_zookeeper(self) -> None:
+        """Wait until its coordinator has a session; the Javas of a local ensemble start slowly on a busy machine."""
+        wait_for(lambda: self.state["zookeeper"].get("state") == "connected", "a session with ZooKeeper", 120)
+
     @property
     def zookeeper_login(self) -> Login:
         """How to log in to the local ensemble."""

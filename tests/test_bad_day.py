@@ -40,7 +40,7 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = {"tls.certificate": files / "server.pem", "tls.key": files / "server.key", "tls.ca": files / "ca.pem"}
     settings |= {"tls.client_auth": "required", "kafka.listen": "127.0.0.1:0,SSL://127.0.0.1:0"}
     with Server(files / "data", **{"zookeeper.nodes": 1}, **settings) as server:
-        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        server.wait_for_zookeeper()
         succeeding("topics", "create", "web", "--data", str(server.data_dir))
         yield server
 
@@ -90,7 +90,7 @@ def without_quorum(server: Server) -> Iterator[None]:
     with stopped(server.pids("zookeeper")[0]):
         wait_for(lambda: server.state["zookeeper"]["state"] != "connected", "the session to suffer", 60)
         yield
-    wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper again", 60)
+    server.wait_for_zookeeper()
 
 
 @contextmanager

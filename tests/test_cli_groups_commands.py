@@ -18,7 +18,7 @@ from .server import Server, wait_for
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("grouped") / "data", **{"zookeeper.nodes": 1}) as server:
-        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        server.wait_for_zookeeper()
         yield server
 
 

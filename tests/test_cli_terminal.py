@@ -21,7 +21,7 @@ from appliance import cli
 from appliance.client import GroupConsumer, Producer
 
 from .command_line import succeeding
-from .server import Server, wait_for
+from .server import Server
 from .test_cli import COMMANDS, run
 from .test_cli_output import acting
 
@@ -73,7 +73,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
 
     rights = {"security.authorizer": "acl", "security.super_users": "User:ANONYMOUS"}
     with Server(tmp_path_factory.mktemp("terminal") / "data", **{"zookeeper.nodes": 1}, **rights) as server:
-        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        server.wait_for_zookeeper()
         made = Room(server, tmp_path_factory.mktemp("files"))
         succeeding("topics", "create", TOPIC, *made.at)
         text = HOSTILE.encode()

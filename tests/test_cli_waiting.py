@@ -118,7 +118,7 @@ def test_an_appliance_that_is_away_is_named_and_waited_for(make_appliance: Calla
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("ending") / "data", **{"zookeeper.nodes": 1}) as server:
-        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        server.wait_for_zookeeper()
         yield server
 
 

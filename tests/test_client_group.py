@@ -35,7 +35,7 @@ QUIET_S = 1.0
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("groups") / "data", **{"zookeeper.nodes": 1}) as running:
-        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper is there")
+        running.wait_for_zookeeper()
         yield running
 
 

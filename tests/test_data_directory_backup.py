@@ -88,14 +88,16 @@ def test_a_backup_under_load_has_what_was_acknowledged(make_appliance: Callable[
 
 def test_committed_offsets_come_back_with_the_logs(make_appliance: Callable[..., Server], tmp_path: Path) -> None:
     server = make_appliance(**{"zookeeper.nodes": 1})
+    server.wait_for_zookeeper()
     at = ("--data", str(server.data_dir))
     succeeding("topics", "create", "web", *at)
     succeeding("produce", "web", *at, stdin=b"".join(b"%d\n" % number for number in range(10)))
-    group = ("web", "--group", "reports", "--from", "earliest", "--timeout", "10", "--max")
+    group = ("web", "--group", "reports", "--from", "earliest", "--timeout", "60", "--max")
     assert succeeding("consume", *group, "4", *at).out.split() == ["0", "1", "2", "3"]
     succeeding("backup", str(tmp_path / "copy"), *at)
     assert succeeding("consume", *group, "6", *at).out.split() == ["4", "5", "6", "7", "8", "9"]
     restored(tmp_path / "copy", server)
+    server.wait_for_zookeeper()
     assert succeeding("consume", *group, "6", *at).out.split() == ["4", "5", "6", "7", "8", "9"]
 
 

@@ -56,7 +56,7 @@ def places_of_secrets(server: Server) -> set[str]:
 
 def use(server: Server) -> None:
     """Make files of every kind: segments, indexes, recovery points, producers, deletions, committed offsets."""
-    wait_for(lambda: server.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+    server.wait_for_zookeeper()
     with Peer(server.native) as peer:
         for name in ("kept", "gone"):
             peer.admin("create_topic", name=name, settings={"segment.bytes": 1 << 16})
@@ -79,7 +79,7 @@ def test_everything_is_for_its_owner_alone(tmp_path: Path, open_umask: None) -> 
         server.start()  # recovery writes files, too
         with Peer(server.native) as peer:
             assert peer.produce("kept", BATCH, acks=-1)[0] == 0
-        wait_for(lambda: server.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+        server.wait_for_zookeeper()
         server.kill(server.pids("zookeeper")[0], signal.SIGSEGV)
         wait_for(lambda: any(data_dir.rglob("crash.log")), "Java's report of its crash")
         wait_for(lambda: server.processes("zookeeper")[0]["restarts"], "another node")

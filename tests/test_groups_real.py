@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data_dir = tmp_path_factory.mktemp("groups") / "data"
     settings: dict[str, Any] = {"zookeeper.nodes": 1}
     with Server(data_dir, **settings) as running:
-        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper")
+        running.wait_for_zookeeper()
         yield running
 
 
@@ -279,7 +279,7 @@ def test_zookeeper_may_die(crowd: Crowd, client: str) -> None:
     crowd.server.kill(pid)
     fill(crowd.server, crowd.topic, "b")
     crowd.wait_until_seen("a", "b")
-    wait_for(lambda: crowd.server.state["zookeeper"]["state"] == "connected", "ZooKeeper is back")
+    crowd.server.wait_for_zookeeper()
     fill(crowd.server, crowd.topic, "c")
     crowd.wait_until_seen("a", "b", "c")
     for member in list(crowd.all):

@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, standalone: Ensemble) -> It
     settings: dict[str, Any] = {"topics.segment.bytes": 1024, "topics.index.interval.bytes": 256}
     settings |= {"zookeeper.connect": fresh_connect(standalone)} | ACCESS
     with Server(tmp_path_factory.mktemp("lag") / "data", **settings) as server:
-        wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 30)
+        server.wait_for_zookeeper()
         yield server
 
 

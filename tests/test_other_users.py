@@ -26,7 +26,7 @@ from appliance.zookeeper.login import LOCAL_USER
 
 from .long import LONG
 from .native_peer import Peer
-from .server import Server, wait_for
+from .server import Server
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv, to become two other users"
@@ -69,7 +69,7 @@ def open_place() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with open_place() as place, Service(place, **{"zookeeper.nodes": 3 if LONG else 1}) as running:
-        wait_for(lambda: running.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+        running.wait_for_zookeeper()
         with Peer(running.native) as peer:
             peer.create("t")
             assert peer.produce("t", BATCH, acks=-1)[0] == 0

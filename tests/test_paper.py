@@ -55,7 +55,7 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings: dict[str, Any] = {"zookeeper.nodes": 1, "zookeeper.session_timeout_ms": SESSION_MS}
     with Server(tmp_path_factory.mktemp("paper") / "data", **settings) as running:
-        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper is there")
+        running.wait_for_zookeeper()
         yield running
 
 

@@ -35,7 +35,8 @@ def test_a_change_that_was_answered_is_seen_on_every_connection(
 ) -> None:
     """Method: connections enough to have some on each worker; each change is followed at once by all questions."""
     server = make_appliance(**{"network.workers": 3, "zookeeper.nodes": nodes})
-    wait_for(lambda: nodes == 0 or server.state["zookeeper"]["state"] == "connected", "ZooKeeper")
+    if nodes:
+        server.wait_for_zookeeper()
     peers = [Peer(server.native) for _ in range(12)]
     for turn in range(20):
         asking = peers[turn % len(peers)]

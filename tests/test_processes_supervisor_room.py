@@ -293,6 +293,7 @@ def test_a_full_disk_ends_zookeeper_and_nothing_else(tmp_path: Path) -> None:
     with small_machine(tmp_path, disk="64m") as machine:
         server = machine.server(tmp_path / "log", **{"zookeeper.nodes": 1})
         with server, Peer(server.native) as peer:
+            server.wait_for_zookeeper()
             peer.create("t")
             other = fill_all(machine.path)
             (node,) = server.pids("zookeeper")

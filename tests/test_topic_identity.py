@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from appliance.client.group import GroupConsumer
 
 from .native_peer import Peer
-from .server import Server, wait_for
+from .server import Server
 
 SECONDS_MAX = 60
 
@@ -21,7 +21,7 @@ SECONDS_MAX = 60
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("identity") / "data", **{"zookeeper.nodes": 1}) as running:
-        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper")
+        running.wait_for_zookeeper()
         yield running
 
 

@@ -29,4 +29,5 @@ class Broker(Server):
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with Broker(tmp_path_factory.mktemp("clients") / "data", {"zookeeper.nodes": 1}) as running:
+        running.wait_for_zookeeper()
         yield running

@@ -62,6 +62,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Brok
         Broker(data / "first", {"zookeeper.nodes": 1}) as first,
         Broker(data / "second", first.zookeeper_access | {"broker.id": 1}) as second,
     ):
+        first.wait_for_zookeeper()
+        second.wait_for_zookeeper()
         admin = AdminClient({"bootstrap.servers": first.kafka})
         wait_for(lambda: len(admin.list_topics(timeout=DEADLINE_S).brokers) == 2, "both are registered")
         yield first, second

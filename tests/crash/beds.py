@@ -129,7 +129,7 @@ def _run(server: Server, directory: Path, *, proxies: Iterable[CuttingProxy] = (
             sock.symlink_to(server.root / sock.relative_to("/"))
         native, kafka = options.pop("native", server.native), options.pop("kafka", server.kafka)
         if server.settings["zookeeper.nodes"]:
-            wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper is there", START_S_MAX)
+            server.wait_for_zookeeper()
         load = Workload(directory / "load", native, kafka, control=server.native, **options)
         stack.enter_context(load)
         run = Run(server, load)

@@ -28,7 +28,7 @@ GENTLE = 50
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("groups") / "data", **LOCAL) as running:
-        wait_for(lambda: running.state["zookeeper"]["state"] == "connected", "ZooKeeper is there")
+        running.wait_for_zookeeper()
         yield running
 
 
@@ -171,6 +171,7 @@ def test_a_frozen_member_is_replaced_and_does_no_harm_when_it_thaws(server: Serv
 def test_a_killed_appliance_comes_back_with_its_groups(make_appliance: Callable[..., Server]) -> None:
     """Supervisor, broker and ensemble die at once; members wait, and go on with the next instance."""
     server = make_appliance(**LOCAL)
+    server.wait_for_zookeeper()
     address = server.native
     with group_on(server, "t") as group:
         members = group.start(2)

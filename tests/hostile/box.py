@@ -19,7 +19,7 @@ from appliance.security.scram import MECHANISMS, encode_verifier, make_verifier
 from tests.certificates import make_certificates
 from tests.measures import memory_bytes
 from tests.native_peer import Peer
-from tests.server import Server, wait_for
+from tests.server import Server
 
 from .attack import Attacker, Target
 from .kafka_frames import NAMES, kafka_frame
@@ -79,7 +79,7 @@ class Box:
     def attack(self, requests: int, seed: int, attackers: int = 2, warm_up: int = 1_000) -> Outcome:
         """Attack until ``requests`` have been sent, after some that fill caches and pools."""
         with self._server as server:
-            wait_for(lambda: server.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+            server.wait_for_zookeeper()
             topic = f"honest-{os.getpid()}"
             with Peer(server.native) as peer:
                 for name in (topic, *NAMES[:4]):

@@ -24,7 +24,7 @@ from tests.kafka_messages import message, mutated, random_values, request_frame
 from tests.kafka_peer import KafkaPeer
 from tests.measures import memory_bytes
 from tests.native_peer import Peer
-from tests.server import Server, wait_for
+from tests.server import Server
 
 from .box import MEASURED
 
@@ -38,7 +38,7 @@ TOPIC = "honest"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings: dict[str, Any] = {"network.workers": 1, "zookeeper.nodes": 1}
     with Server(tmp_path_factory.mktemp("probes") / "data", **settings) as running:
-        wait_for(lambda: running.state["zookeeper"].get("state") == "connected", "ZooKeeper", 90)
+        running.wait_for_zookeeper()
         with Peer(running.native) as peer:
             peer.create(TOPIC)
             peer.admin("commit", group="honest", offsets=[[TOPIC, 0, 7]])

@@ -181,7 +181,7 @@ def test_a_group_shows_the_positions(
 ) -> None:
     server = make_appliance(**{"zookeeper.nodes": 1})
     topics = topics_of(server)
-    wait_for(lambda: server.state["zookeeper"]["state"] == "connected", "ZooKeeper", 60)
+    server.wait_for_zookeeper()
     topics.create(topic)
     fill(topics, topic, [access(number) for number in range(100)])
     made = settings(tmp_path, topics, topic)
