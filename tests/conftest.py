@@ -26,6 +26,8 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, lambda *_: None)  # exec() resets a handler to the default, but keeps SIG_IGN
 
 HERE = Path(__file__).parent
+SHOWN_CHARS = 4_000
+"""Of the beginning and of the end of a failure; the summary has all."""
 _topics = itertools.count()
 
 
@@ -51,7 +53,10 @@ class Failures:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._terminal.write_line(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext[-4000:]}")
+            text = report.longreprtext
+            if len(text) > 2 * SHOWN_CHARS:
+                text = f"{text[:SHOWN_CHARS]}\n...\n{text[-SHOWN_CHARS:]}"
+            self._terminal.write_line(f"\n{report.when} of {report.nodeid} failed:\n{text}")
 
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there

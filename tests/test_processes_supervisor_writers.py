@@ -17,6 +17,7 @@ import confluent_kafka
 
 from appliance.client import Admin, Producer
 from appliance.log.recovery import MARKER_NAME
+from appliance.processes.supervisor.liveness import state_of
 from appliance.processes.supervisor.writers import OPENING_MAX
 
 from .server import Server, wait_for
@@ -26,10 +27,10 @@ START_S_MAX = 60
 
 
 def writers(server: Server) -> set[int]:
-    """Pids of the writers of topic t, also of those that state.json does not have yet."""
+    """Pids of the writers of topic t that have not ended, also of those that state.json does not have yet."""
     assert server.process is not None
     pids = [pid for nursery in children(server.process.pid) for pid in children(nursery)]
-    return {pid for pid in pids if name_of(pid).startswith("wr t-")}
+    return {pid for pid in pids if name_of(pid).startswith("wr t-") and state_of(pid) != "Z"}
 
 
 def children(pid: int) -> list[int]:
