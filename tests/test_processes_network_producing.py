@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.config import Network
+from appliance.config import Config, Network
 from appliance.processes.network.client_session import ClientSession
 from appliance.processes.network.connection_state import Connection
 from appliance.processes.network.connections import Connections
@@ -22,7 +22,8 @@ from appliance.processes.network.places import Places
 from appliance.processes.network.producing import Producing, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
-from appliance.processes.network.writer_link import WriterLink
+from appliance.processes.network.writer_link import HandedOver, WriterLink
+from appliance.wire.listener_codecs import codec_of
 from appliance.wire.requests import Codec, Produce, ProducePart
 from appliance.wire.transport import PlainTransport
 
@@ -33,13 +34,16 @@ class Rig:
     """A worker's connections, half of the arena taken, and one partition whose writer may have nothing in hand."""
 
     def __init__(self) -> None:
-        turn, epoll = Turn(), select.epoll()
+        self.turn = turn = Turn()
+        epoll = select.epoll()
         self.buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), ARENA_BYTES)
         assert self.buffers.arena.allocate(ARENA_BYTES // 2) is not None
         self.link = WriterLink("t-0", 0, epoll)
         partitions = SimpleNamespace(of=lambda request: [SimpleNamespace(link=self.link)] * len(request.parts))
         self.connections = Connections(turn, epoll, self.buffers, Network())
-        handing_over = HandingOver(turn, self.connections, self.buffers, Places(turn, Network()), Relaying(epoll), 0)
+        self.places = Places(turn, Network())
+        handing_over = HandingOver(turn, self.connections, self.buffers, self.places, Relaying(epoll), 0)
+        self.handing_over = handing_over
         known = cast(KnownPartitions, partitions)
         self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
         self.connections.connect({}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget)
@@ -47,12 +51,16 @@ class Rig:
         self._sockets: list[socket.socket] = []
 
     def connection(self) -> Connection:
-        ours, theirs = socket.socketpair()
-        self._sockets += [ours, theirs]
+        ours, _ = self.pair()
         listener = Listener("native", PLAINTEXT, "")
         made = Connection(PlainTransport(ours), listener, "", cast(Codec, None), Inbox(self.buffers), ClientSession())
         self.connections.add(made)
         return made
+
+    def pair(self) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = socket.socketpair()
+        self._sockets += [ours, theirs]
+        return ours, theirs
 
     def produce(self, connection: Connection) -> bool:
         request = Produce(None, 1, 0, [ProducePart("t", 0, 0, 10)])
@@ -85,6 +93,19 @@ def test_who_waits_for_a_writer_goes_on_when_it_answers(rig: Rig) -> None:
     answered: Any = SimpleNamespace(link=rig.link)
     rig.producing._fail(answered, [], cast(Any, None))
     assert not rig.link.stalled and waits.stalled_by is None and rig.connections.resumed
+
+
+def test_a_session_that_is_over_is_gated_as_soon_as_its_connection_comes_back(rig: Rig) -> None:
+    """A busy producer would be handed over again before anybody looks."""
+    rig.turn.begin()
+    listener = Listener("native", PLAINTEXT, "")
+    for deadline_ms, over in ((rig.turn.now_ms - 1, True), (rig.turn.now_ms + 1_000, False), (0, False)):
+        session = ClientSession()
+        session.begin("User:alice", "PLAIN", deadline_ms)
+        rig.places.enter(session)
+        ours, _ = rig.pair()
+        rig.handing_over.take_back(HandedOver(listener, "", codec_of("native", Config()), session, 0), ours)
+        assert session.gated is over, deadline_ms
 
 
 def test_parts_of_joined_requests_are_added_at_once_unless_one_is_empty() -> None:

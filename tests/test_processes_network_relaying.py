@@ -181,5 +181,54 @@ def test_no_byte_is_lost_whoever_does_not_take_it(steps: list[tuple[str, int]]) 
     epoll.close()
 
 
+class Ends:
+    """A relay and the sockets at both its ends; epoll is only told, events are the test's."""
+
+    def __init__(self) -> None:
+        self.client, inner = socket.socketpair()
+        near, self.far = socket.socketpair()
+        for sock in (inner, near):
+            sock.setblocking(False)
+        self.epoll = select.epoll()
+        self.relaying = Relaying(self.epoll)
+        self.relay = self.relaying.begin(PlainTransport(inner), near)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    if made.relaying.by_fd:
+        made.relaying.lose(made.relay)
+    made.relaying.close_lost()
+    for sock in (made.client, made.far):
+        sock.close()
+    made.epoll.close()
+
+
+def test_the_client_gets_what_its_writer_sent_before_it_died(ends: Ends) -> None:
+    ends.far.sendall(b"reply")
+    ends.far.close()
+    ((fd, event),) = ends.epoll.poll(1)
+    assert event & select.EPOLLHUP and event & select.EPOLLIN
+    ends.relaying.on_event(fd, event)
+    assert ends.client.recv(100) == b"reply"
+    near_fd = ends.relay.near_fd
+    assert ends.relay.near.fileno() == near_fd, "open until the turn ends: a number that is reused has no old event"
+    ends.relaying.close_lost()
+    assert ends.client.recv(100) == b""
+
+
+def test_nothing_is_read_of_a_client_that_has_just_ended(ends: Ends) -> None:
+    """Its reply cannot be sent, and its next request is in the same event."""
+    ends.client.sendall(b"request")
+    ends.client.close()
+    ends.relay.to_client = b"reply"
+    ends.relaying.on_event(ends.relay.client_fd, select.EPOLLIN | select.EPOLLOUT)
+    assert ends.relay.ended and not ends.relay.to_writer
+    assert not ends.relay.near_events & select.EPOLLOUT, "which would be reported in every turn"
+    assert ends.far.recv(100) == b""
+
+
 def held_bytes(relay: Relay) -> int:
     return len(relay.to_writer) + len(relay.to_client)

@@ -251,7 +251,7 @@ def _repair(directory: Path, cut: bool) -> dict[str, Any]:
     from ..status import holder
 
     try:
-        with acting_as_owner(directory), exclusive(directory.parent):
+        with exclusive(directory.parent), acting_as_owner(directory):
             return repair(directory, cut=cut)._asdict()
     except AlreadyRunning:
         if not holder(directory.parent):
@@ -288,7 +288,9 @@ def exclusive(root: Path) -> Iterator[None]:
     """
     from ..processes.supervisor.directory_lock import lock
 
-    fd = lock(root)
+    with acting_as_owner(root):  # who can read and lock the file also later, if it is made here
+        fd = lock(root)
+    os.ftruncate(fd, 0)  # else it names a process that has ended, and perhaps another one that has its number now
     try:
         yield
     finally:

@@ -24,9 +24,17 @@ tokens.  A writer whose worker is gone closes the connections that this worker h
 before the sender died are still received: EOF comes after them.
 
 A connection with TLS keeps its socket in the worker, since its keys cannot leave the process.  The descriptor that
-moves is one end of a pair of Unix sockets, and the worker passes the plain bytes on between the other end and the
-client (:mod:`appliance.processes.network.relaying`).  The states are the same.  When the connection comes back, the
-worker takes the bytes that are left in both Unix sockets.
+moves is one end of a pair of Unix sockets, ``far``, and the worker passes the plain bytes on between the other end,
+``near``, and the client (:mod:`appliance.processes.network.relaying`).  Owners of requests and replies are the same::
+
+    state         the worker also has                     the writer has, as its socket
+    handing over  the client's socket, near, bytes that   -
+    coming back     neither side has taken yet            -
+    handed over                                           far
+    closing       -                                       -
+
+When the connection comes back, the worker takes the bytes that are left in both Unix sockets.  When the writer dies,
+the client still gets the replies that are left in them, as it gets those in the socket of a plain connection.
 
 Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
 

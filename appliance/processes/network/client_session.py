@@ -70,6 +70,10 @@ class ClientSession:
         """The client is this one from now on; what it may do is asked anew."""
         self.principal, self.access = principal, None
 
+    def is_over(self, now_ms: int) -> bool:
+        """Whether its time, to log in or of its session, is over."""
+        return 0 < self.deadline_ms < now_ms
+
     def expire(self) -> None:
         """The session is over: the client has to log in again."""
         self.gated, self.deadline_ms = True, 0

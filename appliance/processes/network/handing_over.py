@@ -95,9 +95,11 @@ class HandingOver:
         self._forget(handed_over)
         one, relay = handed_over, handed_over.relay
         if sock is None:
-            self._close_relay(one)
+            self._lose_relay(one)
             return
         sock.setblocking(False)
+        if one.session.is_over(self._turn.now_ms):  # else it would be handed over again before anybody looks
+            one.session.expire()
         received, unsent, transport = bytes(one.received), bytes(one.unsent), None
         if relay is not None:
             transport = relay.transport
@@ -116,13 +118,13 @@ class HandingOver:
     def on_lost(self, handed_over: HandedOver) -> None:
         """The writer is gone, and the connection with it."""
         self._forget(handed_over)
-        self._close_relay(handed_over)
+        self._lose_relay(handed_over)
         text = "%s listener: connection of %s ended with the writer that served it"
         self._turn.complain(text, handed_over.listener.protocol, handed_over.peer)
 
-    def _close_relay(self, handed_over: HandedOver) -> None:
+    def _lose_relay(self, handed_over: HandedOver) -> None:
         if handed_over.relay is not None:
-            self._relaying.close(handed_over.relay)
+            self._relaying.lose(handed_over.relay)
 
     def _forget(self, handed_over: HandedOver) -> None:
         self.count -= 1

@@ -208,7 +208,7 @@ class LoggingIn:
         connections = list(self._connections.by_fd.values())
         for connection in connections:
             session = connection.session
-            if not 0 < session.deadline_ms < self._turn.now_ms:
+            if not session.is_over(self._turn.now_ms):
                 continue
             if session.mechanism:
                 session.expire()

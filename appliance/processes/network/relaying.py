@@ -61,6 +61,13 @@ class Relaying:
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
         self.by_fd: dict[int, Relay] = {}
+        self.lost: list[Relay] = []
+        """Relays to be closed after all events of this turn: of one whose number is reused, an event may be left."""
+
+    @property
+    def count(self) -> int:
+        """How many connections are relayed; each takes a descriptor of its own beside that of its client."""
+        return len(self.by_fd) // 2
 
     def begin(self, transport: Transport, near: socket.socket) -> Relay:
         """Relay a connection that nobody else reads any more."""
@@ -81,12 +88,26 @@ class Relaying:
         relay.near.close()
         return received, unsent
 
-    def close(self, relay: Relay) -> None:
-        """Close a connection that is lost."""
-        if self.by_fd.get(relay.near_fd) is relay:
-            self._forget(relay)
+    def lose(self, relay: Relay) -> None:
+        """End a relay whose writer is gone.
+
+        Its client still gets the replies that the writer has sent, as far as its socket takes them.
+        """
+        if self.by_fd.get(relay.near_fd) is not relay:
+            return
+        self._forget(relay)
+        self.lost.append(relay)
+        replies = relay.to_client + _drain(relay.near)
+        with contextlib.suppress(OSError):
+            while replies:
+                replies = replies[relay.transport.send(replies) :]
+
+    def close_lost(self) -> None:
+        """Close the descriptors of lost connections."""
+        for relay in self.lost:
             relay.near.close()
             relay.transport.close()
+        self.lost.clear()
 
     def on_event(self, fd: int, event: int) -> None:
         """Pass on what has come."""
@@ -97,10 +118,10 @@ class Relaying:
             else:
                 if event & select.EPOLLOUT:
                     self._send_client(relay)
-                if event & select.EPOLLIN:
+                if event & select.EPOLLIN and not relay.ended:
                     self._read_client(relay)
         elif event & GONE:  # the writer's end is closed: its link says why
-            self.close(relay)
+            self.lose(relay)
             return
         else:
             if event & select.EPOLLOUT:

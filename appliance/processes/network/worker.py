@@ -133,7 +133,9 @@ class NetworkWorker:
         self._places = places = Places(turn, limits)
         self._relaying = relaying = Relaying(epoll)
         self._handing_over = HandingOver(turn, connections, buffers, places, relaying, limits.handoff_bytes_max)
-        self._producing = Producing(turn, connections, partitions, self._handing_over, buffers, self._request_writer)
+        self._producing = Producing(
+            turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(["need", *key])
+        )
         self._fetching = Fetching(turn, connections, partitions, wait_lists)
         self._lookups = OffsetLookups(turn, connections, partitions, wait_lists, limits.look_bytes_max)
         answers = SnapshotAnswers(Limits.of(arguments.config).parts_max)
@@ -246,6 +248,7 @@ class NetworkWorker:
             self._connections.advance_touched()
         if self._connections.starved.waiting:
             self._connections.feed_starved()
+        self._relaying.close_lost()
         if self._turn.now_ms - self._check_ms >= CHECK_MS:
             self._check_timeouts()
 
@@ -328,18 +331,15 @@ class NetworkWorker:
         for delayed in partition.wait_list:
             delayed.owner.answer(delayed)
 
-    def _request_writer(self, key: TopicPartition) -> None:
-        self._control.send(["need", *key])
-
     # ---- clients come and go
 
     def _accept(self, fd: int) -> None:
         count = len(self._connections.by_fd) + self._handing_over.count
-        accepted = self._accepting.accept(fd, count, self._partitions.descriptors_max + len(self._handshakes.by_fd))
+        descriptors = self._partitions.descriptors_max + len(self._handshakes.by_fd) + self._relaying.count
+        accepted = self._accepting.accept(fd, count, descriptors)
         if accepted is None:
             return
-        handshakes = self._handshakes.by_address[accepted.host]
-        if not self._places.admits_address(accepted.host, accepted.peer, handshakes):
+        if not self._places.admits_address(accepted.host, accepted.peer, self._handshakes.by_address[accepted.host]):
             accepted.sock.close()
             return
         if accepted.listener.tls:
@@ -396,7 +396,7 @@ class NetworkWorker:
         self._producing.recall_expired()
         self._logging_in.check_timeouts()
         count = len(self._connections.by_fd) + self._handing_over.count
-        limits = self._accepting.limits(count, self._partitions.descriptors_max)
+        limits = self._accepting.limits(count, self._partitions.descriptors_max + self._relaying.count)
         if limits != self._limits:
             self._limits = limits
             self._control.send(["limits", limits])

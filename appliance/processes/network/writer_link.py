@@ -272,7 +272,7 @@ class WriterLink:
 
     def recall_expired(self, now_ms: int) -> None:
         """As :meth:`recall`, when the session of one of them is over; the others will be handed over again."""
-        if any(0 < handed_over.session.deadline_ms < now_ms for handed_over in self._handed_over.values()):
+        if any(handed_over.session.is_over(now_ms) for handed_over in self._handed_over.values()):
             self.recall()
 
     # ---- messages of the writer

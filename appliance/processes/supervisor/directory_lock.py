@@ -57,9 +57,9 @@ def lock(data_dir: Path) -> int:
             elif now_ms() > deadline_ms:
                 file = data_dir / LOCK_FILE
                 reason = (
-                    f"{data_dir} is locked by a repair, or by a process of the appliance that was killed "
-                    f"(pid {pid or 'unknown'}) which hangs: see which with fuser -v {file}, wait for a repair, "
-                    f"end what hangs with fuser --kill {file}, and try again"
+                    f"{data_dir} is locked by a repair, by an appliance in another container, or by a process "
+                    f"of an appliance that was killed (pid {pid or 'unknown'}) which hangs: see which with "
+                    f"fuser -v {file}, wait for a repair, end what hangs with fuser --kill {file}, and try again"
                 )
             if reason:
                 os.close(fd)
