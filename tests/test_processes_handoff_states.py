@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import signal
 import socket
@@ -84,7 +85,9 @@ def start(make: Callable[[Channel], Callable[[], None]], keep: Sequence[int] = (
                 if fd not in kept:
                     with contextlib.suppress(OSError):
                         os.close(fd)
-            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # the one of pytest had one of these descriptors
+            # pytest's stream and the file of its log had such descriptors, whose numbers tables may have from here on.
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            logging.getLogger().handlers.clear()
             turn = make(its_control)
             theirs.send(b".")
             while theirs.recv(1):
