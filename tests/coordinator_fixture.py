@@ -31,6 +31,8 @@ from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 
+from .ready import reap
+
 LISTENER = "127.0.0.1:9091"
 WAIT_S = 60
 
@@ -110,11 +112,12 @@ class Rig:
         self._reap()
 
     def _reap(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        self.channel.close()
-        self.stream.close()
-        return os.waitstatus_to_exitcode(status)
+        pid, self.pid = self.pid, 0
+        try:
+            return reap(pid)
+        finally:
+            self.channel.close()
+            self.stream.close()
 
     # ---- the supervisor's part
 

@@ -1,9 +1,27 @@
-"""Waits for a descriptor with poll(2): select(2) knows none above 1023, and a long run of tests has as many open."""
+"""Waits for a descriptor with poll(2): select(2) knows none above 1023, and a long run of tests has as many open.
+
+Waits for a forked child, too, with a bound: a test that fails must not wait for ever while it cleans up.
+"""
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 from typing import Any
+
+END_S_MAX = 60
+
+
+def reap(pid: int) -> int:
+    """The exit status of a child, negative for a signal; one that does not end is killed after a minute."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if not readable(pidfd, END_S_MAX):
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def readable(source: Any, timeout_s: float = 0) -> bool:

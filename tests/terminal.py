@@ -13,6 +13,8 @@ import termios
 import time
 from types import TracebackType
 
+from .ready import reap
+
 WAIT_S_MAX = 60.0
 
 
@@ -63,8 +65,7 @@ class Terminal:
         deadline = time.monotonic() + WAIT_S_MAX
         while self._read(deadline):
             pass
-        _, status = os.waitpid(self.pid, 0)
-        self._status = os.waitstatus_to_exitcode(status)
+        self._status = reap(self.pid)
         return self._status
 
     def hang_up(self) -> None:

@@ -34,6 +34,7 @@ from appliance.records.decode import decode_batch
 from appliance.records.partitioner import partition_for
 
 from .client_peer import AFTER, DROP, DROP_AFTER, Peer
+from .ready import reap
 
 TIMEOUT_S = 60
 
@@ -393,7 +394,7 @@ def test_a_forked_child_is_refused(peer: Peer) -> None:
             except InvalidRequest:
                 os._exit(7)
             os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert reap(pid) == 7
 
 
 @pytest.mark.parametrize(

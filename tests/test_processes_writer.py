@@ -24,6 +24,7 @@ from appliance.shared.doorbell import Doorbell
 
 from .kafka_peer import KafkaPeer
 from .native_peer import Peer
+from .ready import reap
 from .server import Server, wait_for
 from .small_machine import fill, small_machine
 
@@ -41,7 +42,7 @@ def test_a_writer_of_a_topic_that_is_gone_ends_quietly(tmp_path: Path) -> None:
         with contextlib.suppress(BaseException):
             status = run(arguments, control)
         os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert reap(pid) == 0
     for end in (ours, control):
         end.close()
 

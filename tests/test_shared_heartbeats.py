@@ -10,6 +10,7 @@ import pytest
 from appliance.errors import OutOfResources
 from appliance.shared.heartbeats import Heartbeats, alone, beat_ms
 
+from .ready import reap
 from .server import wait_for
 
 
@@ -21,7 +22,7 @@ def test_a_beat_in_a_child_is_seen_by_its_parent_and_by_no_other_cell() -> None:
     if pid == 0:
         hearts[1].beat()
         os._exit(0)
-    os.waitpid(pid, 0)
+    assert reap(pid) == 0
     assert [beats.seen(heart) != held for heart, held in zip(hearts, before, strict=True)] == [False, True, False]
 
 
