@@ -33,7 +33,8 @@ class StateFile:
             OSError: the content is larger than the file, and the disk is full; the old content stays.
         """
         if not self._path.exists():
-            self._fill(self._path, content)
+            self._fill(self._spare, content)
+            self._spare.replace(self._path)
         self._fill(self._spare, content)
         old, new = os.fsencode(self._path), os.fsencode(self._spare)
         if _libc.renameat2(AT_FDCWD, new, AT_FDCWD, old, RENAME_EXCHANGE):
