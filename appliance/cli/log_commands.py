@@ -290,7 +290,6 @@ def exclusive(root: Path) -> Iterator[None]:
 
     with acting_as_owner(root):  # who can read and lock the file also later, if it is made here
         fd = lock(root)
-    os.ftruncate(fd, 0)  # else it names a process that has ended, and perhaps another one that has its number now
     try:
         yield
     finally:

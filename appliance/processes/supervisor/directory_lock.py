@@ -48,6 +48,7 @@ def lock(data_dir: Path) -> int:
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)  # it names a process that has ended, and perhaps another one that has its number now
             return fd
         except BlockingIOError:
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
@@ -69,5 +70,4 @@ def lock(data_dir: Path) -> int:
 
 def sign(lock_fd: int) -> None:
     """Write into the lock file that this process serves the directory."""
-    os.ftruncate(lock_fd, 0)
     os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
