@@ -23,17 +23,19 @@ NETS = {"threads.py", "callbacks.py"}
 
 
 class Interruption:
-    """Use as a context: line number ``nth`` of the client that ``thread`` runs raises ``error``, once.
+    """Use as a context: one line of the client that ``thread`` runs raises ``error``, once.
 
-    ``thread`` begins the name of the thread that is meant.  ``counted`` is how many lines were seen, so without an
-    ``nth`` it tells how many places there are.
+    It is the line at ``place``, or the ``nth`` one that is run.  ``thread`` begins the name of the thread that is
+    meant.  ``counted`` is how many lines were run, ``places`` are the different ones.
     """
 
-    def __init__(self, thread: str, error: BaseException, nth: int = -1) -> None:
+    def __init__(self, thread: str, error: BaseException, nth: int = -1, place: str = "") -> None:
         self._thread = thread
         self._error = error
         self._nth = nth
+        self._place = place
         self.counted = 0
+        self.places: set[str] = set()
         self.raised_at = ""
 
     def __enter__(self) -> Interruption:
@@ -56,8 +58,10 @@ class Interruption:
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line" and not self._begins_block(frame):
             self.counted += 1
-            if self.counted == self._nth:
-                self.raised_at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+            place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+            self.places.add(place)
+            if not self.raised_at and (self.counted == self._nth or place == self._place):
+                self.raised_at = place
                 raise self._error
         return self._line
 

@@ -26,7 +26,7 @@ from .server import wait_for
 CLOSE_S = 1.0
 SEEN_S = 60.0
 PLACES = 60
-"""So many of a workload's lines are tried, evenly spread."""
+"""So many of the lines that a workload runs are tried, evenly spread."""
 
 
 class Bug(Exception):
@@ -92,13 +92,17 @@ def spread(count: int) -> range:
     return range(1, count + 1, max(1, count // PLACES))
 
 
+def wait_until_done(deliveries: list[Delivery], interruption: Interruption) -> None:
+    wait_for(lambda: all(delivery.done() for delivery in deliveries), interruption.raised_at, SEEN_S)
+
+
 @pytest.mark.usefixtures("forgetful")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_anywhere_in_a_call_reaches_the_caller_and_leaves_a_producer_that_can_be_closed() -> None:
-    def attempt(nth: int) -> int:
+    def attempt(nth: int = -1, place: str = "") -> Interruption:
         with Peer({"t": 2}) as peer:
             work = Workload(peer)
-            with Interruption("MainThread", KeyboardInterrupt(), nth) as interruption:
+            with Interruption("MainThread", KeyboardInterrupt(), nth, place) as interruption:
                 try:
                     work.run()
                     interrupted = False
@@ -107,40 +111,49 @@ def test_an_interrupt_anywhere_in_a_call_reaches_the_caller_and_leaves_a_produce
             assert interrupted == bool(interruption.raised_at)
             work.close()
             work.check()
-            return interruption.counted
+            assert len(work.told) >= len(work.deliveries) // 2, interruption.raised_at
+            return interruption
 
-    for nth in spread(attempt(-1)):
+    untouched = attempt()
+    for place in sorted(untouched.places):
+        attempt(place=place)
+    for nth in spread(untouched.counted):
         attempt(nth)
 
 
 @pytest.mark.usefixtures("forgetful")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bug_anywhere_in_the_sending_thread_reaches_the_application() -> None:
-    """The thread does everything: messages linger, nobody waits for them."""
+    """The thread does everything: messages linger, nobody waits for them.
 
-    def attempt(nth: int) -> int:
-        with Peer({"t": 2}) as peer, Interruption("appliance-sending", Bug("here"), nth) as interruption:
+    Each line of code that it comes to is tried, where it is run first, and places that are spread over its whole run.
+    """
+
+    def attempt(nth: int = -1, place: str = "") -> Interruption:
+        with Peer({"t": 2}) as peer, Interruption("appliance-sending", Bug("here"), nth, place) as interruption:
             work = Workload(peer)
             called = [0]
             try:
                 for i in range(20):
                     work.deliveries.append(work.producer.send("t", b"%d" % i, on_delivery=lambda *_: called.append(1)))
+                    if i == 2:  # what is sent after the thread has ended is told, too
+                        wait_until_done(work.deliveries, interruption)
             except ClientBroken:
                 assert interruption.raised_at
-            wait_for(lambda: all(delivery.done() for delivery in work.deliveries), interruption.raised_at, SEEN_S)
+            wait_until_done(work.deliveries, interruption)
             failed = [delivery.exception(0) for delivery in work.deliveries if delivery.exception(0)]
-            raised = bool(interruption.raised_at) and nth > 0
             error = work.close()
-            if raised:
+            if interruption.raised_at:
                 assert isinstance(error, ClientBroken) and isinstance(error.__cause__, Bug), interruption.raised_at
                 assert all(one is error for one in failed)
             work.check()
-            # Each is called once, if not before close() has returned: seen with a third of a processor.
-            wait_for(lambda: sum(called) >= len(work.deliveries), f"{interruption.raised_at}: callbacks", SEEN_S)
-            assert sum(called) == len(work.deliveries)
-            return interruption.counted
+            assert sum(called) == len(work.deliveries), interruption.raised_at
+            return interruption
 
-    for nth in spread(attempt(-1)):
+    untouched = attempt()
+    for place in sorted(untouched.places):
+        attempt(place=place)
+    for nth in spread(untouched.counted):
         attempt(nth)
 
 

@@ -95,6 +95,7 @@ class OpenBatches:
     def seal_all(self) -> None:
         for batch in list(self._open.values()):
             self._seal(batch)
+        self.sticky.clear()  # a sealing that was interrupted may have left one: it would take messages for ever
 
     def seal_due(self, now_s: float) -> float | None:
         """Seal the batches that have lingered.  Returns when the next one will have; None when no batch is open."""
