@@ -54,6 +54,11 @@ class Server(LocalAppliance):
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [row for row in self.state["processes"] if row["role"] == role]
 
+    def pid_of(self, role: str) -> int:
+        """The first process with a role, as soon as state.json shows one: it is written up to 0.2 s after a change."""
+        pids: list[int] = wait_for(lambda: self.pids(role), f"a process with the role {role} to be shown")
+        return pids[0]
+
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         if pid not in {row["pid"] for row in self.state["processes"]}:
             raise ProcessLookupError(f"process {pid} is not, or no longer, one of this appliance")

@@ -81,13 +81,13 @@ def filling(server: Server) -> Iterator[None]:
 
 @contextmanager
 def hanging(server: Server) -> Iterator[None]:
-    with stopped(server.pids("network")[0], may_die=True):
+    with stopped(server.pid_of("network"), may_die=True):
         yield
 
 
 @contextmanager
 def without_quorum(server: Server) -> Iterator[None]:
-    with stopped(server.pids("zookeeper")[0]):
+    with stopped(server.pid_of("zookeeper")):
         wait_for(lambda: server.state["zookeeper"]["state"] != "connected", "the session to suffer", 60)
         yield
     server.wait_for_zookeeper()

@@ -144,7 +144,7 @@ def test_doctor_finds_what_is_broken(make_appliance: Callable[..., Server]) -> N
     succeeding("topics", "create", "web", *at)
     succeeding("produce", "web", *at, stdin=b"a\nb\n")
     assert not any(row["level"] == "critical" for row in doctor(server, 0))
-    with stopped(server.pids("network")[0]):
+    with stopped(server.pid_of("network")):
         found = doctor(server, 75)
         assert "network hangs" in {row["what"] for row in found}
     server.stop()

@@ -245,7 +245,7 @@ def test_it_is_read_only_until_somebody_logs_in(page: Browser, server: Server) -
 def test_a_console_that_went_away_comes_back(page: Browser, server: Server) -> None:
     visit(page, server, "#/topics")
     page.wait("document.querySelector('tbody tr')")
-    (pid,) = server.pids("console")
+    pid = server.pid_of("console")
     server.kill(pid)
     page.wait("!document.getElementById('banner').hidden", "the page says that what it shows is old")
     shoot(page, "lost")

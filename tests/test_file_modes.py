@@ -80,7 +80,7 @@ def test_everything_is_for_its_owner_alone(tmp_path: Path, open_umask: None) -> 
         with Peer(server.native) as peer:
             assert peer.produce("kept", BATCH, acks=-1)[0] == 0
         server.wait_for_zookeeper()
-        server.kill(server.pids("zookeeper")[0], signal.SIGSEGV)
+        server.kill(server.pid_of("zookeeper"), signal.SIGSEGV)
         wait_for(lambda: any(data_dir.rglob("crash.log")), "Java's report of its crash")
         wait_for(lambda: server.processes("zookeeper")[0]["restarts"], "another node")
         assert readable_by_others(data_dir) == {}

@@ -140,7 +140,7 @@ def test_health_by_http(server: Server) -> None:
 
 def test_it_answers_while_the_workers_stand_still(server: Server) -> None:
     """A scrape asks nobody: it reads shared memory."""
-    with stopped(server.pids("network")[0]), stopped(server.pids("coordinator")[0]):
+    with stopped(server.pid_of("network")), stopped(server.pid_of("coordinator")):
         assert ask(server, "/ready")[0] == 200
         assert samples(server)["appliance_state", ("serving",)] == 1
 

@@ -213,7 +213,7 @@ def test_a_killed_process_ends_the_connection_and_loses_nothing(server: Server, 
     end = hand_over(server, peer)
     with Peer(server.native) as other:
         other.create("u")
-        server.kill(server.pids(role)[0])
+        server.kill(server.pid_of(role))
         assert peer.hung_up()
         with Peer(server.native) as again:
             answer = again.produce("t", BATCH, acks=-1)

@@ -104,8 +104,8 @@ def test_a_client_that_is_not_read_any_more_and_closes_is_noticed(make_appliance
     with Peer(server.native) as peer:
         peer.create("t")
         assert peer.produce("t", BATCH)[0] == 0
-        (writer,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
-        (worker,) = server.pids("network")
+        writer = server.pid_of("writer")
+        worker = server.pid_of("network")
         before = sockets(worker)
         with stopped(writer):
             client = Peer(server.native)
@@ -123,8 +123,8 @@ def test_questions_about_a_log_whose_writer_stands_still_are_bounded(make_applia
     with many(server, 2) as (peer, other):
         peer.create("t", flush_messages=1_000, flush_ms=60_000)
         assert peer.produce("t", BATCH)[0] == 0
-        (pid,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
-        (worker,) = server.pids("network")
+        pid = server.pid_of("writer")
+        worker = server.pid_of("network")
         with stopped(pid):
             parts = [["t", 0, -1, -1]] * 1_000
             for _ in range(300):
@@ -154,13 +154,13 @@ def test_out_of_descriptors_new_clients_are_refused_and_the_others_served(
         assert (limit["limit"], limit["process"]) == ("descriptors", "network 0")
         assert limit["value"] == limit["in_use"] == 640
         assert "LimitNOFILE" in limit["advice"] and limit["since"] > 1e9
-        before = cpu_s(server.pids("network")[0])
+        before = cpu_s(server.pid_of("network"))
         started = time.monotonic()
         assert peer.produce("t", BATCH)[0] == 0
         peer.create("later")
         assert peer.produce("later", BATCH)[0] == 0
         wait_for(lambda: time.monotonic() - started > 0.5, "some time")
-        assert cpu_s(server.pids("network")[0]) - before < 0.7 * (time.monotonic() - started)
+        assert cpu_s(server.pid_of("network")) - before < 0.7 * (time.monotonic() - started)
         for one in crowd:
             one.close()
         wait_for(lambda: answers(server), "a new client to be served")
@@ -237,7 +237,7 @@ def test_one_message_wakes_all_who_wait_at_many_partitions_and_keeps_nobody_wait
             consumer.sock.sendall(one * 100)
         for consumer in wide:
             consumer.send([native.FETCH, 3, 300_000, 1, 1_000, parts])
-        (worker,) = server.pids("network")
+        worker = server.pid_of("network")
         peer.end("other")
         before_s = cpu_s(worker)
         for _ in range(5):

@@ -18,7 +18,7 @@ from appliance.records.encode import encode_values
 from appliance.wire import native
 
 from .native_peer import Peer
-from .server import Server, stopped, wait_for
+from .server import Server, stopped
 
 BATCH = encode_values([b"one", b"two", b"three"], 1_000)
 TOPICS = ("a", "b")
@@ -142,10 +142,10 @@ def test_a_question_is_answered_although_a_neighbours_batch_is_refused(make_appl
     with Peer(server.native) as asks, Peer(server.native) as errs:
         asks.create("t")
         assert asks.produce("t", BATCH)[0] == 0
-        (writer,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
+        writer = server.pid_of("writer")
         produce = native.encode_frame([native.PRODUCE, 3, "t", 0, 0, 30_000], len(BATCH)) + BATCH
         with stopped(writer):
-            with stopped(server.pids("network")[0]):
+            with stopped(server.pid_of("network")):
                 errs.send([native.PRODUCE, 2, "t", 0, 0, 30_000], BATCH[:-1] + bytes([BATCH[-1] ^ 1]))
                 asks.sock.sendall(produce + native.encode_frame([native.OFFSETS, 4, [["t", 0, -1, -1]]]))
             for _ in range(3):  # turns of the worker, which finds the question while the writer has both batches

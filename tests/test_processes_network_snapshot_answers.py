@@ -86,7 +86,7 @@ def test_a_coordinator_that_hangs_is_not_noticed_by_producers_and_assigned_consu
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
     old = Traffic(server, "t")
     old.run(0.5)
-    (coordinator,) = server.pids("coordinator")
+    coordinator = server.pid_of("coordinator")
     with stopped(coordinator):
         old.run(2)
         fresh = Traffic(server, "t")  # bootstrap, metadata and the coordinator of its group: all anew
@@ -106,7 +106,7 @@ def test_a_coordinator_that_is_killed_is_not_noticed_either(make_appliance: Call
     traffic = Traffic(server, "t")
     traffic.run(0.3)
     for _ in range(3):
-        os.kill(server.pids("coordinator")[0], signal.SIGKILL)
+        os.kill(server.pid_of("coordinator"), signal.SIGKILL)
         traffic.run(0.7)
     traffic.close()
     with Peer(server.native) as peer:  # its successor tells the workers what changes
@@ -132,7 +132,7 @@ def test_idempotent_producers_do_not_notice_a_coordinator_that_hangs(make_applia
     with Peer(server.native) as peer:
         peer.create("t")
         peer.admin("init_producer")  # the worker's ids have come before this reply, whoever has made it
-        (coordinator,) = server.pids("coordinator")
+        coordinator = server.pid_of("coordinator")
         with stopped(coordinator):
             producer = Producer({"bootstrap.servers": server.kafka, "enable.idempotence": True, "linger.ms": 0})
             producer.produce("t", b"x", partition=0)
@@ -146,7 +146,7 @@ def test_a_worker_without_producer_ids_waits_for_the_coordinator(make_appliance:
     count = 2 * PRODUCER_IDS_PER_BLOCK
     with Peer(server.native) as peer:
         first = peer.admin("init_producer")["producer_id"]
-        (coordinator,) = server.pids("coordinator")
+        coordinator = server.pid_of("coordinator")
         with stopped(coordinator):
             for _ in range(count):
                 peer.send([native.ADMIN, 1, "init_producer", {}])

@@ -57,7 +57,7 @@ def test_a_stop_ends_the_others_first_and_serves_messages_meanwhile(make_applian
     assert server.process is not None
     with Peer(server.native) as peer:
         peer.create("t")
-        (coordinator,) = server.pids("coordinator")
+        coordinator = server.pid_of("coordinator")
         with stopped(coordinator):
             server.process.terminate()
             wait_for(lambda: server.state["state"] == "stopping", "the stop")

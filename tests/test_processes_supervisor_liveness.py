@@ -99,7 +99,7 @@ def test_a_stopped_process_is_found_and_replaced(make_appliance: Callable[..., S
     with Peer(server.native) as peer:
         peer.create("t")
         peer.produce("t", BATCH, acks=-1)
-        (pid,) = wait_for(lambda: server.pids(role), f"the {role} to be shown")
+        pid = server.pid_of(role)
         with stopped(pid, may_die=True):
             wait_for(
                 lambda: f"(pid {pid}) has not moved for 2000 ms (liveness.timeout_ms): killed" in server.log(), "it"
@@ -118,7 +118,7 @@ def test_whoever_waits_for_what_hangs_is_answered(make_appliance: Callable[..., 
     with Peer(server.native) as peer:
         peer.create("t")
         peer.produce("t", BATCH, acks=-1)
-        (pid,) = wait_for(lambda: server.pids("writer"), "the writer to be shown")
+        pid = server.pid_of("writer")
         with stopped(pid, may_die=True):
             answers = [peer.produce("t", BATCH, acks=-1)[0] for _ in range(2)]
     assert set(answers) <= {0, 5}

@@ -323,7 +323,7 @@ def test_a_nursery_that_is_killed_with_orders_unread_costs_nothing(make_applianc
         admin.create_topic("t", 6)
     produce(server, range(2))
     before = wait_for(lambda: len(found := of_partition(server)) == 2 and found, "two writers")
-    (nursery,) = server.pids("nursery")
+    nursery = server.pid_of("nursery")
     with Producer(server.native, acks=-1) as producer, stopped(nursery, may_die=True):
         for partition in range(6):
             producer.send("t", b"y", partition=partition)
@@ -361,7 +361,7 @@ def test_orphans_of_a_killed_nursery_are_reaped_where_the_supervisor_gets_them(
         admin.create_topic("t", 2)
     produce(server, range(2))
     first = wait_for(lambda: len(found := of_partition(server)) == 2 and found, "two writers")
-    (nursery,) = server.pids("nursery")
+    nursery = server.pid_of("nursery")
     server.kill(nursery)
     wait_for(lambda: server.pids("nursery") not in ([], [nursery]), "another nursery")
     assert all(parent_of(pid) == server.process.pid for pid in first.values())

@@ -55,7 +55,7 @@ class Moments:
         self.server.kill(next(row["pid"] for row in self.server.processes("writer") if row["topic"] == "busy"))
 
     def coordinator_killed(self) -> None:
-        self.server.kill(self.server.pids("coordinator")[0])
+        self.server.kill(self.server.pid_of("coordinator"))
 
     def writer_needed(self) -> None:
         """Somebody produces to a partition that has no writer."""
@@ -72,7 +72,7 @@ class Moments:
         self.server.process.send_signal(signal.SIGHUP)
 
     def worker_killed(self) -> None:
-        self.server.kill(self.server.pids("network")[0])
+        self.server.kill(self.server.pid_of("network"))
 
     def _send(self, header: list[Any], payload: bytes = b"") -> None:
         peer = Peer(self.server.native)
@@ -195,7 +195,7 @@ def test_a_refusal_of_the_nursery_is_told_in_the_place_of_the_writer(
     moments = Moments(server)
     moments.peer.create("busy")
     moments.peer.create("idle-0")
-    (nursery,) = wait_for(lambda: server.pids("nursery"), "the nursery to be shown")
+    nursery = server.pid_of("nursery")
     with refusing(nursery, CALLS["no process"], tmp_path / "strace"):
         moments.writer_needed()
         (row,) = wait_for(lambda: server.state["refused"], "to be told")

@@ -213,7 +213,7 @@ def test_a_deletion_that_is_refused_leaves_the_topic_whole_also_at_the_next_star
     server = make_appliance(**QUICK)
     with Peer(server.native) as peer:
         make(peer)
-        with full_disk(server.pids("coordinator")[0]):
+        with full_disk(server.pid_of("coordinator")):
             assert refusal(server, "delete_topic", name="x") == DiskFull.code
             assert refusal(server, "create_topic", name="y") == DiskFull.code
         assert [row["name"] for row in peer.admin("topics")] == ["x"]

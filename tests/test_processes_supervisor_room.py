@@ -264,10 +264,11 @@ def test_a_killed_worker_does_not_go_on_waiting(make_appliance: Callable[..., Se
         peer.create("t")
         peer.produce("t", BATCH, acks=-1)
         waiting.send([native.FETCH, 3, 60_000, 1, 1000, [["t", 0, len(BATCH), 1000]]])
-        mapped = memory.attach(server.state["tables"]["t-0"], writable=False)
+        table = wait_for(lambda: server.state["tables"].get("t-0"), "the table to be shown")
+        mapped = memory.attach(table, writable=False)
         with mapped, memoryview(mapped) as view, view.cast("Q") as cells:
             wait_for(lambda: cells[WAITS], "the fetch to wait")
-            server.kill(server.pids("network")[0])
+            server.kill(server.pid_of("network"))
             wait_for(lambda: not cells[WAITS], "its successor to take that back")
 
 
@@ -279,7 +280,7 @@ def test_a_stopped_writer_and_any_number_of_questions_do_not_end_a_worker(
     with Peer(server.native) as peer:
         peer.create("t", flush_messages=1000, flush_ms=60_000)
         peer.produce("t", BATCH)
-        (worker,), (pid,) = server.pids("network"), wait_for(lambda: server.pids("writer"), "the writer to be shown")
+        worker, pid = server.pid_of("network"), server.pid_of("writer")
         peer.produce("t", BATCH)
         with stopped(pid):
             for _ in range(2):
@@ -296,7 +297,7 @@ def test_a_full_disk_ends_zookeeper_and_nothing_else(tmp_path: Path) -> None:
             server.wait_for_zookeeper()
             peer.create("t")
             other = fill_all(machine.path)
-            (node,) = server.pids("zookeeper")
+            node = server.pid_of("zookeeper")
             os.kill(node, signal.SIGKILL)
             wait_for(lambda: "note the pids of ZooKeeper nodes" in server.log(), "the pid that cannot be noted")
             assert server.process is not None and server.process.poll() is None

@@ -86,7 +86,7 @@ def test_a_damaged_range_is_out_of_service_until_it_is_repaired(server: Server) 
 
 
 def test_a_scrubber_that_dies_is_started_again(server: Server) -> None:
-    (pid,) = server.pids("scrubber")
+    pid = server.pid_of("scrubber")
     server.kill(pid)
     wait_for(lambda: server.pids("scrubber") not in ([], [pid]), "another one runs")
     wait_for(lambda: (server.data_dir / FILE_NAME).exists(), "it stores where it is")

@@ -25,7 +25,7 @@ def get(server: Server, path: str) -> bytes:
 def test_it_serves_is_replaced_and_stops(make_appliance: Callable[..., Server]) -> None:
     server = make_appliance(**{"metrics.listen": "127.0.0.1:0"})
     assert get(server, "/live") == b"live\n"
-    (first,) = server.pids("metrics")
+    first = server.pid_of("metrics")
     server.kill(first)
     assert get(server, "/live") == b"live\n"  # the socket is the supervisor's: nobody is refused meanwhile
     wait_for(lambda: server.pids("metrics") not in ([], [first]), "another process")

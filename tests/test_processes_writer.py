@@ -143,7 +143,7 @@ def test_a_flush_that_fails_is_never_acknowledged_and_takes_the_partition_offlin
     with Peer(server.native) as peer:
         peer.create("t")
         end = peer.produce("t", BATCH, acks=-1)[2]
-        (writer,) = wait_for(lambda: server.pids("writer"), "a writer")
+        writer = server.pid_of("writer")
         tracer = subprocess.Popen(
             ["strace", "-f", "-o", "/dev/null", "-p", str(writer), "-e", "inject=fdatasync:error=EIO"],
             stderr=subprocess.PIPE, text=True,
@@ -215,7 +215,7 @@ def test_repeats_are_recognised_also_by_the_next_writer(make_appliance: Callable
         first = [peer.produce("t", batch)[:3] for batch in batches[:3]]
         again = [peer.produce("t", batch)[:3] for batch in batches[:3]]
         assert again == first and first[0][0] == 0
-        (writer,) = wait_for(lambda: server.pids("writer"), "a writer")
+        writer = server.pid_of("writer")
         server.kill(writer)
         wait_for(lambda: server.pids("writer") not in ([], [writer]), "the next writer")
         assert [peer.produce("t", batch)[:3] for batch in batches[:3]] == first

@@ -43,7 +43,7 @@ def test_running_stopped_killed(make_appliance: Callable[..., Server]) -> None:
     seen = wait_for(lambda: settled(collect(server.data_dir)), "the writer to be shown")
     local = f"unix:{server.data_dir}/native.sock"
     assert seen["listeners"] == {"native": server.native, "kafka": server.kafka, "local": local}
-    assert (seen["pid"], seen["zookeeper"]["state"]) == (server.pids("supervisor")[0], "off")
+    assert (seen["pid"], seen["zookeeper"]["state"]) == (server.pid_of("supervisor"), "off")
     end = seen["partitions"][1]["end"]
     expected = [("web", 0, 0, 0, 0, 0), ("web", 1, 0, end, end, 3)]
     assert rows(seen) == expected

@@ -260,7 +260,7 @@ def test_the_coordinator_may_die(broker: Broker, topic: str) -> None:
 
 
 def kill_coordinator(broker: Broker) -> None:
-    (pid,) = broker.pids("coordinator")
+    pid = broker.pid_of("coordinator")
     broker.kill(pid)
 
 

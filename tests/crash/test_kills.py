@@ -32,7 +32,7 @@ def test_a_killed_child_loses_nothing(make_appliance: Callable[..., Server], rol
     with Load(server.native, "t", PARTITIONS, acks) as load:
         load.wait_for_more(200)
         for _ in range(KILLS):
-            victim = wait_for(lambda: server.pids(role), f"a {role}")[0]
+            victim = server.pid_of(role)
             server.kill(victim)
             wait_for(lambda: victim not in server.pids(role) and server.pids(role), f"another {role}")  # noqa: B023
             load.wait_for_more(200)
@@ -69,7 +69,7 @@ def test_a_writer_killed_at_a_named_step(
     with Load(server.native, "t", PARTITIONS) as load:
         for number in (1, 2, 7):
             load.wait_for_more(50)
-            victim = wait_for(lambda: server.pids("writer"), "a writer")[0]
+            victim = server.pid_of("writer")
             tracer = subprocess.Popen(
                 ["strace", "-f", "-o", "/dev/null", "-p", str(victim), "-e", f"trace={step}",
                  "-e", f"inject={step}:signal=SIGKILL:when={number}"],
@@ -108,7 +108,7 @@ def test_a_writer_that_hangs_keeps_the_next_appliance_out(make_appliance: Callab
     server = make_appliance()
     with Producer(server.native) as producer:
         producer.send("t", b"x").result(60)
-    (writer,) = wait_for(lambda: server.pids("writer"), "the writer")
+    writer = server.pid_of("writer")
     with stopped(writer):
         server.kill_supervisor()
         with pytest.raises(NotServing, match=r"exit status 75(?s:.)*fuser --kill"):
