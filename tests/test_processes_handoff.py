@@ -75,6 +75,18 @@ def hand_over(server: Server, peer: Peer, acks: int = 1) -> int:
     return int(wait_for(is_handed_over_after_some_more, "the connection to be handed over"))
 
 
+def hand_over_acks_0(server: Server, peer: Peer) -> int:
+    """As :func:`hand_over`, with acks=0."""
+    before, count = peer.end("t"), 0
+    while not is_handed_over(server, peer):
+        assert count < 50_000, "the connection is not handed over"
+        for _ in range(2 * TURNS_TO_HAND_OVER):
+            peer.sock.sendall(produce_frame(count, acks=0))
+            count += 1
+            select.select([], [], [], 0.001)  # so that most are read by themselves
+    return before + count * len(BATCH)
+
+
 def come_back(server: Server, peer: Peer) -> None:
     wait_for(lambda: not is_handed_over(server, peer), "the connection to come back")
 
@@ -115,6 +127,25 @@ def test_anything_else_brings_it_back_and_replies_keep_their_order(server: Serve
         assert ends == [len(BATCH), 2 * len(BATCH), 3 * len(BATCH), 5 * len(BATCH)]
         assert len(replies[3][1]) == len(BATCH)
         assert not is_handed_over(server, peer)
+
+
+def test_acks_0_moves_too_and_nothing_overtakes_it(server: Server, peer: Peer) -> None:
+    for _ in range(3):
+        end = hand_over_acks_0(server, peer)
+        peer.sock.sendall(produce_frame(70_000, acks=0) + produce_frame(70_001, acks=0))
+        assert peer.end("t") == end + 2 * len(BATCH)
+        come_back(server, peer)
+        assert peer.produce("t", BATCH)[2] == end + 3 * len(BATCH)
+
+
+def test_acks_0_that_fails_ends_the_connection_and_what_is_behind_it(server: Server, peer: Peer) -> None:
+    end = hand_over_acks_0(server, peer)
+    damaged = BATCH[:-1] + bytes([BATCH[-1] ^ 1])
+    peer.sock.sendall(produce_frame(70_000, acks=0) + produce_frame(70_001, damaged, acks=0))
+    assert peer.hung_up()
+    with Peer(server.native) as again:
+        assert again.end("t") == end + len(BATCH)
+    assert "produce with acks=0 failed: " in server.log()
 
 
 def test_a_refused_request_has_its_error_in_its_place(server: Server, peer: Peer) -> None:
@@ -255,15 +286,11 @@ def test_a_stop_lets_go_of_it(server: Server, peer: Peer) -> None:
 
 
 def test_who_is_not_handed_over(server: Server, peer: Peer) -> None:
-    """More than CONNECTIONS_MAX at once; several partitions; acks=0; and an arena that is not larger."""
+    """More than CONNECTIONS_MAX at once; several partitions; and an arena that is not larger."""
     peer.create("u", partitions=2)
     for number in range(200):
         assert peer.produce("u", BATCH, partition=number % 2)[0] == 0
     assert not is_handed_over(server, peer)
-    for _ in range(200):
-        peer.sock.sendall(produce_frame(1, acks=0))
-        peer.sock.sendall(produce_frame(2, acks=0))
-    assert peer.end("t") and not is_handed_over(server, peer)
     peers = [Peer(server.native) for _ in range(CONNECTIONS_MAX + 1)]
     for one in peers[:-1]:
         hand_over(server, one)

@@ -248,7 +248,7 @@ class Client:
             self.send_piece()
             self.bench.everybody()
             self.listen()
-            if self.hung_up or len(self.replies) == len(self.expected):
+            if self.hung_up or (not self.pieces and len(self.replies) == len(self.expected)):
                 return
         raise AssertionError(f"{len(self.replies)} of {len(self.expected)} replies after {ROUNDS_MAX} rounds")
 
@@ -298,6 +298,18 @@ def mixed(client: Client) -> list[bytes]:
     ]
 
 
+def silent(client: Client) -> list[bytes]:
+    """acks=0 throughout, one of them in two halves, and questions that must not overtake them."""
+    first, second = client.produce(X, acks=0), client.produce(X, acks=0)
+    return [
+        first + second[:20],
+        second[20:] + client.produce(X, acks=0),
+        client.produce(X, acks=0) + client.ask(X),
+        client.produce(X, acks=0) + client.produce(Y, acks=0),
+        client.ask(X) + client.ask(Y),
+    ]
+
+
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(connection_state, "TURNS_TO_HAND_OVER", 2)
@@ -313,8 +325,12 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
     """One schedule.  "c": the client sends a piece; a process does a turn, or in capitals dies and is replaced."""
     bench.number += 1
     client = Client(bench)
-    client.pieces = [client.ask(X) + client.ask(Y), client.produce(X), client.produce(X)]  # the next one: worth it
+    acks = 0 if script is silent else 1
+    client.pieces = [client.ask(X) + client.ask(Y), client.produce(X, acks), client.produce(X, acks)]  # then: worth it
     client.settle()
+    if not acks:  # nobody said that it has arrived
+        bench.everybody()
+        bench.everybody()
     assert not client.hung_up
     bench.handed_over += not bench.holders(client.sock, WORKER)  # it is on its way to the writer
     client.pieces = script(client)
@@ -365,14 +381,14 @@ def stored(path: Path) -> list[bytes]:
     return values
 
 
-@pytest.mark.parametrize("script", [usual, mixed])
+@pytest.mark.parametrize("script", [usual, mixed, silent])
 def test_every_interleaving(bench: Bench, script: Callable[[Client], list[bytes]]) -> None:
     for word in itertools.product("cwx", repeat=LENGTH):
         run(bench, script, word)
 
 
 @pytest.mark.parametrize("dies", ["W", "X", "Y"])
-@pytest.mark.parametrize("script", [usual, mixed])
+@pytest.mark.parametrize("script", [usual, mixed, silent])
 def test_every_interleaving_in_which_somebody_dies(
     bench: Bench, script: Callable[[Client], list[bytes]], dies: str
 ) -> None:

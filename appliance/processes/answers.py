@@ -31,3 +31,8 @@ class Answer(NamedTuple):
             _new(ProduceResult, (error, base, end, log_start, texts.get(index, for_all), append_ms))
             for index, (error, base, end) in enumerate(rows)
         ]
+
+
+def acks_0_failure(message: str) -> str:
+    """Why a connection is closed when a produce request with acks=0 has failed: no reply can say so."""
+    return f"produce with acks=0 failed: {message}"

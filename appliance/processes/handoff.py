@@ -43,6 +43,7 @@ Messages, beside those of :mod:`appliance.processes.writer.worker_link`::
                       ["recall"]                          give all connections back
     writer → worker   ["received", token, bytes] ...      bytes received but not parsed, in order
                       ["unsent", token, bytes] ...        bytes of replies not sent yet, in order
+                      ["failed", token, text]             a request with acks=0 has failed: to be closed when it is back
                       ["back", token] +fd                 the connection itself, after its bytes
                       ["gone", token]                     its descriptor did not arrive: the kernel has closed it
 

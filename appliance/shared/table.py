@@ -20,6 +20,7 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     100 HANDED_OVER    9 times 26 cells for metrics: a row and bytes in and out for the produce requests of connections
                        that were handed over, by the kind of their listener
     334 PARTS          parts of produce requests that have arrived, for metrics
+    335 FLUSH_MESSAGES the topic's flush.messages
     336 FETCHED        64 times 2 cells for metrics, one pair per network worker: bytes sent to consumers, and replies
                        with any
     464 ROWS...        base offset of segment i at cell 464 + i % ROW_COUNT
@@ -59,7 +60,7 @@ from .counters import (
 
 MAGIC_V2: Final = 0x32_47_45_53_4C_50_50_41  # b"APPLSEG2", read little-endian
 MAGIC, EPOCH, HEAD, TAIL, HIGH_WATERMARK, START, LOG_END, STATE, RECORDS, COUNTERS, WAITS = (*range(10), 16)
-FLUSH_TIMES, HANDED_OVER, PARTS, FETCHED, ROWS = 80, 100, 334, 336, 464
+FLUSH_TIMES, HANDED_OVER, PARTS, FLUSH_MESSAGES, FETCHED, ROWS = 80, 100, 334, 335, 336, 464
 WORKERS_MAX: Final = FLUSH_TIMES - WAITS
 HANDED_OVER_CELLS: Final = ROW_CELLS + 2
 """A row, bytes in, bytes out."""
@@ -191,6 +192,9 @@ class SegmentTable:
     def set_state(self, state: int) -> None:
         self._cells[STATE] = state
 
+    def set_flush_messages(self, count: int) -> None:
+        self._cells[FLUSH_MESSAGES] = count
+
     def count(self, counter: int, amount: int) -> None:
         """Add to a counter (an index into COUNTER_NAMES)."""
         self._cells[COUNTERS + counter] += amount
@@ -254,6 +258,11 @@ class SegmentTable:
     @property
     def log_end_offset(self) -> int:
         return int(self._cells[LOG_END])
+
+    @property
+    def flushes_at_once(self) -> bool:
+        """Whether no flush waits for more messages."""
+        return int(self._cells[FLUSH_MESSAGES]) <= 1
 
     @property
     def records(self) -> int:

@@ -36,18 +36,28 @@ HANDOFF_WINDOW_MS: Final = 1_000
 
 
 class HandoffCount:
-    """Counts the turns in which a connection only produced to one partition, always with the same acks."""
+    """Counts the turns in which a connection only produced to one partition, always with the same acks.
 
-    __slots__ = ("acks", "link", "since_ms", "turns")
+    ``alone``: nothing that is outstanding is older than that.
+    """
+
+    __slots__ = ("acks", "alone", "link", "since_ms", "turns")
 
     def __init__(self) -> None:
         self.link: WriterLink | None = None
         self.acks = self.turns = self.since_ms = 0
+        self.alone = False
 
-    def is_due(self, link: WriterLink, acks: int, now_ms: int) -> bool:
-        """Count a turn with produce requests; return whether to hand the connection over."""
-        if link is not self.link or acks != self.acks or now_ms - self.since_ms > HANDOFF_WINDOW_MS:
-            self.link, self.acks, self.turns, self.since_ms = link, acks, 0, now_ms
+    def is_due(self, link: WriterLink, acks: int, now_ms: int, alone: bool) -> bool:
+        """Count a turn with produce requests; return whether to hand the connection over.
+
+        ``alone``: nothing else is outstanding.
+        """
+        if link is not self.link or acks != self.acks:
+            self.link, self.acks, self.alone, self.turns = link, acks, False, 0
+        if not self.turns or now_ms - self.since_ms > HANDOFF_WINDOW_MS:
+            self.turns, self.since_ms = 0, now_ms
+        self.alone = self.alone or alone
         self.turns += 1
         return self.turns >= TURNS_TO_HAND_OVER
 
@@ -93,6 +103,7 @@ class Connection:
         "read_ns",
         "requests",
         "session",
+        "settling",
         "sock",
         "stalled",
         "stalled_by",
@@ -140,6 +151,8 @@ class Connection:
         """No request starts any more."""
         self.handoff_count = HandoffCount()
         self.hand_over_to: WriterLink | None = None
+        self.settling = False
+        """It is not read until nothing is outstanding, since it will be handed over then."""
 
     @property
     def origin(self) -> Origin:
@@ -170,8 +183,9 @@ class Connection:
         return not (self.started or self.requests or self.out or self.stalled or self.inbox.starved)
 
     def cancel_handoff(self) -> None:
-        self.handoff_count.turns = 0
+        self.handoff_count.link = None  # it begins again
         self.hand_over_to = None
+        self.settling = False
 
     # ---- sending
 

@@ -279,7 +279,7 @@ class Connections:
             and not connection.inbox.starved
             and not connection.close_when_sent
             and not connection.session.held
-            and (connection.hand_over_to is None or connection.handoff_count.acks != 1)
+            and not connection.settling
             and connection.unanswered <= limits.requests_max
             and connection.out_bytes <= limits.send_bytes_max
         ):

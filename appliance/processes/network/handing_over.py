@@ -13,6 +13,7 @@ from .. import handoff
 from .connection_state import Connection
 from .connections import Connections
 from .inbox import Buffers, Inbox
+from .known_partitions import Partition
 from .places import Places
 from .relaying import Relaying
 from .turn import Turn
@@ -38,19 +39,24 @@ class HandingOver:
         self.count = 0
         """Connections that writers serve now."""
 
-    def consider(self, connection: Connection, link: WriterLink | None, acks: int) -> None:
-        """Count a produce request; ``link`` is None if it has several partitions, or none that is known.
+    def consider(self, connection: Connection, partition: Partition | None, acks: int, parts: int) -> None:
+        """Count a produce request with so many parts that has started.
 
-        A client with a limit stays here: writers do not meter.
+        ``partition`` is None if it has several, or none that is known.  A client with a limit stays here: writers do
+        not meter.
         """
-        if link is None or not acks or connection.session.meter is not None:
+        if partition is None or connection.session.meter is not None:
             connection.cancel_handoff()
             return
-        is_due = connection.handoff_count.is_due(link, acks, self._turn.now_ms)
-        no_acks_0 = connection.started <= len(connection.requests)  # one may wait for another writer
-        may_leave = is_due and no_acks_0 and link.may_hand_over and _is_worth_it(connection)
+        link, count = partition.link, connection.handoff_count
+        outstanding = connection.started
+        is_due = count.is_due(link, acks, self._turn.now_ms, outstanding <= (1 if acks else parts))
+        # A request with acks=0 to another writer may wait for long.
+        none_elsewhere = count.alone if acks == 0 else outstanding <= len(connection.requests)
+        may_leave = is_due and none_elsewhere and link.may_hand_over and _is_worth_it(connection)
         connection.hand_over_to = link if may_leave else None
-        if acks == 1 and connection.hand_over_to is not None:  # acks=all goes on reading: its flush may wait for more
+        connection.settling = may_leave and (acks >= 0 or partition.table.flushes_at_once)
+        if connection.settling:  # else the flush that answers it may wait for more of its kind
             self._connections.watch(connection)
 
     def hand_over(self, connection: Connection) -> bool:
@@ -113,7 +119,11 @@ class HandingOver:
             connection.put(unsent)
         connection.close_when_sent = self._turn.stopping
         self._places.enter(one.session)
-        self._connections.take_in(connection)
+        if one.failure:
+            self._connections.add(connection)
+            self._connections.disconnect(connection, one.failure)
+        else:
+            self._connections.take_in(connection)
 
     def on_lost(self, handed_over: HandedOver) -> None:
         """The writer is gone, and the connection with it."""

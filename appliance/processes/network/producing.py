@@ -20,6 +20,7 @@ from ...errors import ApplianceError, StorageFault, TopicNotPermitted, UnknownPa
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...wire.requests import Produce, ProduceResult
+from ..answers import acks_0_failure
 from .connection_state import Connection, Pending
 from .connections import Connections
 from .handing_over import HandingOver
@@ -106,7 +107,7 @@ class Producing:
         if pending is not None and not parts:
             self._connections.answer(pending, [connection.codec.encode_produce(request, [])])
         partition = partitions[-1] if partitions and len(parts) == request.count else None
-        self._handing_over.consider(connection, partition.link if partition is not None else None, request.acks)
+        self._handing_over.consider(connection, partition, request.acks, len(parts))
         return True
 
     def _refuse_part(
@@ -206,8 +207,8 @@ class Producing:
             connection.counters.failed(Produce.api, len(failed))
         if pending is None:
             connection.started -= count
-            if failed:  # acks=0 has no reply: closing is the only way to report an error
-                self._connections.disconnect(connection, f"produce with acks=0 failed: {failed[0].message}")
+            if failed:
+                self._connections.disconnect(connection, acks_0_failure(failed[0].message))
             else:  # it may wait for this: another connection's part of the append request has failed
                 self._connections.touched[connection] = None
             return

@@ -77,7 +77,8 @@ class AppendRequest:
 class HandedOver:
     """A connection that a writer serves, as the worker keeps it.
 
-    ``received`` and ``unsent``: bytes that the writer sends before it gives the connection back.
+    ``received`` and ``unsent``: bytes that the writer sends before it gives the connection back.  ``failure``: why the
+    connection is to be closed then.
     """
 
     listener: Listener
@@ -89,6 +90,7 @@ class HandedOver:
     """With TLS: what passes its bytes on to the writer."""
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
+    failure: str = ""
 
 
 Returned = tuple[HandedOver, socket.socket | None]
@@ -286,6 +288,8 @@ class WriterLink:
                 self._handed_over[token].received += data
             case ["unsent", token, data]:
                 self._handed_over[token].unsent += data
+            case ["failed", token, text]:
+                self._handed_over[token].failure = text
             case ["back", token]:
                 return [], (self._handed_over.pop(token), socket.socket(fileno=fds[0]))
             case ["gone", token] | ["refused", "back", token]:

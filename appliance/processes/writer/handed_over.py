@@ -1,9 +1,9 @@
 """Serves connections that workers have handed over: produce requests reach the writer with no process in between.
 
 The writer answers the produce requests of the connection.  It gives the connection back after: another request, a frame
-that is wrong or larger than the buffer, a client that does not read its replies, the end of the stream, or a second
-with few requests.  :mod:`appliance.processes.handoff` has the states, the messages, and what follows when either side
-dies.
+that is wrong or larger than the buffer, a client that does not read its replies, a request with acks=0 that has failed,
+the end of the stream, or a second with few requests.  :mod:`appliance.processes.handoff` has the states, the messages,
+and what follows when either side dies.
 
 Each connection has its own receive buffer.  Its requests are written before the next turn receives.
 
@@ -29,7 +29,7 @@ from ...shared.table import SegmentTable
 from ...wire.frames import SIZE_BYTES, split
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
-from ..answers import Answer
+from ..answers import Answer, acks_0_failure
 from ..handoff import pieces
 from .worker_link import AppendRequest, Link, Source
 
@@ -153,6 +153,7 @@ class HandedOver:
         "_codec",
         "_common",
         "_counters",
+        "_failure",
         "_filled",
         "_parsed",
         "_sock",
@@ -188,6 +189,7 @@ class HandedOver:
         self._taken = 0  # stored by the loop alone
         self._answered = 0  # stored with the lock held
         self._unsent = b""
+        self._failure = ""
 
     @property
     def unanswered(self) -> int:
@@ -270,11 +272,19 @@ class HandedOver:
         replies = []
         for (request, since_ns), answer in answers:
             self._answered += request.count
-            self._counters.answered(Produce.api, request.count, since_ns)
             if answer.texts:
                 self._counters.failed(Produce.api, sum(map(bool, answer.numbers[::3])))
-            replies.append(self._codec.encode_produce(request, answer.results(log_start)))
-        self._send(b"".join(replies))
+            if self._acks:
+                self._counters.answered(Produce.api, request.count, since_ns)
+                replies.append(self._codec.encode_produce(request, answer.results(log_start)))
+            else:
+                self._counters.unanswered(Produce.api, request.count)
+                for text in answer.texts.values():
+                    self._failure = self._failure or acks_0_failure(text)
+        if replies:
+            self._send(b"".join(replies))
+        if self._failure:
+            self.leave()
         if self.may_move:
             self._common.wake()
         elif not self.leaving and not self.watched and self.unanswered <= self._common.limits.requests_max:
@@ -321,6 +331,8 @@ class HandedOver:
             send(message)
         for message in pieces("unsent", token, self._unsent):
             send(message)
+        if self._failure:
+            send(("failed", token, self._failure))
         try:
             send(("back", token), (self._sock.fileno(),))
         except OSError:
@@ -328,5 +340,6 @@ class HandedOver:
         self.close()
 
     def close(self) -> None:
+        self.leaving = True  # requests of it may still be answered
         self.pause()
         self._sock.close()

@@ -142,6 +142,7 @@ class Writer:
         self._appender = Appender(log, self._producers, table)
         table.publish(log.bases, log.start, log.end_offset, log.records)
         table.set_log_end_offset(log.end_offset)
+        table.set_flush_messages(log.settings.flush_messages)
         table.set_state(ONLINE)
         self._epoll.register(self._control.fileno(), select.EPOLLIN)
         self._epoll.register(self._alarm.fd, select.EPOLLIN)
@@ -326,7 +327,8 @@ class Writer:
 
     def _change(self, arguments: WriterArguments) -> None:
         self._arguments = arguments
-        self._log.settings = arguments.topic_settings
+        self._log.settings = settings = arguments.topic_settings
+        self._table.set_flush_messages(settings.flush_messages)
         set_log_level(arguments.config.log.level)
 
     def _delete_before(self, offset: int) -> None:
