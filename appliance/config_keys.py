@@ -23,6 +23,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PROTOCOLS = ("native", "kafka")
 """The tables whose ``listen`` has listeners; that of another table is one plain address."""
 Scalar = bool | int | str
+LINE_SHOWN_MAX = 80
+"""Characters of a line in a message."""
+
 SIZES = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 SIZES |= {"kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
 DURATIONS_MS = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -143,17 +146,32 @@ def read_file(path: Path) -> Iterator[tuple[str, object]]:
     """Yields the dotted names and the values of a TOML file.
 
     Raises:
-        BadValue: it cannot be read, or is not TOML.
+        BadValue: as :func:`read_toml`.
+    """
+    return _flatten(read_toml(path))
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """Read a TOML file.
+
+    Raises:
+        BadValue: it cannot be read, or is not TOML; the message has the line.
     """
     try:
-        tables = tomllib.loads(path.read_text())
+        text = path.read_text()
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadValue(f"{path}: not TOML: {error}") from None
+        raise BadValue(f"{path}: not TOML: {error}{_line_of(error, text)}") from None
     except UnicodeDecodeError as error:
         raise BadValue(f"{path}: not UTF-8 text: byte {error.start}") from None
     except OSError as error:
         raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
-    return _flatten(tables)
+
+
+def _line_of(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """The line that an error is about, for the end of its message; empty if that is the end of the file."""
+    found = re.search(r"\(at line (\d+),", str(error))
+    return f": {text.splitlines()[int(found[1]) - 1].strip()[:LINE_SHOWN_MAX]!r}" if found else ""
 
 
 def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:

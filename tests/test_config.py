@@ -100,6 +100,7 @@ def test_bad_value_names_key_value_and_what_would_be_right(wrong: str, says: str
     "text, says",
     [
         ("[network\n", "not TOML"),
+        ("[disk]\nfree_bytes_min = much\n", "not TOML: .*line 2, column 18.*: 'free_bytes_min = much'"),
         ("[network]\nworkers = true\n", "whole number"),
         ("[native]\nlisten = 9091\n", "text in quotes"),
         ("[network]\nworkers = [1]\n", "whole number"),

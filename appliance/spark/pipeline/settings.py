@@ -20,7 +20,6 @@ Errors: UnknownKey offers the nearest known name; BadValue names the key and the
 from __future__ import annotations
 
 import difflib
-import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 import msgspec
 from msgspec import Meta, Struct
 
-from ...config_keys import DURATIONS_MS, GIB, MIB, SIZES, parse_units
+from ...config_keys import DURATIONS_MS, GIB, MIB, SIZES, parse_units, read_toml
 from ...errors import BadValue, UnknownKey
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
@@ -243,14 +242,9 @@ def load(path: Path) -> Settings:
     """Read, complete and check a file.
 
     Raises:
-        UnknownKey, BadValue: a setting is wrong.
-        OSError: the file cannot be read.
+        UnknownKey, BadValue: a setting is wrong, or the file is.
     """
-    try:
-        given = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadValue(f"{path}: not TOML: {error}") from None
-    return parse(given, path.parent.resolve(), str(path))
+    return parse(read_toml(path), path.parent.resolve(), str(path))
 
 
 def parse(given: Mapping[str, Any], base: Path, where: str = "pipeline") -> Settings:
