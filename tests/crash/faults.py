@@ -163,7 +163,9 @@ def stop_coordinator(run: Run) -> None:
 def stop_supervisor(run: Run) -> None:
     with _stopped(run, run.pid("supervisor")):
         run.load.wait_progress()
-        run.kill(run.pid("writer"))
+        victim = run.pid("writer")
+        run.kill(victim)
+    wait_for(lambda: victim not in run.server.pids("writer"), "another writer", UP_S_MAX)
     run.load.wait_progress()
 
 
