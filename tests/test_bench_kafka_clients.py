@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.bench import compiling, stamps
-from appliance.bench.brokers import OurBroker
+from appliance.bench.brokers import Klite, OurBroker
 from appliance.bench.compiling import Missing
 from appliance.bench.kafka_clients import AT_ONCE, FIFTY, KafkaClient, c_client, outcome, python_client
 from appliance.bench.kafka_side import KafkaSide
@@ -97,3 +97,22 @@ def test_without_a_compiler_the_notice_says_what_to_install(monkeypatch: pytest.
     with pytest.raises(Missing, match="apt-get install gcc"):
         compiling.echo()
     compiling.echo.cache_clear()
+
+
+def test_without_klite_the_notice_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KLITE", str(tmp_path / "none"))
+    with pytest.raises(Missing, match="go build"):
+        Klite(tmp_path)
+
+
+def test_klite_is_measured_where_it_is(tmp_path: Path, client: KafkaClient) -> None:
+    try:
+        klite = Klite(tmp_path)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    try:
+        side = KafkaSide(klite, client)
+        run = side.produce(side.topic(), 100, SIZE, FIFTY | {"acks": "all"})
+        assert run.count == 100 and klite.pss_bytes() > 0
+    finally:
+        klite.stop()

@@ -1,7 +1,7 @@
-"""Starts the brokers that speak Kafka's protocol: an appliance, and Apache Kafka 4.1 beside it.
+"""Starts the brokers that speak Kafka's protocol: an appliance, and Apache Kafka 4.1 and klite beside it.
 
 Kafka's jars are in the directory that KAFKA_LIB names.  Without it Maven fetches them (``kafka/pom.xml``) into the
-user's cache.
+user's cache.  klite is the program that KLITE names, or that on the PATH.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .local_appliance import LocalAppliance
 START_S_MAX = 60
 STOP_S_MAX = 20
 ANSWER_S_MAX = 30
-APPLIANCE, KAFKA = "appliance", "Kafka 4.1"
+APPLIANCE, KAFKA, KLITE = "appliance", "Kafka 4.1", "klite"
+KLITE_BYTES_MAX = 16 << 30
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
 PROPERTIES = """\
@@ -200,18 +201,46 @@ class Kafka(Daemon):
         super().__init__(command, directory, lambda: listens(self.address) if tls else answers(self.address))
 
     def messages(self, topic: str, partitions: int) -> int:
-        from confluent_kafka import TopicPartition
-        from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
-
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = {TopicPartition(topic, number): latest for number in range(partitions)}
-        admin = AdminClient({"bootstrap.servers": self.address, "log_level": "0"})
-        ends = admin.list_offsets(asked)  # which nobody answers when the client is gone
-        return sum(end.result(ANSWER_S_MAX).offset for end in ends.values())
+        return ends_of(self.address, topic, partitions)
 
     def java(self, *arguments: str) -> list[str]:
         """A command that runs a class of Kafka's jars."""
         return ["java", QUIET, "-cp", f"{self.jars}/*", *arguments]
+
+
+class Klite(Daemon):
+    """One klite with its default settings, and room for what is measured.  It flushes what it acknowledges.
+
+    Raises:
+        Missing: there is no such program.
+    """
+
+    name = KLITE
+
+    def __init__(self, directory: Path) -> None:
+        program = shutil.which(os.environ.get("KLITE", "klite"))
+        if program is None:
+            how = "`go build -o /usr/local/bin/klite ./cmd/klite` in a checkout of github.com/klaudworks/klite"
+            raise Missing(f"klite: {how}; or set KLITE to the program")
+        self.address, self.data_dir = f"127.0.0.1:{free_port()}", directory / "data"
+        command = [program, "--listen", self.address, "--data-dir", str(self.data_dir), "--log-level", "error"]
+        command += ["--wal-max-disk-size", str(KLITE_BYTES_MAX)]
+        super().__init__(command, directory, lambda: answers(self.address))
+
+    def messages(self, topic: str, partitions: int) -> int:
+        return ends_of(self.address, topic, partitions)
+
+
+def ends_of(address: str, topic: str, partitions: int) -> int:
+    """The sum of the partitions' ends, which are numbers of messages."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition(topic, number): latest for number in range(partitions)}
+    admin = AdminClient({"bootstrap.servers": address, "log_level": "0"})
+    ends = admin.list_offsets(asked)  # which nobody answers when the client is gone
+    return sum(end.result(ANSWER_S_MAX).offset for end in ends.values())
 
 
 def kafka_jars() -> Path:

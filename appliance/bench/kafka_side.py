@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -98,14 +98,16 @@ class KafkaSide:
 
 
 @contextmanager
-def ours_and_kafka(harness: Harness, settings: Mapping[str, str] | None = None) -> Iterator[list[KafkaSide]]:
-    """An appliance (with ``settings``), and Kafka if it is among the peers, both warm.
+def ours_and_kafka(
+    harness: Harness, settings: Mapping[str, str] | None = None, *, also: Sequence[Launcher] = ()
+) -> Iterator[list[KafkaSide]]:
+    """An appliance (with ``settings``), Kafka if it is among the peers, and what is ``also`` wanted, all warm.
 
     Raises:
         Missing: there is no client.
     """
     client = harness.kafka_client()
-    with harness.started(launchers(harness, settings)) as started:
+    with harness.started([*launchers(harness, settings), *also]) as started:
         sides = [KafkaSide(broker, client) for broker in started]
         harness.note(client=client.name)
         warm_up(harness, sides)
@@ -122,7 +124,7 @@ def warm_up(harness: Harness, sides: Iterable[KafkaSide]) -> None:
 
 
 def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> list[Launcher]:
-    """The brokers of Kafka's protocol that are wanted; an appliance with ``settings``."""
+    """An appliance with ``settings``, and Kafka if it is wanted."""
     given = dict(settings or {}) | harness.options.settings
     found = [Launcher(APPLIANCE, lambda directory: brokers.OurBroker(directory, given))]
     if "kafka" in harness.options.peers:

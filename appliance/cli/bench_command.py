@@ -42,8 +42,8 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         metavar="NAME",
-        help="Measure this broker, too, if it is installed: kafka, rabbitmq, rabbitmq-stream, activemq, nats, redis, "
-        "or all; repeatable.",
+        help="Measure this broker, too, if it is installed: kafka, klite, rabbitmq, rabbitmq-stream, activemq, nats, "
+        "redis, or all; repeatable.",
     ),
 ]
 Client = Annotated[str, typer.Option("--client", help="The client of the Kafka protocol: c or python.")]
@@ -133,11 +133,11 @@ def _options(
     smoke: bool,
     large: bool,
 ) -> Options:
-    from ..bench import queue_peers, runner
+    from ..bench import brokers, queue_peers, runner
     from ..bench.harness import Options
     from ..bench.kafka_clients import CLIENTS
 
-    everyone = (runner.KAFKA_PEER, *queue_peers.QUEUE_PEERS)
+    everyone = (runner.KAFKA_PEER, brokers.KLITE, *queue_peers.QUEUE_PEERS)
     _among("peer", peers, (*everyone, "all"))
     _among("client", [client], tuple(CLIENTS))
     for setting in settings:

@@ -8,7 +8,7 @@ brokers do.
 
 from __future__ import annotations
 
-from ..brokers import KAFKA
+from ..brokers import KAFKA, KLITE, Klite, Launcher
 from ..harness import Harness
 from ..kafka_clients import FIFTY, LARGE, ONE, fetch_headers
 from ..kafka_side import KafkaSide, ours_and_kafka
@@ -22,7 +22,8 @@ PYTHON_PART = 4
 
 
 def run(harness: Harness) -> None:
-    with ours_and_kafka(harness) as sides:
+    klite = [Launcher(KLITE, Klite)] if KLITE in harness.options.peers else []
+    with ours_and_kafka(harness, also=klite) as sides:
         rows(harness, sides)
         if sides[0].client.name == "C":
             headers_only(harness, sides)
