@@ -190,9 +190,9 @@ def _nodes(run: Run) -> dict[str, list[int]]:
     """Pids of the nodes by what they are: leader and followers."""
     modes: dict[str, list[int]] = {}
     addresses = str(run.server.state["zookeeper"]["connect"]).split(",")
-    rows = sorted(run.server.processes("zookeeper"), key=lambda row: int(row["node"]))
-    for row, address in zip(rows, addresses, strict=True):
-        modes.setdefault(probe(int(address.rpartition(":")[2])) or "none", []).append(row["pid"])
+    for row in run.server.processes("zookeeper"):  # one that is started again is not there
+        port = int(addresses[int(row["node"]) - 1].rpartition(":")[2])
+        modes.setdefault(probe(port) or "none", []).append(row["pid"])
     return modes
 
 
