@@ -135,6 +135,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+def test_a_node_that_was_started_again_is_shown(make_appliance: Callable[..., Server]) -> None:
+    """Also when nothing else changes: the coordinator, which would report its session, stands still."""
+    server = make_appliance(**{"zookeeper.nodes": 1, "liveness.timeout_ms": 600_000})
+    server.wait_for_zookeeper()
+    with stopped(server.pid_of("coordinator")):
+        for _ in range(4):  # each waits longer than the one before
+            node = server.pid_of("zookeeper")
+            server.kill(node)
+            wait_for(lambda: server.pids("zookeeper") not in ([], [node]), "another one")  # noqa: B023
+
+
 def test_sighup_changes_what_can_change(tmp_path: Path) -> None:
     config = tmp_path / "appliance.toml"
     config.write_text('[topics]\n"max.message.bytes" = 100000\n')

@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class Nodes:
-    """The nodes.  ``on_prepared(connect)`` is called with the address of the ensemble once it is known."""
+    """The nodes.
+
+    ``on_prepared(connect)`` is called with the address of the ensemble once it is known, ``on_change`` when a node has
+    started or ended.
+    """
 
     def __init__(
         self,
@@ -35,9 +39,10 @@ class Nodes:
         epoll: select.epoll,
         actions: Actions,
         on_prepared: Callable[[str], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._epoll = epoll
-        self._on_prepared = on_prepared
+        self._on_prepared, self._on_change = on_prepared, on_change
         self._by_pidfd: dict[int, int] = {}
         self._started: dict[int, tuple[int, float]] = {}  # node -> monotonic ms, seconds since 1970
         self._restarts = Restarts()
@@ -106,6 +111,7 @@ class Nodes:
         self._by_pidfd[pidfd] = node
         self._started[node] = (now_ms(), wall_s())
         self._note_pid.want(node)
+        self._on_change()
 
     def _write_pid(self, node: int) -> None:
         if node in self._by_pidfd.values():
@@ -123,6 +129,7 @@ class Nodes:
             logger.warning("ZooKeeper node %d ended with status %d", node + 1, status)
             self._ensemble.warn_of_taken_ports(node)
             self._start.want(node, self._restarts.after_death("zookeeper", node, now_ms() - self._started[node][0]))
+        self._on_change()
 
     def stop(self) -> None:
         """Ask the nodes to end, and start none any more."""

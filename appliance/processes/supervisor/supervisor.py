@@ -201,7 +201,7 @@ class Supervisor:
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
         ensemble = msgspec.structs.replace(config.zookeeper, heap_mb=config.heap_mb)
-        self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared)
+        self._nodes = Nodes(ensemble, data_dir, self._epoll, actions, self._on_zookeeper_prepared, self._on_change)
         self._orphans = Orphans(actions, lambda pid: children.awaits(pid) or self._nodes.awaits(pid))
         self._others = actions.define("start what is not on the data path", lambda _: self._start_others())
         self._report = StatusReport(
@@ -328,7 +328,6 @@ class Supervisor:
                     self._signals.drain()
                 elif fd in self._nodes:
                     self._nodes.on_end(fd)
-                    self._on_change()
                 else:
                     self._children.on_event(fd, event)
             except REFUSALS as error:
