@@ -1,102 +1,165 @@
-"""How many clients log in per second: connect, SCRAM-SHA-256 on the Kafka listener, close.
+"""How many clients log in per second: connect, SCRAM-SHA-256 on the Kafka listener, close; also with TLS.
 
-    python perf/logins.py [--smoke] [--logins 2000] [--clients 16]
+    python perf/logins.py [--smoke] [--logins 5000] [--clients 16] [--rounds 3]
 
-The clients compute the salted password once: the figure is the server's, with a connection and three round trips each.
-The server never runs PBKDF2 for SCRAM.
+One process is all clients, with epoll and plain sockets, since it shares the processors with the server.  A login is a
+connection and three round trips of it, one after the other, as of clients in use.  The salted password is computed
+once: clients in use keep it, too, and the server never runs PBKDF2 for SCRAM.  With TLS each connection has a whole
+handshake, in which the client checks the server's certificate: the server resumes none.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import select
+import socket
+import ssl
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
+from functools import cache
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from _bench import headline, row
+from _certificates import Certificates
 
 from appliance.bench.local_appliance import LocalAppliance
 from appliance.security import scram
+from appliance.wire.transport import PlainTransport, TlsTransport
 
 USER, PASSWORD, MECHANISM = "alice", b"secret", "SCRAM-SHA-256"
 HANDSHAKE, AUTHENTICATE = 17, 36
-_salted: dict[bytes, bytes] = {}
-_pbkdf2 = scram.salted_password
+HOST = "127.0.0.1"
+RECEIVE_BYTES: Final = 4096
+
+Talk = Generator[bytes, bytes, None]
+"""Yields requests, each with its length, and is sent the replies without correlation id."""
 
 
-def _once(mechanism: str, password: bytes, salt: bytes, iterations: int) -> bytes:
-    if salt not in _salted:
-        _salted[salt] = _pbkdf2(mechanism, password, salt, iterations)
-    return _salted[salt]
+class Figures(NamedTuple):
+    logins_per_s: float
+    client_cpu_ms_each: float
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: int, body: bytes) -> bytes:
-    content = struct.pack(">hhih", key, 1, 1, -1) + body
-    writer.write(struct.pack(">I", len(content)) + content)
-    size = int.from_bytes(await reader.readexactly(4))
-    return (await reader.readexactly(size))[4:]
+def _request(key: int, body: bytes) -> bytes:
+    return struct.pack(">Ihhih", 10 + len(body), key, 1, 1, -1) + body
 
 
-async def _token(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: bytes) -> bytes:
-    reply = await _ask(reader, writer, AUTHENTICATE, struct.pack(">i", len(message)) + message)
+def _authenticate(message: bytes) -> bytes:
+    return _request(AUTHENTICATE, struct.pack(">i", len(message)) + message)
+
+
+def _token(reply: bytes) -> bytes:
     error, text_bytes = struct.unpack_from(">hh", reply)
     assert error == 0, reply
     (size,) = struct.unpack_from(">i", reply, 4 + max(text_bytes, 0))
     return reply[8 + max(text_bytes, 0) :][:size]
 
 
-async def log_in(host: str, port: int) -> None:
-    reader, writer = await asyncio.open_connection(host, port)
+def _login() -> Talk:
+    """The requests of one login."""
     name = MECHANISM.encode()
-    chosen = await _ask(reader, writer, HANDSHAKE, struct.pack(">h", len(name)) + name)
+    chosen = yield _request(HANDSHAKE, struct.pack(">h", len(name)) + name)
     assert chosen[:2] == b"\0\0", chosen
     client = scram.ScramClient(MECHANISM, USER, PASSWORD)
-    answer = await _token(reader, writer, client.first())
-    client.check(await _token(reader, writer, client.final(answer)))
-    writer.close()
+    answer = _token((yield _authenticate(client.first())))
+    client.check(_token((yield _authenticate(client.final(answer)))))
 
 
-async def measure(address: str, logins: int, clients: int) -> float:
-    """Logins per second."""
-    host, port = address.rsplit(":", 1)
-    left = iter(range(logins))
+class _Client:
+    """One connection, from the first request of a login to its last reply."""
 
-    async def one() -> None:
-        for _ in left:
-            await log_in(host, int(port))
+    def __init__(self, port: int, context: ssl.SSLContext | None) -> None:
+        sock = socket.socket()
+        sock.connect((HOST, port))
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.fd = sock.fileno()
+        self._shaking = TlsTransport(sock, context, HOST) if context is not None else None
+        self._transport = self._shaking or PlainTransport(sock)
+        self._received = b""
+        self._login = _login()
+        if self._shaking is None:
+            self._transport.send(next(self._login))
 
-    begun = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(clients)))
-    return logins / (time.perf_counter() - begun)
+    def advance(self, target: memoryview) -> bool:
+        """Go on after the socket became readable; return whether the client is logged in, and gone."""
+        if self._shaking is not None:
+            if self._shaking.handshake():
+                self._shaking = None
+                self._transport.send(next(self._login))
+            return False
+        try:
+            count = self._transport.receive_into(target)
+        except BlockingIOError:  # a record that is not whole yet
+            return False
+        assert count, "the server closed the connection"
+        self._received += target[:count]
+        if len(self._received) < 4 or len(self._received) < 4 + int.from_bytes(self._received[:4]):
+            return False
+        reply, self._received = self._received[8:], b""
+        try:
+            self._transport.send(self._login.send(reply))
+        except StopIteration:
+            self._transport.close()
+            return True
+        return False
+
+
+def measure(port: int, logins: int, clients: int, context: ssl.SSLContext | None) -> Figures:
+    epoll, target = select.epoll(), memoryview(bytearray(RECEIVE_BYTES))
+    by_fd: dict[int, _Client] = {}
+    begun, used = time.perf_counter(), time.process_time()
+    started = 0
+    while by_fd or started < logins:
+        while len(by_fd) < clients and started < logins:
+            started += 1
+            client = _Client(port, context)
+            by_fd[client.fd] = client
+            epoll.register(client.fd, select.EPOLLIN)
+            if context is not None:
+                client.advance(target)
+        for fd, _ in epoll.poll():
+            if by_fd[fd].advance(target):  # closed: epoll has forgotten it
+                del by_fd[fd]
+    seconds = time.perf_counter() - begun
+    return Figures(logins / seconds, (time.process_time() - used) * 1000 / logins)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a hundred logins")
-    parser.add_argument("--logins", type=int, default=2_000)
+    parser.add_argument("--smoke", action="store_true", help="a hundred logins, once")
+    parser.add_argument("--logins", type=int, default=5_000)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    logins = 100 if given.smoke else given.logins
-    scram.salted_password = _once
+    logins, rounds = (100, 1) if given.smoke else (given.logins, given.rounds)
+    scram.salted_password = cache(scram.salted_password)
     headline("logins", logins=logins, clients=given.clients)
     with tempfile.TemporaryDirectory(prefix="perf-") as directory:
         password = Path(directory) / "password"
         password.write_bytes(PASSWORD)
         password.chmod(0o600)
-        settings = {"kafka.listen": "SASL_PLAINTEXT://127.0.0.1:0"}
+        made = Certificates(Path(directory) / "certificates")
+        trusting = ssl.create_default_context(cafile=made.client["ssl.ca.location"])
+        settings = made.appliance | {"kafka.listen": f"SASL_PLAINTEXT://{HOST}:0,SASL_SSL://{HOST}:0"}
         with LocalAppliance(Path(directory) / "data", **settings) as server:
             words = ["users", "add", USER, "--password-file", str(password), "--data", str(server.data_dir)]
             subprocess.run([sys.executable, "-m", "appliance", *words], check=True, stdout=subprocess.DEVNULL)
-            address = server.address("kafka", "SASL_PLAINTEXT")
-            asyncio.run(measure(address, 50, given.clients))
-            before = server.cpu_s("network")
-            rate = asyncio.run(measure(address, logins, given.clients))
-            used_ms = (server.cpu_s("network") - before) * 1000 / logins
-    row("SCRAM-SHA-256", logins_per_s=rate, worker_cpu_ms_each=used_ms)
+            contexts = {"SASL_PLAINTEXT": None, "SASL_SSL": trusting}
+            ports = {name: int(server.address("kafka", name).rpartition(":")[2]) for name in contexts}
+            for name, context in contexts.items():
+                measure(ports[name], 50, given.clients, context)
+            for _ in range(rounds):
+                for name, context in contexts.items():
+                    before = server.cpu_s("network")
+                    figures = measure(ports[name], logins, given.clients, context)
+                    used_ms = (server.cpu_s("network") - before) * 1000 / logins
+                    row(name, **figures._asdict(), worker_cpu_ms_each=used_ms)
 
 
 if __name__ == "__main__":
