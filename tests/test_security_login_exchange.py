@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from appliance.errors import LoginFault, LoginOutOfOrder
 from appliance.security.credentials import Credentials
-from appliance.security.login_exchange import ALL_MECHANISMS, Exchange, PlainCheck, State
+from appliance.security.login_exchange import ALL_MECHANISMS, BROKERS, Exchange, PlainCheck, State
 from appliance.security.scram import MECHANISMS, ScramClient, make_verifier
 
 PASSWORDS = {"alice": b"alice's", "bob": b"bob's"}
@@ -141,3 +144,18 @@ def test_a_password_is_in_no_text() -> None:
     exchange.choose("PLAIN")
     check = exchange.respond(b"\0alice\0alice's")
     assert "alice's" not in f"{check!r} {check} {exchange!r}"
+
+
+@pytest.mark.parametrize("mechanism", [*ALL_MECHANISMS, BROKERS])
+def test_an_exchange_is_gone_with_its_last_reference(mechanism: str) -> None:
+    """The collector of garbage runs seldom in a worker: what a client has sent must not stay until then."""
+    exchange = Exchange(ALL_MECHANISMS, CREDENTIALS, brokers=True)
+    exchange.choose(mechanism)
+    exchange.respond(b"\0alice\0alice's" if mechanism == "PLAIN" else b"n,,n=alice,r=nonce")
+    seen = weakref.ref(exchange)
+    gc.disable()
+    try:
+        del exchange
+        assert seen() is None
+    finally:
+        gc.enable()

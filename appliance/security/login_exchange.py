@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from ..errors import BadCredentials, LoginOutOfOrder, UnknownMechanism
@@ -85,13 +86,14 @@ class Exchange:
             LoginOutOfOrder: a mechanism is chosen already.
         """
         self._expect(State.NEW)
+        credentials = self._credentials  # ScramServer keeps these, not this exchange: that would be a cycle
         if mechanism == BROKERS and self._brokers:
-            self._scram = ScramServer(BROKERS_MECHANISM, lambda _: self._credentials.find_broker())
+            self._scram = ScramServer(BROKERS_MECHANISM, lambda _: credentials.find_broker())
         elif mechanism not in self._mechanisms:
             self.state = State.FAILED
             raise UnknownMechanism(f"no mechanism {mechanism!r:.50} here: use one of {', '.join(self._mechanisms)}")
         elif mechanism in MECHANISMS:
-            self._scram = ScramServer(mechanism, lambda user: self._credentials.find(mechanism, user))
+            self._scram = ScramServer(mechanism, partial(credentials.find, mechanism))
         self.mechanism = mechanism
         self.state = State.CHOSEN
 
