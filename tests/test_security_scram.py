@@ -126,12 +126,22 @@ def test_any_bytes_are_refused(message: bytes) -> None:
         b"n,,n=user,r=",
         b"n,,r=abc,n=user",
         b"n,,n=" + b"u" * 300 + b",r=abc",
+        b"n,,n=user,r=" + b"a" * 513,
         b"n,,n=user,r=" + b"a" * 5000,
+        b"n,,n=user,r=a c",
+        b"n,,n=user,r=abc\n",
+        b"n,,n=user,r=abc\x7f",
+        "n,,n=user,r=abç".encode(),
     ],
 )
 def test_what_is_not_supported_is_refused(first: bytes) -> None:
     with pytest.raises(BadCredentials):
         server().first(first)
+
+
+@pytest.mark.parametrize("nonce", ["!", "~" * 512, "a=b"])
+def test_a_nonce_is_any_printable_text(nonce: str) -> None:
+    assert server().first(f"n,,n=user,r={nonce}".encode()).startswith(f"r={nonce}%".encode())
 
 
 @pytest.mark.parametrize(

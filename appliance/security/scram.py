@@ -22,6 +22,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -43,6 +44,8 @@ MESSAGE_BYTES_MAX: Final = 4096
 SALT_BYTES: Final = 24
 NONCE_BYTES: Final = 24
 PASSWORD_BYTES_MAX: Final = 1024
+_NONCE: Final = re.compile("[!-~]{1,512}")
+"""Printable characters of ASCII; a comma would end it."""
 
 
 class Verifier(Struct, frozen=True):
@@ -145,7 +148,7 @@ class ScramServer:
             self.user = _decode_name(fields["n"])
             if (identity and _decode_name(identity.removeprefix("a=")) != self.user) or set(fields) - {"n", "r"}:
                 raise ValueError("another identity, or an extension")
-            if not 0 < len(self.user) <= USER_CHARACTERS_MAX or not _is_nonce(fields["r"]):
+            if not 0 < len(self.user) <= USER_CHARACTERS_MAX or not _NONCE.fullmatch(fields["r"]):
                 raise ValueError("a name or nonce of the wrong length")
         except (ValueError, KeyError):
             raise BadCredentials("not a first message of SCRAM") from None
@@ -182,10 +185,6 @@ class ScramServer:
         if not (right and self._known and len(proof) == len(signature)):
             raise BadCredentials("wrong password or unknown user")
         return reply
-
-
-def _is_nonce(text: str) -> bool:
-    return 0 < len(text) <= 512 and all("!" <= character <= "~" for character in text)
 
 
 def _xor(one: bytes, other: bytes) -> bytes:
