@@ -79,6 +79,7 @@ class Handshakes:
         self._steps -= 1
         handshake = self.by_fd[fd]
         transport = handshake.transport
+        writing = transport.wants_write
         try:
             complete = transport.handshake()
         except PlainOnTls:
@@ -97,7 +98,7 @@ class Handshakes:
             self._on_complete(transport, handshake.accepted)
         elif transport.received_bytes > HANDSHAKE_BYTES_MAX:
             self._refuse(fd, handshake, Reason.TLS_HANDSHAKE, f"more than {HANDSHAKE_BYTES_MAX} bytes")
-        else:
+        elif transport.wants_write != writing:
             self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if transport.wants_write else 0))
 
     def _note_login(self, transport: TlsTransport, accepted: Accepted) -> None:
