@@ -7,8 +7,8 @@ Importing this package registers the format with the active session; :func:`regi
 import also lets Spark's Python workers run in this Python, unless something else is set: Spark itself takes the first
 ``python3`` of PATH, which is another one in a virtual environment that is not activated.
 
-Reading order: ``options``, ``stream_offsets`` (pure), ``arrow`` (bytes to rows), ``access`` (requests to appliances),
-``source``, ``sink``, ``spark_session``.
+Reading order: ``options``, ``stream_offsets`` (pure), ``record_starts`` and ``arrow`` (bytes to rows), ``access``
+(requests to appliances), ``source``, ``sink``, ``spark_session``.
 """
 
 from __future__ import annotations

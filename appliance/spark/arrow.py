@@ -1,15 +1,10 @@
 """Converts record batches to Arrow record batches with the columns of Spark's Kafka connector.
 
-Only the starts of records must be found one after another, in one of three ways:
-
-- If the records of a batch have one shape (their lengths differ only by the width of the offset delta), the starts are
-  computed from the first record.
-- Many small batches are walked in step: the k-th record of all of them at once.
-- Otherwise a tight loop goes over the lengths.
-
-Then all records of a few megabytes are decoded together, with one numpy operation per field.  Varints are read at the
-positions of all records at once and checked against each other (a record ends where the next one starts, offset deltas
-count up).  One Arrow ``take`` each copies keys and values out of the bytes.
+Only the starts of records must be found one after another: many small batches are walked in step, the k-th record of
+all of them at once, others batch by batch (``record_starts``).  Then all records of a few megabytes are decoded
+together, with one numpy operation per field.  Varints are read at the positions of all records at once and checked
+against each other (a record ends where the next one starts, offset deltas count up).  One Arrow ``take`` each copies
+keys and values out of the bytes.
 
 Columns and types, as the connector and Spark's Arrow reader need them::
 
@@ -42,8 +37,8 @@ from ..records.batch import CODEC_MASK, HEADER_BYTES, LENGTH_END, LOG_APPEND_TIM
 from ..records.compression import decompress
 from ..records.decode import BYTES_MAX, headers_at
 from ..records.holes import check_hole
+from .record_starts import Ints, likely_starts, scan
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -182,7 +177,7 @@ class Decoder:
 
     def _rows_of_one(self, group: _Group, view: memoryview) -> Iterator[pa.RecordBatch]:
         try:
-            # The guess of equal lengths may be wrong: records of other lengths can have the same sum.
+            # The guess of starts may be wrong: records of other lengths can have the same sum, and any bytes zeros.
             rows = _Records(group, view, guess=False).rows(self)
         except CorruptBatch as error:
             self._corrupt(group.bases[0], error)
@@ -226,8 +221,8 @@ class _Records:
         rest = zip(self._firsts.tolist(), self._counts.tolist(), starts.tolist(), stops.tolist(), strict=True)
         for first, count, start, stop in rest:
             payload = bytes(self.data[start:stop])
-            equal = _equal_starts(payload, count) if guess else None
-            found[first : first + count] = _scan(payload, count) if equal is None else equal
+            likely = likely_starts(payload, count) if guess else None
+            found[first : first + count] = scan(payload, count) if likely is None else likely
             found[first : first + count] += start
         return found
 
@@ -249,7 +244,7 @@ class _Records:
         for index in range(active):
             place, left = places[index] + step, int(counts[index]) - step
             rest = bytes(self.data[positions[index] : stops[longest_first[index]]])
-            found[place : place + left] = _scan(rest, left)
+            found[place : place + left] = scan(rest, left)
             found[place : place + left] += positions[index]
 
     def per_record(self, values: list[int] | list[bool]) -> Ints:
@@ -393,58 +388,3 @@ class _Records:
 
 _IN_STEP_MIN = 96
 """From this many batches on, reading one record of each with numpy is cheaper than a loop over all records."""
-
-
-def _equal_starts(payload: bytes, count: int) -> Ints | None:
-    """The starts if all records have the length of the first, except for the width of their offset delta; else None."""
-    first = payload[0] if len(payload) else 0x80
-    body = first >> 1
-    if first >= 0x80:
-        if len(payload) < 2 or payload[1] >= 0x80:
-            return None
-        body = (first & 0x7F | payload[1] << 7) >> 1
-    widths: list[tuple[int, int]] = []
-    total = 0
-    for extra, (low, high) in enumerate(_DELTA_STEPS):
-        if low >= count:
-            break
-        width = body + extra + (1 if body + extra < 64 else 2 if body + extra < 8192 else 3)
-        widths.append((width, min(high, count) - low))
-        total += width * widths[-1][1]
-    if total != len(payload):
-        return None
-    if len(widths) == 1:
-        return np.arange(0, total, widths[0][0], dtype=np.int64)
-    sizes = np.repeat([width for width, _ in widths], [number for _, number in widths])
-    starts = np.cumsum(sizes)
-    starts -= sizes
-    return starts
-
-
-_DELTA_STEPS = ((0, 1 << 6), (1 << 6, 1 << 13), (1 << 13, 1 << 20), (1 << 20, 1 << 27))
-
-
-def _scan(payload: bytes, count: int) -> list[int]:
-    starts: list[int] = []
-    append = starts.append
-    position = 0
-    try:
-        for _ in range(count):
-            append(position)
-            length = payload[position]
-            if length < 0x80:
-                position += 1 + (length >> 1)
-            elif (high := payload[position + 1]) < 0x80:
-                position += 2 + ((length & 0x7F | high << 7) >> 1)
-            else:
-                length = length & 0x7F | (high & 0x7F) << 7
-                shift, position = 14, position + 2
-                while (high := payload[position]) >= 0x80 and shift < 28:
-                    length |= (high & 0x7F) << shift
-                    shift, position = shift + 7, position + 1
-                position += 1 + ((length | high << shift) >> 1)
-    except IndexError:
-        raise CorruptBatch(f"{count} records do not fit their {len(payload)} bytes") from None
-    if position != len(payload):
-        raise CorruptBatch(f"{count} records end at {position} of {len(payload)} bytes")
-    return starts

@@ -30,6 +30,7 @@ from appliance.records.encode import Fields, encode_batch, encode_values
 from appliance.records.holes import hole
 from appliance.spark import arrow
 from appliance.spark.arrow import SCHEMA, SCHEMA_WITH_HEADERS, Decoder
+from appliance.spark.record_starts import equal_starts, scan, starts_at_zeros
 
 from ..long import LONG
 
@@ -106,7 +107,33 @@ def test_records_of_one_shape(length: int, count: int) -> None:
     """Around each place where a varint becomes longer; they are found by arithmetic."""
     data = log([encode_values([b"x" * length] * count, 5), encode_values([b"y" * length] * count, 6)])
     assert rows(data) == expected(data)
-    assert arrow._equal_starts(bytes(data[HEADER_BYTES : len(data) // 2]), count) is not None or length > 8180
+    assert equal_starts(bytes(data[HEADER_BYTES : len(data) // 2]), count) is not None or length > 8180
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_texts_of_many_lengths(codec: str) -> None:
+    """They are found by the zero bytes between them, also where lengths and numbers have more bytes."""
+    texts = [b"x" * (2 + 7 * number % 300) for number in range(9000)]
+    texts[10:10] = [b"y" * length for length in (53, 54, 55, 56, 57, 8180, 8184, 8190)]
+    records = [(b"key" if number % 3 else None, text, (), number // 5) for number, text in enumerate(texts)]
+    batch = encode_batch(records, codec=codec)
+    data = log([batch, encode_values(texts, 5, codec=codec)])
+    assert rows(data) == expected(data)
+    plain = bytes(encode_batch(records)[HEADER_BYTES:])
+    found = starts_at_zeros(plain, len(records))
+    assert found is not None and found.tolist() == scan(plain, len(records))
+
+
+def test_records_that_are_not_where_their_zeros_are() -> None:
+    """As many pairs of zeros as records end, but in a value, while headers hide the end of a record."""
+    records = [(None, b"one" * 9, (), 0), (None, b"a\0bc\0defgh", (), 0), (None, b"two" * 9, [("h", b"v")], 0)]
+    records.append((None, b"three" * 9, (), 0))
+    batch = encode_batch(records)
+    payload = bytes(batch[HEADER_BYTES:])
+    found = starts_at_zeros(payload, len(records))
+    assert found is not None and found.tolist() != scan(payload, len(records))
+    data = log([encode_values([b"x", b"yy"], 5), batch])
+    assert rows(data) == expected(data)
 
 
 def test_ten_thousand_records_of_one_shape() -> None:
