@@ -109,78 +109,61 @@ def _rest(count: int, pairs: Pairs, chosen: np.ndarray) -> pa.Array:
 def split(lines: pa.Array) -> Pairs:
     """The fields of all lines."""
     whole = Lines(lines)
-    strange = np.zeros(len(whole), bool)
+    fast, strange = _split_at_once(whole)
     for byte in (BACKSLASH, APOSTROPHE):
         if len(found := whole.find(byte)):
             strange |= whole.first_at(found)[1] > 0
-    quotes = whole.find(QUOTE)
-    strange |= whole.first_at(quotes)[1] % 2 > 0
-    if len(quotes) or strange.any():
-        strange |= _odd(whole, quotes)
     if not strange.any():
-        return _split_at_once(whole, quotes)
-    regular = np.flatnonzero(~strange)
+        return fast
     rest = np.flatnonzero(strange)
     slow = _split_each(lines.take(pa.array(rest)).to_pylist())
-    if not len(regular):
-        return Pairs(rest[slow.lines], slow.keys, slow.values)
-    some = Lines(lines.take(pa.array(regular)))
-    fast = _split_at_once(some, some.find(QUOTE))
-    numbers = np.concatenate((regular[fast.lines], rest[slow.lines]))
-    order = pa.array(np.argsort(numbers, kind="stable"))
-    keys, values = (pa.concat_arrays(each).take(order) for each in ((fast.keys, slow.keys), (fast.values, slow.values)))
-    return Pairs(numbers[order.to_numpy()], keys, values)
+    kept = np.flatnonzero(~strange[fast.lines])
+    numbers = np.concatenate((fast.lines[kept], rest[slow.lines]))
+    order = np.argsort(numbers, kind="stable")
+    place = pa.array(np.append(kept, len(fast.lines) + np.arange(len(slow.lines)))[order])
+    keys, values = (pa.concat_arrays(each).take(place) for each in ((fast.keys, slow.keys), (fast.values, slow.values)))
+    return Pairs(numbers[order], keys, values)
 
 
-def _odd(whole: Lines, quotes: np.ndarray) -> np.ndarray:
-    """Lines with a quote that does not open after a field's equals sign, or not close before a blank or the end."""
+def _split_at_once(whole: Lines) -> tuple[Pairs, np.ndarray]:
+    """The fields of lines whose quotes all surround values, and which lines are others: their fields may be any.
+
+    A field ends at a blank outside of quotes, and its key at its first equals sign.
+    """
     data = whole.bytes
-    first, count = whole.first_at(quotes)
+    marks = np.flatnonzero((data <= QUOTE) | (data == EQUALS)).astype(np.int32)
+    kinds = data.take(marks)
+    signs, quotes = kinds == EQUALS, kinds == QUOTE
+    blanks = (kinds == BLANK) | (kinds == TAB) | (kinds == NEWLINE)
+    first, count = whole.first_at(marks)
     owner = np.repeat(np.arange(len(whole)), count)
-    if not len(owner):
-        return np.zeros(len(whole), bool)
-    inner = quotes[first[0] : first[0] + len(owner)]
-    nth = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    opens = nth % 2 == 0
-    before = np.where(inner > whole.starts[owner], data[inner - 1], BLANK)
-    last = inner + 1 >= whole.stops[owner]
-    after = np.where(last, BLANK, data[np.minimum(inner + 1, len(data) - 1)])
-    bad = np.where(opens, before != EQUALS, (after != BLANK) & (after != TAB) & (after != NEWLINE))
-    # A second equals sign since the last blank: the first one is the field's.
-    blanks = np.append(-1, np.flatnonzero((data == BLANK) | (data == TAB) | (data == NEWLINE)))
-    signs = np.append(-1, np.flatnonzero(data == EQUALS))
-    begun = np.maximum(blanks[np.searchsorted(blanks, inner) - 1], whole.starts[owner] - 1)
-    bad |= opens & (signs[np.maximum(np.searchsorted(signs, inner - 1) - 1, 0)] > begun)
-    found = np.zeros(len(whole), bool)
-    found[owner[bad]] = True
-    return found
-
-
-def _split_at_once(whole: Lines, quotes: np.ndarray) -> Pairs:
-    """For lines whose quotes all surround values."""
-    data = whole.bytes
-    if not len(data):
-        return _split_each([])
-    inside = np.zeros(len(data) + 1, np.int8)
-    inside[quotes] = 1
-    # 1 from an opening quote on, up to before the closing one; the sum may overflow, its lowest bit does not.
-    inside = np.cumsum(inside, dtype=np.int8) & 1
-    blank = ((data == BLANK) | (data == TAB) | (data == NEWLINE)) & (inside[:-1] == 0)
-    after_gaps = (np.flatnonzero(blank) + 1).astype(np.int32)
-    starts = np.sort(np.concatenate((whole.starts, after_gaps)), kind="stable")
-    starts = starts[np.append(True, starts[1:] != starts[:-1])]
-    owner = np.searchsorted(whole.starts, starts, side="right") - 1
-    following = np.append(starts[1:], np.int32(len(data)))  # behind a gap, or behind the line's end
-    stops = np.where(blank[following - 1], following - 1, following)
-    stops = np.maximum(stops, starts)
-    signs = np.flatnonzero(data == EQUALS)
-    at = np.append(signs, len(data))[np.searchsorted(signs, starts)]
-    real = (at > starts) & (at < stops)
-    starts, stops, at, owner = (each[real] for each in (starts, stops, at, owner))
-    quoted = (at + 1 < stops) & (data[np.minimum(at + 1, len(data) - 1)] == QUOTE)
-    keys = whole.cut(starts.astype(np.int32), at.astype(np.int32))
-    values = whole.cut((at + 1 + quoted).astype(np.int32), (stops - quoted).astype(np.int32))
-    return Pairs(owner.astype(np.int64), keys, values)
+    seen = np.append(0, np.cumsum(quotes, dtype=np.int32))
+    # From an opening quote on, up to before the closing one.
+    inside = (seen[1:] - np.repeat(seen[first], count)) & 1 > 0
+    is_gap = blanks & ~inside
+    gaps = marks.compress(is_gap)
+    at, lines, behind = (each.compress(signs) for each in (marks, owner, np.cumsum(is_gap, dtype=np.int32)))
+    starts = np.maximum(np.append(np.int32(-1), gaps).take(behind) + 1, whole.starts.take(lines))
+    stops = np.minimum(np.append(gaps, np.int32(len(data))).take(behind), whole.stops.take(lines))
+    initial = np.append(True, starts[1:] != starts[:-1])[: len(starts)]  # others are within values
+    strange = (seen[first + count] - seen[first]) & 1 > 0
+    if seen[-1]:
+        # Quotes have to open after a field's equals sign, and to close before a blank or the line's end.
+        assigns = np.zeros(len(marks) + 1, bool)
+        assigns[:-1][signs] = initial
+        number = np.flatnonzero(quotes)
+        position, whose = marks[number], owner[number]
+        opened = assigns[number - 1] & (marks[number - 1] == position - 1) & (owner[number - 1] == whose)
+        following = np.minimum(number + 1, len(marks) - 1)
+        closed = (position + 1 == whole.stops[whose]) | (blanks[following] & (marks[following] == position + 1))
+        strange[whose[~np.where(inside[number], opened, closed)]] = True
+    real = initial & (at > starts)
+    starts, at, stops, lines = (each.compress(real) for each in (starts, at, stops, lines))
+    begun = at + 1
+    quoted = (begun < stops) & (data.take(begun, mode="clip") == QUOTE) if len(at) else np.zeros(0, bool)
+    begun += quoted
+    values = whole.cut(begun, np.maximum(stops - quoted, begun))
+    return Pairs(lines, whole.cut(starts, at), values), strange
 
 
 def _split_each(lines: Sequence[str | None]) -> Pairs:
