@@ -42,7 +42,7 @@ from ..records.batch import walk
 from ..wire.native import FETCH, OFFSETS
 from ..wire.requests import EARLIEST
 from .options import Selection
-from .stream_offsets import Positions, Range, lost
+from .stream_offsets import TO_CONTINUE, Positions, Range, lost
 
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
@@ -250,8 +250,7 @@ class Access:
                 if start <= position:
                     raise OffsetOutOfRange(
                         f"{wanted.topic}-{wanted.partition} ends before offset {position}, which it had: the topic was "
-                        "created again meanwhile. Start the query again with option failOnDataLoss=false; "
-                        "for a pipeline: `appliance pipeline accept`, then run again"
+                        f"created again meanwhile. {TO_CONTINUE}"
                     ) from None
                 lost(key, position, start, fail_on_data_loss)
                 position = start

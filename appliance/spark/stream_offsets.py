@@ -105,6 +105,12 @@ def advance(start: Mapping[TopicPartition, int], heads: Mapping[TopicPartition, 
     return {**start, **{key: min(start[key], heads[key]) + share for key, share in shares.items()}}
 
 
+TO_CONTINUE: Final = (
+    "To continue with what is there: option failOnDataLoss=false; for a pipeline: `appliance pipeline accept`, "
+    "then run again"
+)
+
+
 def lost(key: TopicPartition, wanted: int, found: int, fail: bool) -> None:
     """Handle the loss of the records between ``wanted`` and ``found``.
 
@@ -114,7 +120,7 @@ def lost(key: TopicPartition, wanted: int, found: int, fail: bool) -> None:
     if fail:
         raise OffsetOutOfRange(
             f"{key.topic}-{key.partition}: offset {wanted} is gone, the log starts at {found}: retention was faster "
-            "than this reader, or the topic was created again. To continue from there: option failOnDataLoss=false"
+            f"than this reader, or the topic was created again meanwhile. {TO_CONTINUE}"
         )
 
 
