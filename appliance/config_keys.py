@@ -146,16 +146,20 @@ def read_file(path: Path) -> Iterator[tuple[str, object]]:
     """Yields the dotted names and the values of a TOML file.
 
     Raises:
-        BadValue: as :func:`read_toml`.
+        BadValue: it cannot be read, or is not TOML.
     """
-    return _flatten(read_toml(path))
+    try:
+        return _flatten(read_toml(path))
+    except OSError as error:
+        raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def read_toml(path: Path) -> dict[str, object]:
     """Read a TOML file.
 
     Raises:
-        BadValue: it cannot be read, or is not TOML; the message has the line.
+        BadValue: it is not TOML; the message has the line.
+        OSError: it cannot be read.
     """
     try:
         text = path.read_text()
@@ -164,14 +168,15 @@ def read_toml(path: Path) -> dict[str, object]:
         raise BadValue(f"{path}: not TOML: {error}{_line_of(error, text)}") from None
     except UnicodeDecodeError as error:
         raise BadValue(f"{path}: not UTF-8 text: byte {error.start}") from None
-    except OSError as error:
-        raise BadValue(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _line_of(error: tomllib.TOMLDecodeError, text: str) -> str:
     """The line that an error is about, for the end of its message; empty if that is the end of the file."""
     found = re.search(r"\(at line (\d+),", str(error))
-    return f": {text.splitlines()[int(found[1]) - 1].strip()[:LINE_SHOWN_MAX]!r}" if found else ""
+    if not found:
+        return ""
+    line = text.split("\n")[int(found[1]) - 1]  # TOML knows no other ends of lines
+    return f": {line.strip()[:LINE_SHOWN_MAX]!r}"
 
 
 def _flatten(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -310,6 +310,16 @@ def silent(client: Client) -> list[bytes]:
     ]
 
 
+def elsewhere(client: Client) -> list[bytes]:
+    """A new connection: acks=0 to another topic too, in one piece, at the time when it would leave."""
+    return [
+        client.produce(X, acks=0),
+        client.produce(X, acks=0) + client.produce(Y, acks=0),
+        client.produce(X, acks=0) + client.produce(X, acks=0),
+        client.ask(X) + client.ask(Y),
+    ]
+
+
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(connection_state, "TURNS_TO_HAND_OVER", 2)
@@ -326,13 +336,15 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
     bench.number += 1
     client = Client(bench)
     acks = 0 if script is silent else 1
-    client.pieces = [client.ask(X) + client.ask(Y), client.produce(X, acks), client.produce(X, acks)]  # then: worth it
+    client.pieces = [client.ask(X) + client.ask(Y)]
+    if script is not elsewhere:
+        client.pieces += [client.produce(X, acks), client.produce(X, acks)]  # then it is worth it
     client.settle()
     if not acks:  # nobody said that it has arrived
         bench.everybody()
         bench.everybody()
     assert not client.hung_up
-    bench.handed_over += not bench.holders(client.sock, WORKER)  # it is on its way to the writer
+    bench.handed_over += script is elsewhere or not bench.holders(client.sock, WORKER)  # it is on its way to the writer
     client.pieces = script(client)
     died = False
     for step in word:
@@ -381,14 +393,14 @@ def stored(path: Path) -> list[bytes]:
     return values
 
 
-@pytest.mark.parametrize("script", [usual, mixed, silent])
+@pytest.mark.parametrize("script", [usual, mixed, silent, elsewhere])
 def test_every_interleaving(bench: Bench, script: Callable[[Client], list[bytes]]) -> None:
     for word in itertools.product("cwx", repeat=LENGTH):
         run(bench, script, word)
 
 
 @pytest.mark.parametrize("dies", ["W", "X", "Y"])
-@pytest.mark.parametrize("script", [usual, mixed, silent])
+@pytest.mark.parametrize("script", [usual, mixed, silent, elsewhere])
 def test_every_interleaving_in_which_somebody_dies(
     bench: Bench, script: Callable[[Client], list[bytes]], dies: str
 ) -> None:

@@ -221,7 +221,7 @@ class Klite(Daemon):
         program = shutil.which(os.environ.get("KLITE", "klite"))
         if program is None:
             how = "`go build -o /usr/local/bin/klite ./cmd/klite` in a checkout of github.com/klaudworks/klite"
-            raise Missing(f"klite: {how}; or set KLITE to the program")
+            raise Missing(f"the program: {how}; or set KLITE to it")
         self.address, self.data_dir = f"127.0.0.1:{free_port()}", directory / "data"
         command = [program, "--listen", self.address, "--data-dir", str(self.data_dir), "--log-level", "error"]
         command += ["--wal-max-disk-size", str(KLITE_BYTES_MAX)]

@@ -48,7 +48,12 @@ class OpenBatches:
         self._open: dict[tuple[str, int], Batch] = {}  # in the order of creation
 
     def take(self, topic: str, known: KnownTopic, partition: int | None, size: int, *, plain: bool) -> Batch | None:
-        """An open batch with ``size`` bytes of room; None while the buffer is full."""
+        """An open batch with ``size`` bytes of room; None while the buffer is full.
+
+        Raises:
+            ClientBroken: the sender is broken, perhaps by a step that was interrupted just now.
+        """
+        self._check_whole()
         batch = self.sticky.get(topic) if partition is None else self._open.get((topic, partition))
         if batch is not None and batch.left_bytes < size:
             self.send_off(batch)
@@ -95,7 +100,9 @@ class OpenBatches:
     def seal_all(self) -> None:
         for batch in list(self._open.values()):
             self._seal(batch)
-        self.sticky.clear()  # a sealing that was interrupted may have left one: it would take messages for ever
+        # A sealing that was interrupted may have left a done batch: it would take messages, or be due, for ever.
+        self._open.clear()
+        self.sticky.clear()
 
     def seal_due(self, now_s: float) -> float | None:
         """Seal the batches that have lingered.  Returns when the next one will have; None when no batch is open."""
@@ -131,6 +138,7 @@ class OpenBatches:
 
     def _open_batch(self, topic: str, known: KnownTopic, partition: int | None, size: int) -> Batch | None:
         """A new batch, or the one open for a partition chosen at random; None while the buffer is full."""
+        self._check_whole()
         sticky = partition is None
         if partition is None:
             live = known.live
@@ -155,6 +163,10 @@ class OpenBatches:
             self.sticky[topic] = batch
         self._sender.awaken()
         return batch
+
+    def _check_whole(self) -> None:
+        if not self._sender.is_whole():
+            self._sender.check()
 
     def _without_trouble(self, topic: str, live: Sequence[int]) -> Sequence[int]:
         """The partitions without a known trouble; all, if each has one."""

@@ -138,6 +138,8 @@ class Sender:
                 with self.lock:
                     if not done():
                         self.pump(self._clock(), True)
+                        if self.broken is not None:  # breaking may have been interrupted, too
+                            self.outstanding.fail_all(self.broken)
                     finished = done()
                 self.callbacks.run()
                 if finished or done():

@@ -20,7 +20,7 @@ Layout, in native-endian u64 cells (one host, so no byte order to agree on)::
     100 HANDED_OVER    9 times 26 cells for metrics: a row and bytes in and out for the produce requests of connections
                        that were handed over, by the kind of their listener
     334 PARTS          parts of produce requests that have arrived, for metrics
-    335 FLUSH_MESSAGES the topic's flush.messages
+    335 FLUSH_MESSAGES the topic's flush.messages and 1; 0 before its first writer has opened it
     336 FETCHED        64 times 2 cells for metrics, one pair per network worker: bytes sent to consumers, and replies
                        with any
     464 ROWS...        base offset of segment i at cell 464 + i % ROW_COUNT
@@ -193,7 +193,7 @@ class SegmentTable:
         self._cells[STATE] = state
 
     def set_flush_messages(self, count: int) -> None:
-        self._cells[FLUSH_MESSAGES] = count
+        self._cells[FLUSH_MESSAGES] = count + 1
 
     def count(self, counter: int, amount: int) -> None:
         """Add to a counter (an index into COUNTER_NAMES)."""
@@ -261,8 +261,8 @@ class SegmentTable:
 
     @property
     def flushes_at_once(self) -> bool:
-        """Whether no flush waits for more messages."""
-        return int(self._cells[FLUSH_MESSAGES]) <= 1
+        """Whether it is known that no flush waits for more messages."""
+        return 1 <= int(self._cells[FLUSH_MESSAGES]) <= 2
 
     @property
     def records(self) -> int:

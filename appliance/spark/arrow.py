@@ -1,7 +1,7 @@
 """Converts record batches to Arrow record batches with the columns of Spark's Kafka connector.
 
-Only the starts of records must be found one after another: many small batches are walked in step, the k-th record of
-all of them at once, others batch by batch (``record_starts``).  Then all records of a few megabytes are decoded
+First the starts of records are found: many small batches are walked in step, the k-th record of all of them at once,
+others batch by batch (``record_starts``).  Then all records of a few megabytes are decoded
 together, with one numpy operation per field.  Varints are read at the positions of all records at once and checked
 against each other (a record ends where the next one starts, offset deltas count up).  One Arrow ``take`` each copies
 keys and values out of the bytes.

@@ -165,7 +165,7 @@ def stop_supervisor(run: Run) -> None:
         run.load.wait_progress()
         victim = run.pid("writer")
         run.kill(victim)
-    wait_for(lambda: victim not in run.server.pids("writer"), "another writer", UP_S_MAX)
+    wait_for(lambda: victim not in run.server.pids("writer"), "the writer to be gone", UP_S_MAX)
     run.load.wait_progress()
 
 

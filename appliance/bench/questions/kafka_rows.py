@@ -1,7 +1,8 @@
 """Is the Kafka listener faster than Apache Kafka, with the same client?
 
 One producer or consumer, one partition.  An appliance flushes before readers see messages and before acks=all is
-answered.  Kafka's defaults do not flush, except in the workloads named durable (``flush.messages=1``).  "headers only"
+answered.  Kafka's defaults do not flush, except in the workloads named durable (``flush.messages=1``).  klite, if it is
+measured, flushes before any answer.  "headers only"
 is a consumer in C that looks at nothing but the headers of batches: librdkafka spends more on a message than the
 brokers do.
 """

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from ...config import Network
@@ -222,10 +223,12 @@ class Connections:
         oldest = self._buffers.oldest
         if oldest is None or oldest.starved or self._turn.now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
             return  # a starved oldest frame is whole, since it may always grow: it waits for writers, too
-        for connection in self.by_fd.values():
-            if connection.inbox is oldest:
+        for connection in [one for one in self.by_fd.values() if one.inbox is oldest]:
+            if connection.settling:  # it would be read else
+                connection.cancel_handoff()
+                self.watch(connection)
+            else:
                 self.disconnect(connection, "its unfinished request keeps memory that others wait for")
-                return
 
     # ---- sending
 
@@ -240,8 +243,7 @@ class Connections:
     def advance_touched(self) -> None:
         """For each touched connection: send ready replies, start stalled requests, hand it over if due."""
         while self.touched:
-            connection, _ = self.touched.popitem()
-            self._advance(connection)
+            self._advance(self.touched.popitem()[0])
 
     def _advance(self, connection: Connection) -> None:
         if connection.closed:
@@ -299,10 +301,8 @@ class Connections:
         protocol = connection.listener.protocol
         self._turn.complain("%s listener: connection of %s closed: %s", protocol, connection.peer, reason)
         connection.collect()
-        try:
+        with suppress(OSError):  # it was closed by the peer already
             connection.send()
-        except OSError:
-            pass  # it was closed by the peer already
         self.close(connection)
 
     def _end(self, connection: Connection) -> None:

@@ -6,6 +6,7 @@ See :mod:`appliance.processes.handoff`.  Bounds: ``network.handoff_bytes_max`` f
 from __future__ import annotations
 
 import socket
+from typing import Final
 
 from ...shared.arena import BLOCK_BYTES
 from ...wire.transport import PlainTransport
@@ -18,6 +19,9 @@ from .places import Places
 from .relaying import Relaying
 from .turn import Turn
 from .writer_link import HandedOver, WriterLink
+
+SETTLING_MS_MAX: Final = 2_000
+"""How long a connection may be left unread, from when it began to produce to one partition only."""
 
 
 class HandingOver:
@@ -53,19 +57,22 @@ class HandingOver:
         is_due = count.is_due(link, acks, self._turn.now_ms, outstanding <= (1 if acks else parts))
         # A request with acks=0 to another writer may wait for long.
         none_elsewhere = count.alone if acks == 0 else outstanding <= len(connection.requests)
-        may_leave = is_due and none_elsewhere and link.may_hand_over and _is_worth_it(connection)
+        fits = self._buffer_bytes(connection) <= self._bytes_left
+        may_leave = is_due and fits and none_elsewhere and link.may_hand_over and _is_worth_it(connection)
         connection.hand_over_to = link if may_leave else None
+        # A flush that waits for more of its kind would wait for what is not read.
         connection.settling = may_leave and (acks >= 0 or partition.table.flushes_at_once)
-        if connection.settling:  # else the flush that answers it may wait for more of its kind
-            self._connections.watch(connection)
+        if connection.settling:  # unless the next request changes it, it is not read from the end of this turn on
+            self._connections.touched[connection] = None
 
     def hand_over(self, connection: Connection) -> bool:
         """Send a connection with nothing outstanding to the writer, if that is still possible."""
         link, inbox = connection.hand_over_to, connection.inbox
         assert link is not None
-        buffer_bytes = max(inbox.buffer_bytes, handoff.BUFFER_BYTES_MIN)
+        buffer_bytes = self._buffer_bytes(connection)
         fits = buffer_bytes <= self._bytes_left and len(inbox) <= handoff.PIECE_BYTES
-        if not fits or not link.may_hand_over or self._turn.stopping:
+        metered = connection.session.meter is not None
+        if not fits or metered or not link.may_hand_over or self._turn.stopping:
             connection.cancel_handoff()
             return False
         try:
@@ -95,6 +102,26 @@ class HandingOver:
                 raise
         self._connections.release(connection)
         handed_over.relay = self._relaying.begin(connection.transport, near)
+
+    def check_timeouts(self) -> None:
+        """Read connections again that have been settling for long: a flush is slow, or waits for more after all."""
+        for connection in list(self._connections.by_fd.values()):
+            if connection.settling and self._turn.now_ms - connection.handoff_count.since_ms > SETTLING_MS_MAX:
+                self._keep(connection)
+
+    def keep_all(self) -> None:
+        """Hand none over that was about to be: what a client may do has changed."""
+        for connection in list(self._connections.by_fd.values()):
+            if connection.hand_over_to is not None:
+                self._keep(connection)
+
+    def _keep(self, connection: Connection) -> None:
+        connection.cancel_handoff()
+        self._connections.watch(connection)
+
+    def _buffer_bytes(self, connection: Connection) -> int:
+        """The size of its buffer in a writer."""
+        return max(connection.inbox.buffer_bytes, handoff.BUFFER_BYTES_MIN)
 
     def take_back(self, handed_over: HandedOver, sock: socket.socket | None) -> None:
         """Serve a connection that comes back; without a socket it is closed."""

@@ -213,6 +213,7 @@ class LoggingIn:
             if session.mechanism:
                 session.expire()
                 connection.cancel_handoff()
+                self._connections.watch(connection)
             else:
                 self._turn.audit.refused(Reason.TIMEOUT, "", connection.peer, what="login")
                 self._connections.disconnect(connection, "it has not logged in within security.login_ms_max")

@@ -153,7 +153,8 @@ class Producing:
             partition.link.ask_for_room()
 
     def recall(self) -> None:
-        """Ask all writers to give their connections back."""
+        """Ask all writers to give their connections back, and hand none over that was about to be."""
+        self._handing_over.keep_all()
         for partition in self.by_fd.values():
             partition.link.recall()
 
@@ -235,7 +236,8 @@ class Producing:
         self._resume_stalled(link)
 
     def check_timeouts(self) -> None:
-        """Fail append requests that have waited too long for a writer."""
+        """Fail append requests that have waited too long for a writer; end settling that takes too long."""
+        self._handing_over.check_timeouts()
         for partition in list(self._waiting):
             link = partition.link
             error = WriterGone(f"{link.name} has no writer: it is being recovered, send again")

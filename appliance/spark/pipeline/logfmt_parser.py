@@ -147,17 +147,17 @@ def _split_at_once(whole: Lines) -> tuple[Pairs, np.ndarray]:
     stops = np.minimum(np.append(gaps, np.int32(len(data))).take(behind), whole.stops.take(lines))
     initial = np.append(True, starts[1:] != starts[:-1])[: len(starts)]  # others are within values
     strange = (seen[first + count] - seen[first]) & 1 > 0
+    real = initial & (at > starts)  # with a key
     if seen[-1]:
         # Quotes have to open after a field's equals sign, and to close before a blank or the line's end.
         assigns = np.zeros(len(marks) + 1, bool)
-        assigns[:-1][signs] = initial
+        assigns[:-1][signs] = real
         number = np.flatnonzero(quotes)
         position, whose = marks[number], owner[number]
         opened = assigns[number - 1] & (marks[number - 1] == position - 1) & (owner[number - 1] == whose)
         following = np.minimum(number + 1, len(marks) - 1)
         closed = (position + 1 == whole.stops[whose]) | (blanks[following] & (marks[following] == position + 1))
         strange[whose[~np.where(inside[number], opened, closed)]] = True
-    real = initial & (at > starts)
     starts, at, stops, lines = (each.compress(real) for each in (starts, at, stops, lines))
     begun = at + 1
     quoted = (begun < stops) & (data.take(begun, mode="clip") == QUOTE) if len(at) else np.zeros(0, bool)

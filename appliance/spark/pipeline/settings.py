@@ -243,6 +243,7 @@ def load(path: Path) -> Settings:
 
     Raises:
         UnknownKey, BadValue: a setting is wrong, or the file is.
+        OSError: the file cannot be read.
     """
     return parse(read_toml(path), path.parent.resolve(), str(path))
 
