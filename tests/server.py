@@ -55,8 +55,12 @@ class Server(LocalAppliance):
         return [row for row in self.state["processes"] if row["role"] == role]
 
     def pid_of(self, role: str) -> int:
-        """The first process with a role, as soon as state.json shows one: it is written up to 0.2 s after a change."""
+        """The process with a role, as soon as state.json shows it: that is written up to 0.2 s after a change.
+
+        It is the first one of those roles that several have.
+        """
         pids: list[int] = wait_for(lambda: self.pids(role), f"a process with the role {role} to be shown")
+        assert role in ("network", "writer", "zookeeper") or len(pids) == 1, f"{role}: {pids}"
         return pids[0]
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:

@@ -24,7 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """Runs callbacks.  ``called(batch)`` is called with the lock held when all callbacks of a batch have returned."""
+    """Runs callbacks.
+
+    ``called(batch)`` is called with the lock held when all callbacks of a batch have returned; after an interrupt
+    perhaps twice.
+    """
 
     def __init__(self, lock: threading.Lock, called: Callable[[Batch], None]) -> None:
         self.pending: deque[Batch] = deque()
@@ -59,9 +63,9 @@ class Callbacks:
                         batch.called += 1  # before the call: an interrupted callback is not called again
                         callback(batch.error, batch.topic, batch.partition, offset)
                 with self._lock:
+                    self._called(batch)  # first: an interrupt here leaves it pending, and it is done again
                     if self.pending and self.pending[0] is batch:
                         self.pending.popleft()
-                    self._called(batch)
             finally:
                 if here:
                     self._running_in = 0
