@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from appliance.bench.compiling import Missing
 from appliance.bench.harness import SMOKE_SCALE, Harness, Options
 from appliance.bench.kafka_clients import Run
 from appliance.bench.measures import Limit, Result, load, ratios
-from appliance.bench.questions import java_tools, sizes
+from appliance.bench.questions import java_tools, paper_figures, sizes
 from appliance.bench.stamps import Wrong
 from appliance.cli import bench_command
 
@@ -189,3 +190,17 @@ def test_what_javas_tools_print_is_read() -> None:
     for reader in (lambda: java_tools.producer_rate(sent, 1999), lambda: java_tools.consumer_rate(read, 1999)):
         with pytest.raises(Wrong):
             reader()
+
+
+def test_bytes_on_the_disk_are_those_that_were_written_not_what_was_reserved_or_deleted(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(b"x" * 10_000)
+    journal = tmp_path / "journal"
+    journal.write_bytes(bytes(1 << 20))
+    before = paper_figures.held(tmp_path)
+    with journal.open("r+b") as file:
+        file.write(b"x" * 5000)
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 20)
+    (tmp_path / "new").write_bytes(b"y" * 100)
+    (tmp_path / "old").unlink()
+    assert paper_figures.added(before, paper_figures.held(tmp_path)) == 2 * 4096 + 100

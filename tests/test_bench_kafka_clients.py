@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.bench import compiling, stamps
-from appliance.bench.brokers import Klite, OurBroker
+from appliance.bench.brokers import EmptyBroker, Klite, OurBroker
 from appliance.bench.compiling import Missing
-from appliance.bench.kafka_clients import AT_ONCE, FIFTY, KafkaClient, c_client, outcome, python_client
-from appliance.bench.kafka_side import KafkaSide
+from appliance.bench.kafka_clients import (
+    AT_ONCE,
+    FIFTY,
+    KafkaClient,
+    c_client,
+    fetch_headers,
+    outcome,
+    python_client,
+)
+from appliance.bench.kafka_side import EmptySide, KafkaSide
 from appliance.bench.questions import end_to_end
 
 COUNT, SIZE = 1000, 100
@@ -116,3 +124,20 @@ def test_klite_is_measured_where_it_is(tmp_path: Path, client: KafkaClient) -> N
         assert run.count == 100 and klite.pss_bytes() > 0
     finally:
         klite.stop()
+
+
+def test_an_empty_broker_forgets_what_is_produced_and_sends_what_the_appliance_has(
+    broker: OurBroker, client: KafkaClient, tmp_path: Path
+) -> None:
+    ours = KafkaSide(broker, client)
+    empty = EmptyBroker(tmp_path / "empty", broker.data_dir)
+    try:
+        side = EmptySide(empty, ours)
+        topic = side.filled(1000, SIZE)
+        sent = [client.produce(empty.address, topic, 1000, SIZE, FIFTY | {"acks": acks}) for acks in ("0", "1")]
+        found = [each.consume(topic, 1000, SIZE) for each in (side, ours)]
+        assert {run.check for run in [*sent, *found]} == {sent[0].check}
+        assert [run.count for run in found] == [1000, 1000]
+        assert fetch_headers(empty.address, topic, 1000).check == fetch_headers(broker.address, topic, 1000).check
+    finally:
+        empty.stop()

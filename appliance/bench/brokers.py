@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 from ..client.admin import Admin
 from . import accounts
-from .compiling import Missing
+from .compiling import Missing, empty_broker
 from .local_appliance import LocalAppliance
 
 START_S_MAX = 60
 STOP_S_MAX = 20
 ANSWER_S_MAX = 30
-APPLIANCE, KAFKA, KLITE = "appliance", "Kafka 4.1", "klite"
+APPLIANCE, KAFKA, KLITE, EMPTY = "appliance", "Kafka 4.1", "klite", "an empty broker"
 KLITE_BYTES_MAX = 16 << 30
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
@@ -229,6 +229,25 @@ class Klite(Daemon):
 
     def messages(self, topic: str, partitions: int) -> int:
         return ends_of(self.address, topic, partitions)
+
+
+class EmptyBroker(Daemon):
+    """A broker in C that does nothing: it forgets what is produced.  What an appliance has in ``logs`` can be fetched.
+
+    Raises:
+        Missing: there is no compiler.
+    """
+
+    name = EMPTY
+
+    def __init__(self, directory: Path, logs: Path) -> None:
+        port = free_port()
+        self.address, self.data_dir = f"127.0.0.1:{port}", logs
+        super().__init__([str(empty_broker()), str(port), str(logs)], directory, lambda: answers(self.address))
+
+    def messages(self, topic: str, partitions: int) -> int:
+        """None, of what is produced to it."""
+        return 0
 
 
 def ends_of(address: str, topic: str, partitions: int) -> int:

@@ -31,6 +31,12 @@ def echo() -> Path:
 
 
 @cache
+def empty_broker() -> Path:
+    """The program of ``c/empty_broker.c``."""
+    return _compiled("empty_broker", [])
+
+
+@cache
 def fetch_client() -> Path:
     """The program of ``c/fetch_client.c``."""
     return _compiled("fetch_client", [])

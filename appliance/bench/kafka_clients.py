@@ -20,7 +20,8 @@ LARGE = {"linger.ms": "5", "batch.size": "1000000", "batch.num.messages": "10000
 FIFTY = {"linger.ms": "5", "batch.num.messages": "50"}
 ONE = {"linger.ms": "0", "batch.num.messages": "1", "max.in.flight.requests.per.connection": "5"}
 QUEUE = {"queue.buffering.max.messages": "1000000", "queue.buffering.max.kbytes": "1000000"}
-FETCH = {"fetch.message.max.bytes": "4000000", "queued.min.messages": "1000000", "fetch.queue.backoff.ms": "1"}
+LONG_QUEUE = {"queued.min.messages": "1000000", "fetch.message.max.bytes": "4000000", "fetch.queue.backoff.ms": "1"}
+FETCH_BYTES_MAX = 4_000_000
 AT_ONCE = {"fetch.wait.max.ms": "500", "fetch.error.backoff.ms": "1"}
 
 
@@ -72,7 +73,7 @@ class KafkaClient:
         self, address: str, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1
     ) -> Run:
         """Read ``count`` messages from the beginning."""
-        return outcome(self.start("consume", address, topic, partitions, count, size, FETCH | settings), count)
+        return outcome(self.start("consume", address, topic, partitions, count, size, settings), count)
 
 
 def outcome(program: subprocess.Popen[str], count: int) -> Run:
@@ -100,7 +101,7 @@ def fetch_headers(address: str, topic: str, count: int) -> Run:
     librdkafka spends more on a message than a broker does, so it hides the broker; this shows it.
     """
     host, port = address.rsplit(":", 1)
-    command = [str(fetch_client()), host, port, topic, str(count), FETCH["fetch.message.max.bytes"]]
+    command = [str(fetch_client()), host, port, topic, str(count), str(FETCH_BYTES_MAX)]
     return outcome(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), count)
 
 

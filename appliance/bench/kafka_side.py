@@ -11,7 +11,7 @@ import msgspec
 
 from .. import extras
 from . import brokers
-from .brokers import APPLIANCE, KAFKA, Broker, Launcher
+from .brokers import APPLIANCE, KAFKA, Broker, EmptyBroker, Launcher
 from .compiling import Missing
 from .harness import Harness, drop_page_cache
 from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
@@ -93,8 +93,35 @@ class KafkaSide:
             raise Wrong(f"{self.name}: what arrived is not what was sent: {run.check}, {found.check}")
         return msgspec.structs.replace(run, seconds=run.seconds + found.seconds) if settings["acks"] == "0" else run
 
-    def consume(self, topic: str, count: int, size: int, partitions: int = 1) -> Run:
-        return self.client.consume(self.broker.address, topic, count, size, self._security, partitions)
+    def consume(
+        self, topic: str, count: int, size: int, partitions: int = 1, settings: Mapping[str, str] | None = None
+    ) -> Run:
+        """``settings`` go over the client's defaults."""
+        given = dict(settings or {}) | self._security
+        return self.client.consume(self.broker.address, topic, count, size, given, partitions)
+
+
+class EmptySide(KafkaSide):
+    """The client with a broker that does nothing: what it reaches there, it reaches with no broker.
+
+    Nothing is stored, so what is produced is not counted; what is consumed is what ``ours`` has.
+
+    Raises:
+        Missing: there is no compiler.
+    """
+
+    def __init__(self, broker: EmptyBroker, ours: KafkaSide) -> None:
+        super().__init__(broker, ours.client)
+        self._ours = ours
+
+    def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        return "any"
+
+    def filled(self, count: int, size: int, partitions: int = 1) -> str:
+        return self._ours.filled(count, size, partitions)
+
+    def produce(self, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1) -> Run:
+        return self.client.produce(self.broker.address, topic, count, size, settings, partitions)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ..harness import Harness, drop_page_cache
-from ..kafka_clients import FETCH, LARGE, QUEUE, Run, outcome
+from ..kafka_clients import LARGE, QUEUE, Run, outcome
 from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
 
@@ -68,7 +68,7 @@ def both(side: KafkaSide, full: str, empty: str, count: int) -> tuple[Run, Run]:
     """
     address = side.broker.address
     programs = (
-        side.client.start("consume", address, full, 1, count, SIZE, FETCH),
+        side.client.start("consume", address, full, 1, count, SIZE, {}),
         side.client.start("produce", address, empty, 1, count, SIZE, QUEUE | LARGE | {"acks": "1"}),
     )
     consumer, producer = (outcome(program, count) for program in programs)

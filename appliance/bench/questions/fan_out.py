@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from ..harness import Harness
-from ..kafka_clients import FETCH, Run, outcome
+from ..kafka_clients import Run, outcome
 from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
 
@@ -21,8 +21,6 @@ SIZE = 200
 CONSUMERS = (1, 8, 32)
 COUNT = 2_000_000
 """Messages that all consumers together read, at least 100,000 each."""
-QUEUED = {"queued.min.messages": "100000"}
-"""So much less than one consumer alone may keep, that 32 have room."""
 
 
 def run(harness: Harness) -> None:
@@ -44,10 +42,7 @@ def together(side: KafkaSide, topic: str, count: int, consumers: int) -> Run:
         Wrong: they do not get the same.
     """
     start, cpu = time.perf_counter(), 0.0
-    running = [
-        side.client.start("consume", side.broker.address, topic, 1, count, SIZE, FETCH | QUEUED)
-        for _ in range(consumers)
-    ]
+    running = [side.client.start("consume", side.broker.address, topic, 1, count, SIZE, {}) for _ in range(consumers)]
     done = [outcome(program, count) for program in running]
     seconds = time.perf_counter() - start if consumers > 1 else done[0].seconds
     cpu = sum(run.client_cpu_s for run in done)

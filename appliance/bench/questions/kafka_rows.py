@@ -2,17 +2,26 @@
 
 One producer or consumer, one partition.  An appliance flushes before readers see messages and before acks=all is
 answered.  Kafka's defaults do not flush, except in the workloads named durable (``flush.messages=1``).  klite, if it is
-measured, flushes before any answer.  "headers only"
-is a consumer in C that looks at nothing but the headers of batches: librdkafka spends more on a message than the
-brokers do.
+measured, flushes before any answer.  With the client in C there are two more measurements, because librdkafka spends
+more on a message than the brokers do:
+
+* "an empty broker" forgets what is produced, and sends an appliance's log as it is: the client's limit.
+* "headers only" is a consumer in C that looks at nothing but the headers of batches: the brokers' limit.
+
+A consumer has librdkafka's defaults.  With "a long queue" it fetches up to a million messages ahead, as a broker is
+ahead that is faster than the client.  That makes the client slower: its two threads then contend for the memory that
+one allocates and the other frees.
 """
 
 from __future__ import annotations
 
-from ..brokers import KAFKA, KLITE, Klite, Launcher
+import contextlib
+from collections.abc import Iterator
+
+from ..brokers import EMPTY, KAFKA, KLITE, EmptyBroker, Klite, Launcher
 from ..harness import Harness
-from ..kafka_clients import FIFTY, LARGE, ONE, fetch_headers
-from ..kafka_side import KafkaSide, ours_and_kafka
+from ..kafka_clients import FIFTY, LARGE, LONG_QUEUE, ONE, fetch_headers
+from ..kafka_side import EmptySide, KafkaSide, ours_and_kafka
 
 TITLE = "Produce and consume through the Kafka listener"
 ROUND_S = 60
@@ -25,9 +34,19 @@ PYTHON_PART = 4
 def run(harness: Harness) -> None:
     klite = [Launcher(KLITE, Klite)] if KLITE in harness.options.peers else []
     with ours_and_kafka(harness, also=klite) as sides:
-        rows(harness, sides)
-        if sides[0].client.name == "C":
-            headers_only(harness, sides)
+        if sides[0].client.name != "C":
+            rows(harness, sides)
+            return
+        with empty(harness, sides[0]) as nothing:
+            rows(harness, [*sides, *nothing])
+            headers_only(harness, [*sides, *nothing])
+
+
+@contextlib.contextmanager
+def empty(harness: Harness, ours: KafkaSide) -> Iterator[list[EmptySide]]:
+    """The client with a broker that does nothing."""
+    with harness.started([Launcher(EMPTY, lambda directory: EmptyBroker(directory, ours.broker.data_dir))]) as brokers:
+        yield [EmptySide(broker, ours) for broker in brokers]
 
 
 def rows(harness: Harness, sides: list[KafkaSide]) -> None:
@@ -42,10 +61,12 @@ def rows(harness: Harness, sides: list[KafkaSide]) -> None:
     _produce(harness, sides, "durable, 50 a batch", 200_000, FIFTY | {"acks": "all"}, durable=True)
     _produce(harness, sides, "durable, 1 a batch", 10_000, many | {"acks": "all"}, durable=True)
     count = harness.scaled(COUNT_CONSUMED // part)
-    harness.run(
-        "consume, large fetches", sides, lambda side: side.filled(count, SIZE),
-        lambda side, topic: side.consume(topic, count, SIZE), limit="loopback sendfile", bytes_each=SIZE,
-    )  # fmt: skip
+    for workload, settings in (("consume", {}), ("consume, a long queue", LONG_QUEUE)):
+        harness.run(
+            workload, sides, lambda side: side.filled(count, SIZE),
+            lambda side, topic: side.consume(topic, count, SIZE, settings=settings),  # noqa: B023 - called at once
+            limit="loopback sendfile", bytes_each=SIZE,
+        )  # fmt: skip
 
 
 def headers_only(harness: Harness, sides: list[KafkaSide]) -> None:

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 from ..harness import Harness
-from ..kafka_clients import FETCH, LARGE, QUEUE, Run, outcome
+from ..kafka_clients import LARGE, QUEUE, Run, outcome
 from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
 
@@ -20,7 +20,6 @@ TITLE = "Several producers and consumers, several partitions"
 ROUND_S = 60
 COUNT = 1_500_000
 """Messages of all producers together."""
-FETCHING = FETCH | {"queued.min.messages": "100000"}
 
 
 class Crowd(NamedTuple):
@@ -72,8 +71,7 @@ def together(side: KafkaSide, topics: list[str], crowd: Crowd, count: int) -> Ru
     programs: list[subprocess.Popen[str]] = []
     for number, topic in enumerate(topics):
         if number < crowd.consumers:
-            arguments = ("consume", address, topic, crowd.partitions, count, crowd.size, FETCHING)
-            programs.append(side.client.start(*arguments))
+            programs.append(side.client.start("consume", address, topic, crowd.partitions, count, crowd.size, {}))
         if number < crowd.producers:
             settings = QUEUE | LARGE | {"acks": "1"}
             programs.append(side.client.start("produce", address, topic, crowd.partitions, count, crowd.size, settings))

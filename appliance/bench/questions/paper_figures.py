@@ -8,7 +8,8 @@ most of their users do; ``client`` says how busy these were.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ TITLE = "The paper's figures 4 and 5, and bytes per message on the disk"
 ROUND_S = 60
 SIZE = 200
 PRODUCE, CONSUME, STORED = "produce", "consume", "bytes on the disk per message"
+BLOCK = 4096
 COUNT_FIFTY, COUNT_ONE, COUNT_QUEUE = 500_000, 60_000, 15_000
 MANY_IN_FLIGHT = ONE | {"max.in.flight.requests.per.connection": "1000"}
 
@@ -51,9 +53,9 @@ def run(harness: Harness) -> None:
         topics: dict[str, str] = {}
 
         def produce(contender: Contender, topic: str) -> Run:
-            before = disk_bytes(contender.data_dir)
+            before = held(contender.data_dir)
             done = contender.produce(topic, contender.count)
-            stored[contender.name].append((disk_bytes(contender.data_dir) - before) / contender.count)
+            stored[contender.name].append(added(before, held(contender.data_dir)) / contender.count)
             topics[contender.name] = topic
             return done
 
@@ -98,14 +100,17 @@ def queue_contender(harness: Harness, queue: QueuePeer) -> Contender:
     )  # fmt: skip
 
 
-def disk_bytes(directory: Path) -> int:
-    """What the files below ``directory`` hold: no more than their length, nor than their blocks."""
-    total = 0
+def held(directory: Path) -> dict[Path, int]:
+    """The bytes in each file below ``directory``, without blocks of zeros: brokers make files before they fill them."""
+    found = {}
     for path in directory.rglob("*"):
-        try:
-            status = path.lstat()
-        except FileNotFoundError:
-            continue
-        if path.is_file():
-            total += min(status.st_size, status.st_blocks * 512)
-    return total
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            if path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    found[path] = sum(len(block) for block in iter(lambda: file.read(BLOCK), b"") if block.strip(b"\0"))
+    return found
+
+
+def added(before: Mapping[Path, int], after: Mapping[Path, int]) -> int:
+    """How much more the files hold.  A broker deletes old data when it likes: that is not counted."""
+    return sum(size - before.get(path, 0) for path, size in after.items())
