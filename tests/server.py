@@ -51,6 +51,11 @@ class Server(LocalAppliance):
         connect = self.state["zookeeper"]["connect"]
         return {"zookeeper.connect": connect, "zookeeper.user": LOCAL_USER, "zookeeper.password_file": file}
 
+    def wait_for_tables(self, topic: str, partitions: int = 1) -> None:
+        """Wait until state.json has the segment tables of a new topic: it is written a moment later."""
+        names = {f"{topic}-{number}" for number in range(partitions)}
+        wait_for(lambda: names <= set(self.state["tables"]), f"the tables of {topic} to be shown")
+
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [row for row in self.state["processes"] if row["role"] == role]
 

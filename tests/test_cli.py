@@ -187,13 +187,18 @@ def test_a_plain_start_imports_neither_typer_nor_the_client() -> None:
     assert done.stdout.strip() == "78 []" and "unknown key 'a'" in done.stderr
 
 
-@given(st.lists(st.sampled_from(["--data", "--config", "--set", "--help", "/d", "a=b", "-", ""]), max_size=6))
+START_WORDS = st.sampled_from(["--data", "--config", "--set", "--help", "/d", "a=b", "-", ""])
+START_PAIRS = st.tuples(st.sampled_from(["--data", "--config", "--set"]), st.sampled_from(["/d", "a=b", "-", ""]))
+
+
+@given(st.lists(START_WORDS, max_size=6) | st.lists(START_PAIRS, max_size=4).map(lambda pairs: [*sum(pairs, ())]))
 def test_a_start_is_parsed_alike_with_typer_and_without(words: list[str]) -> None:
     found = starting.plain_options(words)
     if found is None:
         return
     context = get_command(tree("start")).commands["start"].make_context("start", list(words))  # type: ignore[attr-defined]
-    assert found == starting.Options(*(context.params[name] for name in ("data", "config", "settings")))
+    data, config, settings = (context.params[name] for name in ("data", "config", "settings"))
+    assert found == starting.Options(data, config, [*settings])  # typer has () for none
 
 
 def test_each_command_is_found_in_its_module() -> None:

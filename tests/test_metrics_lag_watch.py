@@ -31,6 +31,7 @@ def test_lag_is_what_the_coordinator_says(server: Server) -> None:
         admin.create_topic("t", 2)
         sent = [producer.send("t", b"x" * 100, partition=n % 2).result(60) for n in range(60)]
         ends = {(row["partition"]): row["end"] for row in admin.topics(["t"])[0]["partitions"]}
+        server.wait_for_tables("t", 2)
         watch = LagWatch(server.data_dir)
         assert watch.measure().by_group == {}
 
@@ -55,7 +56,7 @@ def test_what_did_not_change_is_not_measured_again(server: Server) -> None:
     with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
         producer.send("u", b"x").result(60)
         admin.commit("once", {("u", 0): 0})
-        wait_for(lambda: "u-0" in server.state["tables"], "the supervisor to name the new table")
+        server.wait_for_tables("u")
         watch = LagWatch(server.data_dir)
         first = watch.measure()
         known = watch._known["once", TopicPartition("u", 0)]

@@ -59,6 +59,7 @@ def test_what_clients_did_is_counted(server: Server) -> None:
             assert peer.produce("counted", BATCH, acks=-1)[0] == 0
         assert peer.produce("nowhere", BATCH)[0]
         assert peer.fetch("counted", 0)
+        server.wait_for_tables("counted", 2)
         after = samples(server)
 
     def grown(name: str, *labels: str) -> float:
