@@ -22,7 +22,7 @@ from appliance.zookeeper.login import LOCAL_USER, SECRET_FILE, Login
 
 from .zookeeper_fixture import QUICK_JAVA
 
-__all__ = ["NotServing", "Server", "stopped", "wait_for"]
+__all__ = ["NotServing", "Server", "runs", "stopped", "wait_for"]
 
 
 class Server(LocalAppliance):
@@ -64,7 +64,11 @@ class Server(LocalAppliance):
 
         It is the first one of those roles that several have.
         """
-        pids: list[int] = wait_for(lambda: self.pids(role), f"a process with the role {role} to be shown")
+
+        def found() -> list[int]:
+            return [pid for pid in self.pids(role) if runs(pid)]  # not one that has just been killed
+
+        pids: list[int] = wait_for(found, f"a process with the role {role} to be shown")
         assert role in ("network", "writer", "zookeeper") or len(pids) == 1, f"{role}: {pids}"
         return pids[0]
 
@@ -91,6 +95,11 @@ class Server(LocalAppliance):
             self.process is not None and self.process.returncode < 0
         ):  # killed, and nothing will be started here again to clean up
             memory.unlink_all(memory.instance_of(self.data_dir))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists, and has not ended."""
+    return state_of(pid) not in ("", "Z", "X")
 
 
 @contextmanager

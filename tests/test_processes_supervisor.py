@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from appliance.shared import memory
 from appliance.wire import native
 
 from .native_peer import Peer
-from .server import NotServing, Server, stopped, wait_for
+from .server import NotServing, Server, runs, stopped, wait_for
 
 BATCH = encode_values([b"one"], 1_000)
 
@@ -223,12 +224,18 @@ def test_two_appliances_serve_side_by_side(make_appliance: Callable[..., Server]
         assert peer.admin("topics") == []
 
 
+def all_running(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, if none is that of a process which an earlier test has killed."""
+    return rows if all(runs(row["pid"]) for row in rows) else []
+
+
 def test_children_take_short_turns_on_the_processor(appliance: Server) -> None:
     def slice_ns(pid: int) -> int:
         found = re.search(r"^se\.slice\s*:\s*(\d+)", Path(f"/proc/{pid}/sched").read_text(), re.MULTILINE)
         return int(found[1]) if found else pytest.skip("this kernel does not show slices")
 
     usual = slice_ns(os.getpid())
-    for row in appliance.state["processes"]:
+    rows = wait_for(lambda: all_running(appliance.state["processes"]), "all processes to run")
+    for row in rows:
         wanted = usual if row["role"] == "supervisor" else child.SLICE_NS
         wait_for(lambda pid=row["pid"], wanted=wanted: slice_ns(pid) == wanted, f"short turns: {row}")
