@@ -25,6 +25,7 @@ class Machine(msgspec.Struct, frozen=True):
     python: str
     load: float
     file_system: str
+    congestion_control: str = ""
 
 
 def describe(directory: Path) -> Machine:
@@ -37,6 +38,7 @@ def describe(directory: Path) -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}",
         load=round(os.getloadavg()[0], 1),
         file_system=file_system(directory),
+        congestion_control=Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
     )
 
 

@@ -81,7 +81,7 @@ def facts(result: Result) -> Iterator[str]:
     """What figures depend on, a line each."""
     of = result.machine
     yield (f"{of.processors} x {of.processor}, {of.memory_bytes / 2**30:.0f} GiB, Linux {of.kernel}, {of.python}, "
-           f"{of.file_system}, load {of.load} before")  # fmt: skip
+           f"{of.file_system}, TCP {of.congestion_control or 'unknown'}, load {of.load} before")  # fmt: skip
     flushes = [limit_text(limit) for limit in result.limits if limit.name.startswith("fdatasync 4 KiB")]
     if flushes:
         yield f"fdatasync of 4 KiB: p50 {flushes[0]}, p99 {flushes[1]}"

@@ -20,7 +20,7 @@ QUESTIONS = (
 )  # fmt: skip
 """Modules in ``questions``, in the order in which they run and stand on the page."""
 KAFKA_PEER = "kafka"
-LIMITS_S, SMOKE_S = 15, 3
+LIMITS_S, SMOKE_S = 25, 3
 
 
 def estimate_s(questions: Sequence[str], options: Options, stored: Mapping[str, Result]) -> float:

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+static const char UNPACED[] = "reno"; /* as an appliance does on one host */
 enum { ROOM = 1 << 16 };
 static char bytes[ROOM];
 
@@ -54,6 +55,7 @@ static void serve(size_t size) {
         size_t part = 0;
         if (sock < 0) fail("accept");
         setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(sock, IPPROTO_TCP, TCP_CONGESTION, UNPACED, sizeof UNPACED - 1);
         event.data.fd = sock;
         epoll_ctl(poll, EPOLL_CTL_ADD, sock, &event);
         for (;;) {

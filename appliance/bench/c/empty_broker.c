@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/tcp.h>
@@ -24,6 +25,7 @@ enum { PRODUCE = 0, FETCH = 1, LIST_OFFSETS = 2, METADATA = 3, API_VERSIONS = 18
 static const int16_t APIS[][3] = {{PRODUCE, 3, 3}, {FETCH, 4, 4}, {LIST_OFFSETS, 1, 1}, {METADATA, 4, 4},
                                   {API_VERSIONS, 0, 3}};
 enum { CONNECTIONS_MAX = 64, FRAME_BYTES_MAX = 16 << 20, REPLY_BYTES_MAX = 1 << 16, NAME_BYTES_MAX = 249 };
+static const char UNPACED[] = "reno";
 enum { NOT_YET_US = 1000 }; /* a fetch at the end of the log is answered so late, without messages */
 
 typedef struct {
@@ -70,11 +72,16 @@ static void put_text(const char *text) {
     while (*text) put((uint8_t)*text++, 1);
 }
 
+static int may_go_on(int sock) { /* after a call that failed; if the client is gone the next recv says so */
+    struct pollfd one = {.fd = sock, .events = POLLOUT};
+    return errno == EAGAIN && poll(&one, 1, -1) == 1;
+}
+
 static void send_all(int sock, const uint8_t *bytes, size_t size, int flags) {
     while (size) {
         ssize_t sent = send(sock, bytes, size, MSG_NOSIGNAL | flags);
-        if (sent < 0) return; /* the client is gone: the next recv says so */
-        bytes += sent, size -= (size_t)sent;
+        if (sent < 0 && !may_go_on(sock)) return;
+        if (sent > 0) bytes += sent, size -= (size_t)sent;
     }
 }
 
@@ -181,8 +188,8 @@ static void fetch(int sock) { /* of one partition */
     send_reply(sock, size);
     while (size) {
         ssize_t sent = sendfile(sock, file, &offset, size);
-        if (sent <= 0) return;
-        size -= (size_t)sent;
+        if (sent < 0 && !may_go_on(sock)) return;
+        if (sent > 0) size -= (size_t)sent;
     }
 }
 
@@ -209,6 +216,7 @@ static void answer(int sock, const uint8_t *request, size_t size) {
 
 static int serve(int sock, Input *input) { /* whether the connection goes on */
     ssize_t got = recv(sock, input->bytes + input->size, input->room - input->size, 0);
+    if (got < 0 && errno == EAGAIN) return 1;
     if (got <= 0) return 0;
     input->size += (size_t)got;
     size_t done = 0;
@@ -244,9 +252,10 @@ int main(int argc, char **argv) {
             polled[i] = polled[connections], inputs[i] = inputs[connections--];
         }
         if (polled[0].revents) {
-            int sock = accept(listener, NULL, NULL);
+            int sock = accept4(listener, NULL, NULL, SOCK_NONBLOCK); /* sends as much at once as there is room for */
             if (sock < 0) fail("accept");
             setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+            setsockopt(sock, IPPROTO_TCP, TCP_CONGESTION, UNPACED, sizeof UNPACED - 1); /* as an appliance does */
             if (connections == CONNECTIONS_MAX) close(sock);
             else {
                 polled[++connections] = (struct pollfd){.fd = sock, .events = POLLIN};
