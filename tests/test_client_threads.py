@@ -11,6 +11,7 @@ import gc
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from appliance.client import Delivery, Producer
 from appliance.client.threads import Threads
-from appliance.errors import ApplianceError, CallbackFailed, ClientBroken
+from appliance.errors import ApplianceError, CallbackFailed, ClientBroken, OutOfResources
 
 from .client_peer import Peer
 from .interruptions import Interruption
@@ -127,6 +128,8 @@ def test_an_interrupt_anywhere_in_a_call_reaches_the_caller_and_leaves_a_produce
             work.close()
             work.check()
             assert len(work.told) >= work.asked, interruption.raised_at
+            sender = work.producer._sender
+            assert sender.broken or sender.torn or not sender.outstanding.buffered_bytes, interruption.raised_at
             return interruption
 
     untouched = attempt()
@@ -262,6 +265,40 @@ def test_every_call_of_a_broken_producer_says_so(peer: Peer, call: str, monkeypa
     if call != "close":
         with pytest.raises(ClientBroken):
             producer.close()
+
+
+def test_an_error_that_is_raised_by_every_call_does_not_grow(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(peer.address, linger_ms=60_000)
+    delivery = producer.send("t", b"never sent")
+    monkeypatch.setattr(producer._sender._background, "take_due", _fail)
+    wait_for(lambda: producer._sender.broken, "the thread ends")
+    lengths = set()
+    for call in [lambda: producer.send("t", b"x"), lambda: delivery.result(SEEN_S), lambda: producer.flush(SEEN_S)] * 3:
+        with pytest.raises(ClientBroken) as said:
+            call()
+        lengths.add(len(list(traceback.walk_tb(said.value.__traceback__))))
+    assert max(lengths) < 10
+    with pytest.raises(ClientBroken):
+        producer.close()
+
+
+def test_a_thread_that_cannot_be_started_is_said_and_started_by_the_next_call(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Producer(peer.address, linger_ms=1) as producer:
+        with monkeypatch.context() as refusing:
+            refusing.setattr(threading.Thread, "start", _refuse)
+            for _ in range(2):
+                with pytest.raises(OutOfResources, match="sending thread of this producer cannot be started"):
+                    producer.send("t", b"refused")
+        delivery = producer.send("t", b"taken")
+        wait_for(delivery.done, "the thread sends what nobody waits for")
+        assert not producer._sender.outstanding.buffered_bytes
+    assert [value for partition in (0, 1) for value in peer.log("t", partition).values()] == [b"taken"]
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_broken_producer_does_not_hide_what_ended_its_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from crc32c import crc32c
 from ..errors import ApplianceError, RequestTimedOut
 from ..records import batch as layout
 from ..records.encode import Fields, encode_batch, encode_values
+from .threads import fresh
 
 OFFSET_UNKNOWN = -1
 
@@ -189,7 +190,7 @@ class Delivery(tuple[Batch, int]):
         """
         error = self.exception(timeout)
         if error is not None:
-            raise error
+            raise fresh(error)
         batch, index = self
         return Sent(batch.topic, batch.partition, batch.offset_of(index), batch.timestamp)
 

@@ -156,12 +156,12 @@ class OpenBatches:
             return None
         now_s = self._clock()
         deadline_s = now_s + options.delivery_timeout_s
+        self._sender.awaken()  # first: without its thread nothing would send the batch
         batch = Batch(self._owner, topic, partition, bytes_max, self._limit, self._clock_ms(), now_s, deadline_s)
-        outstanding.buffered_bytes += bytes_max
-        self._open[topic, partition] = batch
+        # One statement, which no interrupt divides: a batch that is open has its share of the buffer.
+        self._open[topic, partition], outstanding.buffered_bytes = batch, outstanding.buffered_bytes + bytes_max
         if sticky:
             self.sticky[topic] = batch
-        self._sender.awaken()
         return batch
 
     def _check_whole(self) -> None:
@@ -181,11 +181,16 @@ class OpenBatches:
             return
         sender.torn = True
         topic = batch.topic
-        sender.outstanding.batches[batch] = None  # first: every batch in there is completed in the end
+        if batch.items:
+            sender.outstanding.batches[batch] = None  # first: every batch in there is completed in the end
         self._open.pop((topic, batch.partition), None)
         if self.sticky.get(topic) is batch:
             del self.sticky[topic]
         batch.count = len(batch.items)
+        if not batch.count:  # an interrupt came before its first message
+            sender.outstanding.buffered_bytes -= batch.bytes
+            sender.torn = False
+            return
         unused = batch.left_bytes - BATCH_BYTES
         batch.bytes -= unused
         sender.outstanding.buffered_bytes -= unused

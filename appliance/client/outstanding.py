@@ -56,8 +56,8 @@ class Outstanding:
         self._waiters -= 1
 
     def _remove(self, batch: Batch) -> None:
-        if batch in self.batches:
+        if batch in self.batches:  # perhaps again, after an interrupt between these two statements
+            self.buffered_bytes, batch.bytes = self.buffered_bytes - batch.bytes, 0
             del self.batches[batch]
-            self.buffered_bytes -= batch.bytes
         if self._waiters:
             self._changed.notify_all()

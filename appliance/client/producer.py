@@ -66,6 +66,7 @@ from .lifetime import ForeignLock, register
 from .open_batches import PLAIN_BYTES, OpenBatches
 from .producer_options import ProducerOptions, acks_number
 from .sender import Sender
+from .threads import fresh
 from .troubles import Trouble
 
 logger = logging.getLogger(__name__)
@@ -371,7 +372,7 @@ class Producer:
         if self.foreign:
             self._lock.__enter__()
         if self._sender.broken is not None and not closed_ok:
-            raise self._sender.broken
+            raise fresh(self._sender.broken)
 
 
 def _as_bytes(value: Any, what: str) -> bytes:

@@ -29,7 +29,7 @@ from .delivery import Batch
 from .dispatcher import CHECK_S, Dispatcher
 from .outstanding import Outstanding
 from .producer_options import ProducerOptions
-from .threads import Threads
+from .threads import Threads, fresh
 from .troubles import Troubles
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Sender:
             ClientBroken, CallbackFailed: the cause is attached.
         """
         if self.broken is not None:
-            raise self.broken
+            raise fresh(self.broken)
         self.callbacks.check()
 
     def prepare(self) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from ..errors import ClientBroken
+from ..errors import ApplianceError, ClientBroken, OutOfResources
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,18 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, run: Callable[[], object]) -> None:
+        """Start a thread.
+
+        Raises:
+            OutOfResources: the machine, or the limit of the process, allows no more threads; it may be called again.
+        """
         thread = threading.Thread(target=self._run, args=(name, run), name=f"appliance-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(thread)  # first: a thread that was started before an interrupt must be joined
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._threads.remove(thread)
+            raise OutOfResources(f"the {name} thread of this {self._client} cannot be started: {error}") from error
 
     @property
     def started(self) -> bool:
@@ -42,7 +51,7 @@ class Threads:
             ClientBroken: its cause is the exception.
         """
         if self.error is not None:
-            raise self.error
+            raise fresh(self.error)
 
     def join(self, timeout_s: float) -> list[str]:
         """Wait for all threads but the calling one, ``timeout_s`` each.  Returns the names of those that still run."""
@@ -77,6 +86,11 @@ class _Kept:
         if error is not None:
             self._keep(error)
         return True
+
+
+def fresh(error: ApplianceError) -> ApplianceError:
+    """An error that is raised more than once, without what earlier raising has added to its traceback."""
+    return error.with_traceback(None)
 
 
 def broken(what: str, cause: BaseException) -> ClientBroken:
