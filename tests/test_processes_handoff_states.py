@@ -320,6 +320,21 @@ def elsewhere(client: Client) -> list[bytes]:
     ]
 
 
+def busy(client: Client) -> list[bytes]:
+    """A new connection with something in flight at any time: it is not read until all is answered, and leaves."""
+    first, second, third, fourth = [client.produce(X, acks=-1) for _ in range(4)]
+    return [
+        first,
+        second + third + fourth[:20],
+        fourth[20:] + client.produce(X, acks=-1),
+        client.ask(X) + client.produce(X, acks=-1),
+    ]
+
+
+NEW: Final = (elsewhere, busy)
+"""Scripts of connections that have not been handed over when they begin."""
+
+
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(connection_state, "TURNS_TO_HAND_OVER", 2)
@@ -337,14 +352,14 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
     client = Client(bench)
     acks = 0 if script is silent else 1
     client.pieces = [client.ask(X) + client.ask(Y)]
-    if script is not elsewhere:
+    if script not in NEW:
         client.pieces += [client.produce(X, acks), client.produce(X, acks)]  # then it is worth it
     client.settle()
     if not acks:  # nobody said that it has arrived
         bench.everybody()
         bench.everybody()
     assert not client.hung_up
-    bench.handed_over += script is elsewhere or not bench.holders(client.sock, WORKER)  # it is on its way to the writer
+    bench.handed_over += script in NEW or not bench.holders(client.sock, WORKER)  # it is on its way to the writer
     client.pieces = script(client)
     died = False
     for step in word:
@@ -393,14 +408,14 @@ def stored(path: Path) -> list[bytes]:
     return values
 
 
-@pytest.mark.parametrize("script", [usual, mixed, silent, elsewhere])
+@pytest.mark.parametrize("script", [usual, mixed, silent, elsewhere, busy])
 def test_every_interleaving(bench: Bench, script: Callable[[Client], list[bytes]]) -> None:
     for word in itertools.product("cwx", repeat=LENGTH):
         run(bench, script, word)
 
 
 @pytest.mark.parametrize("dies", ["W", "X", "Y"])
-@pytest.mark.parametrize("script", [usual, mixed, silent, elsewhere])
+@pytest.mark.parametrize("script", [usual, mixed, silent, elsewhere, busy])
 def test_every_interleaving_in_which_somebody_dies(
     bench: Bench, script: Callable[[Client], list[bytes]], dies: str
 ) -> None:

@@ -1,10 +1,11 @@
-"""appliance.processes.network.producing: connections wait for a slow writer, and are resumed."""
+"""appliance.processes.network.producing and handing_over: connections that wait for a writer, or move to it."""
 
 from __future__ import annotations
 
 import select
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,10 +13,13 @@ import pytest
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
+from appliance.errors import WriterGone
+from appliance.processes.control import Channel
+from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
 from appliance.processes.network.client_session import ClientSession
-from appliance.processes.network.connection_state import Connection
+from appliance.processes.network.connection_state import HANDOFF_RETRY_MS, TURNS_TO_HAND_OVER, Connection
 from appliance.processes.network.connections import Connections
-from appliance.processes.network.handing_over import HandingOver
+from appliance.processes.network.handing_over import SETTLING_MS_MAX, HandingOver
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.places import Places
@@ -23,26 +27,41 @@ from appliance.processes.network.producing import Producing, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.writer_link import HandedOver, WriterLink
+from appliance.wire.frames import SIZE_BYTES
 from appliance.wire.listener_codecs import codec_of
-from appliance.wire.requests import Codec, Produce, ProducePart
+from appliance.wire.requests import Produce, ProducePart
 from appliance.wire.transport import PlainTransport
 
-ARENA_BYTES = 1 << 16
+ARENA_BYTES = 1 << 19
+
+
+@dataclass(eq=False)
+class KnownPartition:
+    link: WriterLink
+    table: SimpleNamespace
+    key: tuple[str, int] = ("t", 0)
 
 
 class Rig:
-    """A worker's connections, half of the arena taken, and one partition whose writer may have nothing in hand."""
+    """A worker's connections, and one partition, whose other end is ``writer``.
 
-    def __init__(self) -> None:
+    Half of the arena is taken, so a connection waits while the writer has ``in_hand_bytes_max`` in hand.
+    """
+
+    def __init__(self, in_hand_bytes_max: int = 0) -> None:
         self.turn = turn = Turn()
         epoll = select.epoll()
         self.buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), ARENA_BYTES)
         assert self.buffers.arena.allocate(ARENA_BYTES // 2) is not None
-        self.link = WriterLink("t-0", 0, epoll)
-        partitions = SimpleNamespace(of=lambda request: [SimpleNamespace(link=self.link)] * len(request.parts))
+        self.link = WriterLink("t-0", in_hand_bytes_max, epoll)
+        table = SimpleNamespace(start=0, state=0, flushes_at_once=True)
+        self.partition = cast(Any, KnownPartition(self.link, table))
+        partitions = SimpleNamespace(
+            of=lambda request: [self.partition] * len(request.parts), get=lambda key: self.partition
+        )
         self.connections = Connections(turn, epoll, self.buffers, Network())
         self.places = Places(turn, Network())
-        handing_over = HandingOver(turn, self.connections, self.buffers, self.places, Relaying(epoll), 0)
+        handing_over = HandingOver(turn, self.connections, self.buffers, self.places, Relaying(turn, epoll), 1 << 20)
         self.handing_over = handing_over
         known = cast(KnownPartitions, partitions)
         self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
@@ -53,7 +72,8 @@ class Rig:
     def connection(self) -> Connection:
         ours, _ = self.pair()
         listener = Listener("native", PLAINTEXT, "")
-        made = Connection(PlainTransport(ours), listener, "", cast(Codec, None), Inbox(self.buffers), ClientSession())
+        codec = codec_of("native", Config())
+        made = Connection(PlainTransport(ours), listener, "", codec, Inbox(self.buffers), ClientSession())
         self.connections.add(made)
         return made
 
@@ -63,10 +83,29 @@ class Rig:
         return ours, theirs
 
     def produce(self, connection: Connection) -> bool:
-        request = Produce(None, 1, 0, [ProducePart("t", 0, 0, 10)])
+        request = Produce([1], 1, 0, [ProducePart("t", 0, 0, 10)])
         return self.producing.start(connection, request, 0, memoryview(b""))
 
+    def join_writer(self) -> None:
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.writer = Channel(right)
+        self._sockets.append(right)
+        self.producing.join_writer(self.partition.key, left)
+
+    def pass_time(self, ms: int = 1) -> None:
+        """A new turn, so much later."""
+        self.turn.end()
+        self.turn.now_ms += ms
+        self.turn.now_ns += ms * 1_000_000
+
+    def is_read(self, connection: Connection) -> bool:
+        self.connections.watch(connection)
+        return bool(connection.events & select.EPOLLIN)
+
     def close(self) -> None:
+        if self.link.channel is not None:
+            self.link.disconnect(self.turn)
+        self.turn.end()
         for sock in self._sockets:
             sock.close()
         self._epoll.close()
@@ -106,6 +145,131 @@ def test_a_session_that_is_over_is_gated_as_soon_as_its_connection_comes_back(ri
         ours, _ = rig.pair()
         rig.handing_over.take_back(HandedOver(listener, "", codec_of("native", Config()), session, 0), ours)
         assert session.gated is over, deadline_ms
+
+
+def read_with_extent(connection: Connection) -> None:
+    """As if something had been received."""
+    connection.inbox.extent = connection.inbox.extent or connection.inbox._buffers.allocate(1)
+
+
+def busy(rig: Rig, acks: int = 1, turns: int = TURNS_TO_HAND_OVER) -> Connection:
+    """A connection that has produced in so many turns, with two requests outstanding at any time."""
+    connection = rig.connection()
+    connection.started = 2
+    connection.requests.extend([cast(Any, None)] * 2)
+    for _ in range(turns):
+        rig.pass_time()
+        for _ in range(3):
+            rig.handing_over.consider(connection, rig.partition, acks, 1)
+    return connection
+
+
+@pytest.fixture
+def joined() -> Iterator[Rig]:
+    """With a writer."""
+    made = Rig(ARENA_BYTES)
+    made.join_writer()
+    yield made
+    made.close()
+
+
+def test_a_busy_connection_is_left_unread_after_turns_not_requests(joined: Rig) -> None:
+    assert joined.is_read(busy(joined, turns=TURNS_TO_HAND_OVER - 1))
+    assert not joined.is_read(busy(joined))
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_a_connection_that_is_left_unread_in_vain_is_read_for_long(joined: Rig, acks: int) -> None:
+    connection = busy(joined, acks)
+    joined.handing_over.check_timeouts()
+    assert not joined.is_read(connection)
+    joined.pass_time(SETTLING_MS_MAX + 1)
+    joined.handing_over.check_timeouts()
+    assert joined.is_read(connection)
+    for _ in range(2 * TURNS_TO_HAND_OVER):
+        joined.pass_time(HANDOFF_RETRY_MS // 3 // TURNS_TO_HAND_OVER)
+        joined.handing_over.consider(connection, joined.partition, acks, 1)
+        assert joined.is_read(connection)
+    joined.pass_time(HANDOFF_RETRY_MS)
+    for _ in range(TURNS_TO_HAND_OVER):
+        joined.pass_time()
+        joined.handing_over.consider(connection, joined.partition, acks, 1)
+    assert not joined.is_read(connection)
+
+
+def test_when_rights_change_all_are_read_and_those_elsewhere_called_back(joined: Rig) -> None:
+    stays, leaves = busy(joined), busy(joined)
+    leaves.started = 0
+    leaves.requests.clear()
+    assert joined.handing_over.hand_over(leaves) and joined.writer.receive()[0][0][0] == "handoff"
+    joined.producing.recall()
+    assert joined.is_read(stays) and stays.hand_over_to is None
+    assert joined.writer.receive() == [(["recall"], [])]
+
+
+def test_it_is_left_unread_only_if_it_can_move(joined: Rig) -> None:
+    joined.partition.table.flushes_at_once = False  # it would wait for what is not read
+    assert joined.is_read(busy(joined, acks=-1)) and not joined.is_read(busy(joined, acks=1))
+    large = busy(joined, turns=TURNS_TO_HAND_OVER - 1)
+    large.inbox = Inbox(joined.buffers, bytes(PIECE_BYTES + 1))  # of a frame that is not whole
+    joined.pass_time()
+    joined.handing_over.consider(large, joined.partition, 1, 1)
+    assert joined.is_read(large)
+    assert joined.link.channel is not None
+    joined.link.channel.closed = True
+    assert joined.is_read(busy(joined))
+
+
+def test_a_connection_whose_frame_does_not_fit_a_writers_buffer_stays_for_long(joined: Rig) -> None:
+    for frame_bytes, stays in ((BUFFER_BYTES_MIN + 1, True), (BUFFER_BYTES_MIN - SIZE_BYTES, False)):
+        session = ClientSession()
+        joined.places.enter(session)
+        ours, _ = joined.pair()
+        listener, codec = Listener("native", PLAINTEXT, ""), codec_of("native", Config(), greeted=True)
+        handed_over = HandedOver(listener, "", codec, session, BUFFER_BYTES_MIN)
+        handed_over.received += frame_bytes.to_bytes(SIZE_BYTES, "big")
+        joined.handing_over.take_back(handed_over, ours)
+        connection = joined.connections.by_fd[ours.fileno()]
+        connection.started, connection.inbox = 2, Inbox(joined.buffers)
+        connection.requests.extend([cast(Any, None)] * 2)
+        for _ in range(TURNS_TO_HAND_OVER):
+            joined.pass_time()
+            joined.handing_over.consider(connection, joined.partition, 1, 1)
+        assert joined.is_read(connection) is stays, frame_bytes
+
+
+@pytest.mark.parametrize("notices", ["at its channel", "by its successor"])
+def test_what_a_writer_answered_before_it_died_is_not_failed(joined: Rig, notices: str) -> None:
+    connections = [joined.connection() for _ in range(3)]
+    for connection in connections:
+        read_with_extent(connection)
+        assert joined.produce(connection)
+        joined.producing.send_all()
+    pending = [connection.requests[0] for connection in connections]
+    tokens = [append[0] for message, _ in joined.writer.receive() for append in message]
+    for token in tokens[:2]:
+        joined.writer.send([(token, [0, token, token + 1], {}, -1)])
+    joined.writer.close()
+    joined.producing.ask_for_room()  # cannot be sent: the end is known before the answers are
+    assert joined.link.channel is not None and joined.link.channel.closed
+    if notices == "by its successor":
+        joined.join_writer()
+    else:
+        joined.producing.on_event(joined.partition, select.EPOLLIN | select.EPOLLHUP)
+    errors = [one.results[0].error for one in pending]
+    assert errors == [0, 0, WriterGone.code]
+
+
+def test_a_descriptor_is_open_until_the_turn_ends(joined: Rig) -> None:
+    """Its number would be another's, for which an event of this turn may be left."""
+    connection = joined.connection()
+    assert joined.link.channel is not None
+    channel = joined.link.channel
+    joined.connections.disconnect(connection, "for a test")
+    joined.producing.retire_writer(joined.partition)
+    assert connection.sock.fileno() >= 0 and channel.fileno() >= 0
+    joined.turn.end()
+    assert connection.sock.fileno() == channel.fileno() == -1
 
 
 def test_parts_of_joined_requests_are_added_at_once_unless_one_is_empty() -> None:

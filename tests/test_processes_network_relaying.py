@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from appliance.processes.network.connection_state import TURNS_TO_HAND_OVER
 from appliance.processes.network.relaying import Relay, Relaying
+from appliance.processes.network.turn import Turn
 from appliance.wire import native
 from appliance.wire.transport import PIECE_BYTES, RECEIVE_BYTES, PlainTransport
 
@@ -152,7 +153,8 @@ def test_no_byte_is_lost_whoever_does_not_take_it(steps: list[tuple[str, int]]) 
     for sock in sockets:
         sock.setblocking(False)
     client, inner, near, far = sockets
-    relaying = Relaying(epoll)
+    turn = Turn()
+    relaying = Relaying(turn, epoll)
     relay = relaying.begin(PlainTransport(inner), near)
     sent, got = {client: bytearray(), far: bytearray()}, {client: bytearray(), far: bytearray()}
     for step, size in steps:
@@ -176,6 +178,7 @@ def test_no_byte_is_lost_whoever_does_not_take_it(steps: list[tuple[str, int]]) 
     assert got[far] + received == sent[client]
     assert got[client] + unsent == sent[far]
     assert not relaying.by_fd
+    turn.end()
     for sock in (client, inner):
         sock.close()
     epoll.close()
@@ -190,7 +193,8 @@ class Ends:
         for sock in (inner, near):
             sock.setblocking(False)
         self.epoll = select.epoll()
-        self.relaying = Relaying(self.epoll)
+        self.turn = Turn()
+        self.relaying = Relaying(self.turn, self.epoll)
         self.relay = self.relaying.begin(PlainTransport(inner), near)
 
 
@@ -200,7 +204,7 @@ def ends() -> Iterator[Ends]:
     yield made
     if made.relaying.by_fd:
         made.relaying.lose(made.relay)
-    made.relaying.close_lost()
+    made.turn.end()
     for sock in (made.client, made.far):
         sock.close()
     made.epoll.close()
@@ -215,7 +219,7 @@ def test_the_client_gets_what_its_writer_sent_before_it_died(ends: Ends) -> None
     assert ends.client.recv(100) == b"reply"
     near_fd = ends.relay.near_fd
     assert ends.relay.near.fileno() == near_fd, "open until the turn ends: a number that is reused has no old event"
-    ends.relaying.close_lost()
+    ends.turn.end()
     assert ends.client.recv(100) == b""
 
 

@@ -23,6 +23,7 @@ from ...wire.requests import Codec, FileRange, Request
 from ...wire.transport import MORE, Transport
 from .client_session import ClientSession
 from .inbox import Inbox
+from .turn import Turn
 
 if TYPE_CHECKING:
     from .wait_lists import DelayedRequest
@@ -33,6 +34,8 @@ JOINED_BYTES_MAX: Final = 1 << 16
 TURNS_TO_HAND_OVER: Final = 32
 HANDOFF_WINDOW_MS: Final = 1_000
 """A connection is handed over after TURNS_TO_HAND_OVER turns in this time with produce requests and nothing else."""
+HANDOFF_RETRY_MS: Final = 30_000
+"""When to try again with a connection that was not read for nothing, or whose frames do not fit a writer's buffer."""
 
 
 class HandoffCount:
@@ -41,25 +44,32 @@ class HandoffCount:
     ``alone``: nothing that is outstanding is older than that.
     """
 
-    __slots__ = ("acks", "alone", "link", "since_ms", "turns")
+    __slots__ = ("_not_before_ms", "_turn_ns", "acks", "alone", "link", "since_ms", "turns")
 
     def __init__(self) -> None:
         self.link: WriterLink | None = None
         self.acks = self.turns = self.since_ms = 0
         self.alone = False
+        self._turn_ns = self._not_before_ms = 0
 
-    def is_due(self, link: WriterLink, acks: int, now_ms: int, alone: bool) -> bool:
-        """Count a turn with produce requests; return whether to hand the connection over.
+    def is_due(self, link: WriterLink, acks: int, turn: Turn, alone: bool) -> bool:
+        """Note a produce request, and its turn once; return whether to hand the connection over.
 
         ``alone``: nothing else is outstanding.
         """
         if link is not self.link or acks != self.acks:
             self.link, self.acks, self.alone, self.turns = link, acks, False, 0
-        if not self.turns or now_ms - self.since_ms > HANDOFF_WINDOW_MS:
-            self.turns, self.since_ms = 0, now_ms
+        if not self.turns or turn.now_ms - self.since_ms > HANDOFF_WINDOW_MS:
+            self.turns, self.since_ms = 0, turn.now_ms
         self.alone = self.alone or alone
-        self.turns += 1
-        return self.turns >= TURNS_TO_HAND_OVER
+        if turn.now_ns != self._turn_ns:
+            self._turn_ns = turn.now_ns
+            self.turns += 1
+        return self.turns >= TURNS_TO_HAND_OVER and turn.now_ms >= self._not_before_ms
+
+    def try_later(self, now_ms: int) -> None:
+        """Let the connection stay here for a while: it was handed over, or was about to be, for nothing."""
+        self._not_before_ms = now_ms + HANDOFF_RETRY_MS
 
 
 class Pending:

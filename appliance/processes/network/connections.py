@@ -315,7 +315,7 @@ class Connections:
         if connection.closed:
             return
         self.release(connection)
-        connection.transport.close()
+        self._turn.close_at_end(connection.transport.close)
 
     def release(self, connection: Connection) -> None:
         """Forget a connection; its transport stays open."""

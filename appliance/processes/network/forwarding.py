@@ -19,12 +19,13 @@ from typing import Any, Final
 import msgpack
 
 from ...errors import ProtocolFault
-from ...security.acls import Access
 from ...wire.requests import Forwarded, Produce
 from ..snapshot import SNAPSHOT
+from .admission import Admission
 from .connection_state import Connection, Pending
 from .connections import Connections
 from .snapshot_answers import SnapshotAnswers
+from .turn import Turn
 
 REPLY_BYTES_MAX: Final = 256 << 20
 READ_BYTES: Final = 1 << 20
@@ -186,24 +187,23 @@ class CoordinatorLink:
 class Forwarding:
     """Starts requests that are forwarded, and sends the replies on.
 
-    ``read_announcements`` reads what the supervisor has sent, ``access_of`` returns what a client may do,
-    ``on_refused`` notes which request for what is refused.
+    ``read_announcements`` reads what the supervisor has sent.
     """
 
     def __init__(
         self,
+        turn: Turn,
         connections: Connections,
         answers: SnapshotAnswers,
         epoll: select.epoll,
         read_announcements: Callable[[], None],
-        access_of: Callable[[Connection], Access],
-        on_refused: Callable[[Connection, str], None],
+        admission: Admission,
     ) -> None:
-        self._connections = connections
+        self._turn, self._connections = turn, connections
         self._answers = answers
         self._epoll = epoll
         self._read_announcements = read_announcements
-        self._access_of, self._on_refused = access_of, on_refused
+        self._admission = admission
         self._link = CoordinatorLink(answers.snapshot.take)
         self._waits = False
         """The socket is full; epoll reports when it takes more."""
@@ -214,7 +214,7 @@ class Forwarding:
         """Connect a coordinator that has been started."""
         if self._link.sock is not None:
             self._epoll.unregister(self.fd)
-            self._link.sock.close()
+            self._turn.close_at_end(self._link.sock.close)
         given_up = self._link.connect(socket.socket(fileno=fd))
         self.fd, self._waits = fd, False
         self._epoll.register(fd, select.EPOLLIN)
@@ -244,10 +244,10 @@ class Forwarding:
         if question is None:
             return None
         self.read_snapshot()
-        access = self._access_of(connection)
+        access = self._admission.access(connection)
         reply = self._answers.answer(question, connection.listener, access)
         if reply is not None and not access.unrestricted and (hidden := self._answers.hidden(question, access)):
-            self._on_refused(connection, f"{METADATA} {hidden}")
+            self._admission.refuse(connection, f"{METADATA} {hidden}")
         self._ask_for_producer_ids()
         return reply
 

@@ -9,6 +9,7 @@ import socket
 from typing import Final
 
 from ...shared.arena import BLOCK_BYTES
+from ...wire.frames import SIZE_BYTES
 from ...wire.transport import PlainTransport
 from .. import handoff
 from .connection_state import Connection
@@ -21,7 +22,7 @@ from .turn import Turn
 from .writer_link import HandedOver, WriterLink
 
 SETTLING_MS_MAX: Final = 2_000
-"""How long a connection may be left unread, from when it began to produce to one partition only."""
+"""A connection that has been left unread for so long is read again at the next check, within a second."""
 
 
 class HandingOver:
@@ -54,11 +55,11 @@ class HandingOver:
             return
         link, count = partition.link, connection.handoff_count
         outstanding = connection.started
-        is_due = count.is_due(link, acks, self._turn.now_ms, outstanding <= (1 if acks else parts))
+        is_due = count.is_due(link, acks, self._turn, outstanding <= (1 if acks else parts))
         # A request with acks=0 to another writer may wait for long.
         none_elsewhere = count.alone if acks == 0 else outstanding <= len(connection.requests)
-        fits = self._buffer_bytes(connection) <= self._bytes_left
-        may_leave = is_due and fits and none_elsewhere and link.may_hand_over and _is_worth_it(connection)
+        may_leave = is_due and none_elsewhere and self._fits(connection) and link.may_hand_over
+        may_leave = may_leave and _is_worth_it(connection)
         connection.hand_over_to = link if may_leave else None
         # A flush that waits for more of its kind would wait for what is not read.
         connection.settling = may_leave and (acks >= 0 or partition.table.flushes_at_once)
@@ -67,46 +68,38 @@ class HandingOver:
 
     def hand_over(self, connection: Connection) -> bool:
         """Send a connection with nothing outstanding to the writer, if that is still possible."""
-        link, inbox = connection.hand_over_to, connection.inbox
+        link = connection.hand_over_to
         assert link is not None
         buffer_bytes = self._buffer_bytes(connection)
-        fits = buffer_bytes <= self._bytes_left and len(inbox) <= handoff.PIECE_BYTES
         metered = connection.session.meter is not None
-        if not fits or metered or not link.may_hand_over or self._turn.stopping:
+        if not self._fits(connection) or metered or not link.may_hand_over or self._turn.stopping:
             connection.cancel_handoff()
             return False
+        near = None
         try:
             if connection.transport.may_be_handed_over:
-                link.hand_over(connection, connection.sock.fileno(), buffer_bytes)
-                self._connections.close(connection)
+                handed_over = link.hand_over(connection, connection.sock.fileno(), buffer_bytes)
             else:
-                self._relay(connection, link, buffer_bytes)
+                handed_over, near = _hand_over_pair(connection, link, buffer_bytes)
         except OSError:  # the kernel has no descriptor for the message
             connection.cancel_handoff()
             return False
+        if near is None:
+            self._connections.close(connection)
+        else:
+            self._connections.release(connection)
+            handed_over.relay = self._relaying.begin(connection.transport, near)
         self.count += 1
         self._bytes_left -= buffer_bytes
         self._places.enter(connection.session)
         return True
 
-    def _relay(self, connection: Connection, link: WriterLink, buffer_bytes: int) -> None:
-        """Hand a connection with TLS over, as one end of a pair of Unix sockets."""
-        near, far = socket.socketpair()
-        with far:
-            near.setblocking(False)
-            far.setblocking(False)  # for the writer, too: it is a property of what both processes hold
-            try:
-                handed_over = link.hand_over(connection, far.fileno(), buffer_bytes)
-            except OSError:
-                near.close()
-                raise
-        self._connections.release(connection)
-        handed_over.relay = self._relaying.begin(connection.transport, near)
-
     def check_timeouts(self) -> None:
         """Read connections again that have been settling for long: a flush is slow, or waits for more after all."""
         for connection in list(self._connections.by_fd.values()):
-            if connection.settling and self._turn.now_ms - connection.handoff_count.since_ms > SETTLING_MS_MAX:
+            count = connection.handoff_count
+            if connection.settling and self._turn.now_ms - count.since_ms > SETTLING_MS_MAX:
+                count.try_later(self._turn.now_ms)
                 self._keep(connection)
 
     def keep_all(self) -> None:
@@ -118,6 +111,10 @@ class HandingOver:
     def _keep(self, connection: Connection) -> None:
         connection.cancel_handoff()
         self._connections.watch(connection)
+
+    def _fits(self, connection: Connection) -> bool:
+        """Whether its bytes fit a message, and its buffer what is left for all."""
+        return len(connection.inbox) <= handoff.PIECE_BYTES and self._buffer_bytes(connection) <= self._bytes_left
 
     def _buffer_bytes(self, connection: Connection) -> int:
         """The size of its buffer in a writer."""
@@ -145,6 +142,8 @@ class HandingOver:
         if unsent:
             connection.put(unsent)
         connection.close_when_sent = self._turn.stopping
+        if _first_frame_bytes(received) > one.buffer_bytes:
+            connection.handoff_count.try_later(self._turn.now_ms)
         self._places.enter(one.session)
         if one.failure:
             self._connections.add(connection)
@@ -167,6 +166,28 @@ class HandingOver:
         self.count -= 1
         self._places.leave(handed_over.session)
         self._bytes_left += handed_over.buffer_bytes
+
+
+def _hand_over_pair(connection: Connection, link: WriterLink, buffer_bytes: int) -> tuple[HandedOver, socket.socket]:
+    """Hand a connection with TLS over, as one end of a pair of Unix sockets; return the other end, too.
+
+    Raises:
+        OSError: the kernel has no descriptor for that; nothing was sent.
+    """
+    near, far = socket.socketpair()
+    with far:
+        near.setblocking(False)
+        far.setblocking(False)  # for the writer, too: it is a property of what both processes hold
+        try:
+            return link.hand_over(connection, far.fileno(), buffer_bytes), near
+        except OSError:
+            near.close()
+            raise
+
+
+def _first_frame_bytes(received: bytes) -> int:
+    """The size of the first frame with its size prefix; 0 while that is incomplete."""
+    return SIZE_BYTES + int.from_bytes(received[:SIZE_BYTES], "big") if len(received) >= SIZE_BYTES else 0
 
 
 def _is_worth_it(connection: Connection) -> bool:

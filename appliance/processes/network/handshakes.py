@@ -121,7 +121,7 @@ class Handshakes:
         listener = handshake.accepted.listener
         where = f"{listener.protocol} {listener.security}"
         self._turn.audit.refused(reason, "", handshake.accepted.peer, listener=where, what=what)
-        handshake.transport.sock.close()
+        self._turn.close_at_end(handshake.transport.sock.close)
 
     def _remove(self, fd: int, handshake: _Handshake) -> None:
         del self.by_fd[fd]

@@ -27,7 +27,7 @@ from .handing_over import HandingOver
 from .inbox import Buffers
 from .known_partitions import KnownPartitions, Partition
 from .turn import Turn
-from .writer_link import APPEND_PARTS_MAX, AppendRequest, Target, WriterLink
+from .writer_link import APPEND_PARTS_MAX, AppendRequest, Received, Target, WriterLink
 
 
 class Producing:
@@ -167,8 +167,16 @@ class Producing:
         assert channel is not None
         if event & select.EPOLLOUT:
             link.flush()
-        log_start = partition.table.start
-        answers, returned = link.receive()
+        received = link.receive()
+        if received is not None:
+            self._take(partition, received)
+        if channel is link.channel and (channel.closed or (link.retiring and link.idle)):
+            self._lose_writer(partition)
+
+    def _take(self, partition: Partition, received: Received) -> None:
+        """Take one message of a writer."""
+        link, log_start = partition.link, partition.table.start
+        answers, returned = received
         for append, answer in answers:
             link.release(append)
             if append.acks == 0 and not answer.texts:
@@ -184,12 +192,6 @@ class Producing:
             self._resume_stalled(link)
         if returned is not None:
             self._handing_over.take_back(*returned)
-        if channel.closed and channel is link.channel:  # no other writer has joined meanwhile
-            self._lose_writer(partition)
-            if link.waiting:
-                self.to_send[partition] = None
-        elif link.retiring:
-            self._release_if_idle(partition)
 
     def _finish_unanswered(self, targets: Iterable[Target]) -> None:
         """Count requests with acks=0 as done."""
@@ -260,6 +262,9 @@ class Producing:
             return
         if partition.link.channel is not None:
             self._lose_writer(partition)
+        if partition.link.channel is not None:  # a connection that came back has made a later message be read
+            sock.close()
+            return
         self.by_fd[sock.fileno()] = partition
         partition.link.connect(sock)
         self.to_send[partition] = None
@@ -268,22 +273,25 @@ class Producing:
         """Send nothing more to a writer, and close the channel once it has answered everything."""
         if partition.link.channel is not None:
             partition.link.retiring = True
-            self._release_if_idle(partition)
-
-    def _release_if_idle(self, partition: Partition) -> None:
-        if partition.link.idle:
-            self._lose_writer(partition)
-            self.to_send[partition] = None
+            if partition.link.idle:
+                self._lose_writer(partition)
 
     def _lose_writer(self, partition: Partition) -> None:
-        """Fail the unanswered append requests of a writer whose channel has ended."""
+        """Fail the unanswered append requests of a writer whose channel has ended.
+
+        Its last messages are taken before: what it has answered took effect, though a message to it may have failed.
+        """
         link = partition.link
-        if link.channel is not None:
-            self.by_fd.pop(link.channel.fileno(), None)
-        appends, handed_over = link.disconnect()
+        assert link.channel is not None
+        self.by_fd.pop(link.channel.fileno(), None)
+        last = list(iter(link.receive, None))
+        appends, handed_over = link.disconnect(self._turn)
+        for received in last:
+            self._take(partition, received)
         self._fail(partition, appends, WriterGone(f"the writer of {link.name} is being restarted: send again"))
         for one in handed_over:
             self._handing_over.on_lost(one)
+        self.to_send[partition] = None  # what waits needs another writer
 
     def on_deleted(self, partition: Partition) -> None:
         """Fail the append requests that wait for a writer, and retire the one that is connected.

@@ -25,6 +25,7 @@ import socket
 from typing import Final
 
 from ...wire.transport import PIECE_BYTES, RECEIVE_BYTES, Transport
+from .turn import Turn
 
 GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
@@ -58,11 +59,9 @@ class Relay:
 class Relaying:
     """All relays of one worker; ``by_fd`` has each under its two descriptors."""
 
-    def __init__(self, epoll: select.epoll) -> None:
-        self._epoll = epoll
+    def __init__(self, turn: Turn, epoll: select.epoll) -> None:
+        self._turn, self._epoll = turn, epoll
         self.by_fd: dict[int, Relay] = {}
-        self.lost: list[Relay] = []
-        """Relays to be closed after all events of this turn: of one whose number is reused, an event may be left."""
 
     @property
     def count(self) -> int:
@@ -84,8 +83,8 @@ class Relaying:
         """End a relay whose connection comes back; return the bytes that neither side has taken: received, unsent."""
         self._forget(relay)
         received, unsent = _drain(far) + relay.to_writer, relay.to_client + _drain(relay.near)
-        far.close()
-        relay.near.close()
+        self._turn.close_at_end(far.close)
+        self._turn.close_at_end(relay.near.close)
         return received, unsent
 
     def lose(self, relay: Relay) -> None:
@@ -96,18 +95,12 @@ class Relaying:
         if self.by_fd.get(relay.near_fd) is not relay:
             return
         self._forget(relay)
-        self.lost.append(relay)
+        self._turn.close_at_end(relay.near.close)
+        self._turn.close_at_end(relay.transport.close)
         replies = relay.to_client + _drain(relay.near)
         with contextlib.suppress(OSError):
             while replies:
                 replies = replies[relay.transport.send(replies) :]
-
-    def close_lost(self) -> None:
-        """Close the descriptors of lost connections."""
-        for relay in self.lost:
-            relay.near.close()
-            relay.transport.close()
-        self.lost.clear()
 
     def on_event(self, fd: int, event: int) -> None:
         """Pass on what has come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from ...security.audit_log import Audit
@@ -17,10 +18,11 @@ logger = logging.getLogger(__name__)
 class Turn:
     """The present turn of the loop; it began at ``now_ns`` and ``now_ms``.  The worker sets ``stopping`` once."""
 
-    __slots__ = ("_complaints", "_complaints_ms", "audit", "now_ms", "now_ns", "stopping")
+    __slots__ = ("_closing", "_complaints", "_complaints_ms", "audit", "now_ms", "now_ns", "stopping")
 
     def __init__(self) -> None:
         self.begin()
+        self._closing: list[Callable[[], object]] = []
         self.audit = Audit(lambda: self.now_ms)
         self.stopping = False
         self._complaints = self._complaints_ms = 0
@@ -29,6 +31,15 @@ class Turn:
         """Begin a turn."""
         self.now_ns = now_ns()
         self.now_ms = self.now_ns // 1_000_000
+
+    def close_at_end(self, close: Callable[[], object]) -> None:
+        """Close a descriptor after all events of this turn: an event of it may be left when its number is reused."""
+        self._closing.append(close)
+
+    def end(self) -> None:
+        """End the turn: all its events have been handled."""
+        while self._closing:
+            self._closing.pop()()
 
     def complain(self, text: str, *arguments: str) -> None:
         """Log a line about a peer, at most COMPLAINTS_MAX per second; the others are counted."""

@@ -131,7 +131,7 @@ class NetworkWorker:
         self._counters = _counters(arguments.page_name)
         self._connections = connections = Connections(turn, epoll, buffers, limits, self._counters)
         self._places = places = Places(turn, limits)
-        self._relaying = relaying = Relaying(epoll)
+        self._relaying = relaying = Relaying(turn, epoll)
         self._handing_over = HandingOver(turn, connections, buffers, places, relaying, limits.handoff_bytes_max)
         self._producing = Producing(
             turn, connections, partitions, self._handing_over, buffers, lambda key: control.send(["need", *key])
@@ -146,7 +146,7 @@ class NetworkWorker:
         answers.snapshot.on_usage = self._metering.on_usage
         self._admission = asked = Admission(turn, connections, authorizer, self._metering, self._producing.recall)
         answers.snapshot.on_security = asked.on_security
-        self._forwarding = Forwarding(connections, answers, epoll, self._read_announcements, asked.access, asked.refuse)
+        self._forwarding = Forwarding(turn, connections, answers, epoll, self._read_announcements, asked)
         self._logging_in = LoggingIn(
             turn, connections, places, epoll, answers.snapshot, self._forwarding.read_snapshot, arguments.config
         )
@@ -248,9 +248,9 @@ class NetworkWorker:
             self._connections.advance_touched()
         if self._connections.starved.waiting:
             self._connections.feed_starved()
-        self._relaying.close_lost()
         if self._turn.now_ms - self._check_ms >= CHECK_MS:
             self._check_timeouts()
+        self._turn.end()
 
     def _timeout_s(self) -> float:
         """How long epoll may wait."""

@@ -26,6 +26,7 @@ from ..answers import Answer
 from ..control import Channel
 from .client_session import ClientSession
 from .relaying import Relay
+from .turn import Turn
 
 if TYPE_CHECKING:
     from .connection_state import Connection, Pending
@@ -96,6 +97,9 @@ class HandedOver:
 Returned = tuple[HandedOver, socket.socket | None]
 """A connection that a writer gives back; without a socket when that has not arrived: it is closed."""
 
+Received = tuple[list[tuple[AppendRequest, Answer]], Returned | None]
+"""A message of a writer: answers of append requests, or a connection that comes back."""
+
 
 class WriterLink:
     """The link to one partition's writer, if there is one, and the append requests that wait for it."""
@@ -129,14 +133,14 @@ class WriterLink:
         self.requested = self.retiring = False
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def disconnect(self) -> tuple[list[AppendRequest], list[HandedOver]]:
+    def disconnect(self, turn: Turn) -> tuple[list[AppendRequest], list[HandedOver]]:
         """The writer is gone: return its unanswered append requests, and the connections that ended with it."""
         lost = list(self._in_flight.values()), list(self._handed_over.values())
         self._in_flight.clear()
         self._handed_over.clear()
         if self.channel is not None:
             self._epoll.unregister(self.channel.fileno())
-            self.channel.close()
+            turn.close_at_end(self.channel.close)
         self.channel = None
         self.retiring = False
         self.requested = False
@@ -246,7 +250,9 @@ class WriterLink:
 
     @property
     def may_hand_over(self) -> bool:
-        return self.channel is not None and not self.retiring and len(self._handed_over) < handoff.CONNECTIONS_MAX
+        channel = self.channel
+        connected = channel is not None and not channel.closed and not self.retiring
+        return connected and len(self._handed_over) < handoff.CONNECTIONS_MAX
 
     def hand_over(self, connection: Connection, fd: int, buffer_bytes: int) -> HandedOver:
         """Send a connection with nothing outstanding to the writer, as ``fd``, which the caller then closes.
@@ -279,11 +285,13 @@ class WriterLink:
 
     # ---- messages of the writer
 
-    def receive(self) -> tuple[list[tuple[AppendRequest, Answer]], Returned | None]:
-        """Receive one message: answers of append requests, or a connection that comes back."""
+    def receive(self) -> Received | None:
+        """Receive one message; None: there is none."""
         assert self.channel is not None
         message, fds = self.channel.take()
         match message:
+            case None:
+                return None
             case ["received", token, data]:
                 self._handed_over[token].received += data
             case ["unsent", token, data]:
