@@ -34,7 +34,7 @@ class Quantity(NamedTuple):
 QUANTITIES = {
     "rate": Quantity("rate", "1/s", "", drawn=True),
     "lone_rate": Quantity("rate to one of them", "1/s", "to one", drawn=True),
-    "relative": Quantity("rate relative to one", "%", drawn=True),
+    "relative": Quantity("of the rate to a lone one", "%", drawn=True),
     "cpu": Quantity("broker CPU", "", "CPU"),
     "client": Quantity("client CPU", "%"),
     "bytes": Quantity("bytes on the disk", "", drawn=True),

@@ -1,10 +1,13 @@
 """What do many partitions cost: the start, memory, and the rate of a producer?
 
 One topic that gets more and more partitions.  In each round the broker is stopped and started again with them, so
-*start* is after a clean stop, until the listener answers.  *first message* is the time until each partition has one: an
-appliance starts a process for each.  *rate* is that of one producer with large batches over all of them, *rate to one
-of them* that of a producer to one partition beside them, both acks=1.  *memory* is that of all processes of the broker
-after that, and *memory of each* what a partition adds to it.  10,000 partitions are measured with ``--large``.
+*start* is after a clean stop, until the listener answers, and *memory* that of all processes of the broker then.
+*rate to one of them* is that of a producer with large batches, acks=1, to one partition beside them.  Then all
+partitions get messages: *first message* is the time until each of them has one (an appliance starts a process for
+each), *rate* that of one producer over all of them, *memory after load* is measured after it, and *memory of each* is
+what a partition adds to that.
+
+With ``--large`` there are 10,000 partitions, of which 1,000 get messages.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ ROUND_S = 100
 SIZE = 200
 COUNTS, LARGE_COUNTS, SMOKE_COUNTS = (1, 10, 100, 1_000), (10_000,), (1, 3)
 MESSAGES = 1_000_000
+SPREAD_MAX = 1_000
+"""A producer sends to so many partitions at most."""
 PRODUCER = QUEUE | LARGE | {"acks": "1"}
 
 
@@ -38,26 +43,24 @@ class Growing:
             self._partitions = partitions
         self._broker.stop()
         self._broker.start()
-        warm_up(harness, [self._side])
-        count = harness.scaled(MESSAGES)
-        first_s = self._produce(partitions)
-        before = self._broker.cpu_s()
-        seconds = self._produce(count)
-        cpu_s = self._broker.cpu_s() - before
-        lone = self._side.topic()
-        lone_rate = self._side.produce(lone, count, SIZE, PRODUCER).rate
         memory = self._broker.pss_bytes()
+        warm_up(harness, [self._side])
+        count, spread = harness.scaled(MESSAGES), min(partitions, SPREAD_MAX)
+        lone = self._side.empty()
+        lone_rate = self._side.produce(lone, count, SIZE, PRODUCER).rate
         self._side.delete(lone)
+        first_s = self._produce(spread, spread)
+        before = self._broker.cpu_s()
+        seconds = self._produce(count, spread)
+        cpu_s = self._broker.cpu_s() - before
         return {
-            "start_s": self._broker.start_s, "first_s": first_s, "rate": count / seconds,
-            "cpu": cpu_s / count * 1e6, "lone_rate": lone_rate, "memory_bytes": memory,
+            "start_s": self._broker.start_s, "memory_bytes": memory, "lone_rate": lone_rate, "first_s": first_s,
+            "rate": count / seconds, "cpu": cpu_s / count * 1e6, "loaded_bytes": self._broker.pss_bytes(),
         }  # fmt: skip
 
-    def _produce(self, count: int) -> float:
-        """Seconds until ``count`` messages, spread over all partitions, are acknowledged; they are in the log then."""
-        program = self._side.client.start(
-            "produce", self._broker.address, self._topic, self._partitions, count, SIZE, PRODUCER
-        )
+    def _produce(self, count: int, spread: int) -> float:
+        """Seconds until ``count`` messages, to ``spread`` partitions, are acknowledged; they are in the log then."""
+        program = self._side.client.start("produce", self._broker.address, self._topic, spread, count, SIZE, PRODUCER)
         run = outcome(program, count)
         self._messages += count
         self._side.wait_for(self._messages, self._topic, self._partitions)
@@ -82,10 +85,11 @@ def workload(partitions: int) -> str:
 
 def _relate(harness: Harness, side: str, counts: Sequence[int]) -> None:
     """Add what follows from a comparison with one partition."""
-    rate, memory = (harness.result.of(workload(1), side, what) for what in ("rate", "memory_bytes"))
+    lone, loaded = (harness.result.of(workload(1), side, what) for what in ("lone_rate", "loaded_bytes"))
     for count in counts:
-        rates, memories = (harness.result.of(workload(count), side, what) for what in ("rate", "memory_bytes"))
-        if rate and memory and rates and memories:
-            harness.add(workload(count), side, "relative", ratios(rates, rate))
-            added = [more - one for more, one in zip(memories.values, memory.values, strict=True)]
-            harness.add(workload(count), side, "each_bytes", [max(each, 0) / (count - 1) for each in added])
+        lones, loads = (harness.result.of(workload(count), side, what) for what in ("lone_rate", "loaded_bytes"))
+        if lone and loaded and lones and loads:
+            harness.add(workload(count), side, "relative", ratios(lones, lone))
+            added = [more - one for more, one in zip(loads.values, loaded.values, strict=True)]
+            spread = min(count, SPREAD_MAX)
+            harness.add(workload(count), side, "each_bytes", [max(each, 0) / (spread - 1) for each in added])
