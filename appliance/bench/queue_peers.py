@@ -208,7 +208,8 @@ class ActiveMq(QueuePeer):
         self.port, self.data_dir = free_port(), directory / "data"
         paths = {"home": home, "base": directory, "conf": directory / "conf", "data": self.data_dir}
         properties = [f"-Dactivemq.{name}={path}" for name, path in paths.items()]
-        broker = f"broker:(stomp://127.0.0.1:{self.port})?persistent=true&useJmx=false"
+        stored = f"persistent=true&dataDirectory={self.data_dir}"
+        broker = f"broker:(stomp://127.0.0.1:{self.port})?useJmx=false&{stored}"
         java = on_path("java", "default-jre-headless")
         command = [java, *properties, "-jar", str(home / "bin/activemq.jar"), "start"]
         greeting = b"CONNECT\naccept-version:1.2\nhost:x\n\n\0"

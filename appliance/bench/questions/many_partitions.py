@@ -27,6 +27,8 @@ COUNTS, LARGE_COUNTS, SMOKE_COUNTS = (1, 10, 100, 1_000), (10_000,), (1, 3)
 MESSAGES = 1_000_000
 SPREAD_MAX = 1_000
 """A producer sends to so many partitions at most."""
+ROOM = {"topics.partitions_max": "10_002"}
+"""Two topics of one partition beside them, for the warm-up and for the producer to one of them."""
 PRODUCER = QUEUE | LARGE | {"acks": "1"}
 
 
@@ -71,7 +73,7 @@ def run(harness: Harness) -> None:
     client = harness.kafka_client()
     harness.note(message_bytes=SIZE, client=client.name, batches="large", acks=1)
     counts = SMOKE_COUNTS if harness.options.smoke else COUNTS + LARGE_COUNTS * harness.options.large
-    with harness.started(launchers(harness)) as brokers:
+    with harness.started(launchers(harness, ROOM)) as brokers:
         sides = [Growing(broker, client) for broker in brokers]
         for count in counts:
             harness.figures(workload(count), sides, lambda side: side.once(harness, count))  # noqa: B023 - run at once
