@@ -20,6 +20,7 @@ from .stamps import Wrong
 WARM_UP_ROUNDS = 3
 WARM_UP_COUNT, WARM_UP_SIZE = 300_000, 200
 TOPIC_S_MAX, COUNT_S_MAX = 30, 30
+GROWN_AT_ONCE = 1_000
 _numbers = itertools.count(1)
 
 
@@ -51,11 +52,12 @@ class KafkaSide:
         self._admin.create_topics([new])[name].result(TOPIC_S_MAX)
         return name
 
-    def grow(self, topic: str, partitions: int) -> None:
-        """Let a topic have so many partitions."""
+    def grow(self, topic: str, before: int, partitions: int) -> None:
+        """Let a topic have so many partitions, in steps that a broker answers in time."""
         from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(TOPIC_S_MAX)
+        for count in [*range(before + GROWN_AT_ONCE, partitions, GROWN_AT_ONCE), partitions]:
+            self._admin.create_partitions([NewPartitions(topic, count)])[topic].result(TOPIC_S_MAX)
 
     def wait_for(self, count: int, topic: str, partitions: int = 1) -> None:
         """Wait until readers see ``count`` messages in a topic.

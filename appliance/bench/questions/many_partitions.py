@@ -41,7 +41,7 @@ class Growing:
 
     def once(self, harness: Harness, partitions: int) -> dict[str, float]:
         if partitions > self._partitions:
-            self._side.grow(self._topic, partitions)
+            self._side.grow(self._topic, self._partitions, partitions)
             self._partitions = partitions
         self._broker.stop()
         self._broker.start()
