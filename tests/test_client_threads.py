@@ -282,14 +282,21 @@ def test_an_error_that_is_raised_by_every_call_does_not_grow(peer: Peer, monkeyp
         producer.close()
 
 
-def test_a_thread_that_cannot_be_started_is_said_and_started_by_the_next_call(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (RuntimeError("can't start new thread"), OutOfResources("sending thread of this producer cannot be started")),
+        (KeyboardInterrupt("before there is a thread"), KeyboardInterrupt("before")),
+    ],
+)
+def test_a_thread_that_was_not_started_is_started_by_the_next_call(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, refusal: BaseException, said: BaseException
 ) -> None:
     with Producer(peer.address, linger_ms=1) as producer:
         with monkeypatch.context() as refusing:
-            refusing.setattr(threading.Thread, "start", _refuse)
+            refusing.setattr(threading.Thread, "start", lambda self: _raise(refusal))
             for _ in range(2):
-                with pytest.raises(OutOfResources, match="sending thread of this producer cannot be started"):
+                with pytest.raises(type(said), match=str(said)):
                     producer.send("t", b"refused")
         delivery = producer.send("t", b"taken")
         wait_for(delivery.done, "the thread sends what nobody waits for")
@@ -297,8 +304,18 @@ def test_a_thread_that_cannot_be_started_is_said_and_started_by_the_next_call(
     assert [value for partition in (0, 1) for value in peer.log("t", partition).values()] == [b"taken"]
 
 
-def _refuse(*_: object) -> None:
-    raise RuntimeError("can't start new thread")
+def test_a_batch_without_messages_is_not_sent(peer: Peer) -> None:
+    """An interrupt came between opening it and its first message."""
+    with Producer(peer.address, linger_ms=60_000) as producer:
+        known = producer._topics.learn("t")
+        with producer._lock:
+            batch = producer._batches.take("t", known, None, 10, plain=True)
+        outstanding = producer._sender.outstanding
+        assert batch is not None and outstanding.buffered_bytes > 0
+        producer.flush(SEEN_S)
+        assert not outstanding.buffered_bytes and not outstanding.delivered and not batch.done
+        producer.send("t", b"x").result(SEEN_S)
+    assert [value for partition in (0, 1) for value in peer.log("t", partition).values()] == [b"x"]
 
 
 def test_a_broken_producer_does_not_hide_what_ended_its_block(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

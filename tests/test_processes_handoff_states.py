@@ -198,7 +198,8 @@ class Client:
         then; a question about the end of a topic has no value."""
         self._sent = {X: 0, Y: 0}
         self.replies: list[list[Any]] = []
-        self.hung_up = False
+        self.hung_up = self.left = False
+        """``left``: no worker had it when it settled."""
         self._received = b""
         self._count = 0
         self.pieces: list[bytes] = []
@@ -247,6 +248,7 @@ class Client:
         for _ in range(ROUNDS_MAX):
             self.send_piece()
             self.bench.everybody()
+            self.left = self.left or not self.bench.holders(self.sock, WORKER)
             self.listen()
             if self.hung_up or (not self.pieces and len(self.replies) == len(self.expected)):
                 return
@@ -359,7 +361,8 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
         bench.everybody()
         bench.everybody()
     assert not client.hung_up
-    bench.handed_over += script in NEW or not bench.holders(client.sock, WORKER)  # it is on its way to the writer
+    if script not in NEW:
+        client.left = not bench.holders(client.sock, WORKER)  # it is on its way to the writer
     client.pieces = script(client)
     died = False
     for step in word:
@@ -373,6 +376,7 @@ def run(bench: Bench, script: Callable[[Client], list[bytes]], word: Sequence[st
     assert bench.holders(client.sock) <= 1
     client.settle()
     client.check(died)
+    bench.handed_over += client.left
     client.close()
     bench.everybody()
     bench.everybody()

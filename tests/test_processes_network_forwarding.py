@@ -40,6 +40,7 @@ class Coordinators:
     def die(self) -> None:
         self.socket.close()
         assert self.link.receive() is None, "an end of the stream is seen"
+        self.link.disconnect().close()
 
 
 def request() -> Any:

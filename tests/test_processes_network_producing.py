@@ -185,16 +185,13 @@ def test_a_connection_that_is_left_unread_in_vain_is_read_for_long(joined: Rig, 
     assert not joined.is_read(connection)
     joined.pass_time(SETTLING_MS_MAX + 1)
     joined.handing_over.check_timeouts()
-    assert joined.is_read(connection)
-    for _ in range(2 * TURNS_TO_HAND_OVER):
-        joined.pass_time(HANDOFF_RETRY_MS // 3 // TURNS_TO_HAND_OVER)
-        joined.handing_over.consider(connection, joined.partition, acks, 1)
-        assert joined.is_read(connection)
-    joined.pass_time(HANDOFF_RETRY_MS)
-    for _ in range(TURNS_TO_HAND_OVER):
-        joined.pass_time()
-        joined.handing_over.consider(connection, joined.partition, acks, 1)
-    assert not joined.is_read(connection)
+    again_ms = joined.turn.now_ms + HANDOFF_RETRY_MS
+    for begins_ms, reads in ((joined.turn.now_ms, True), (again_ms - 2 * TURNS_TO_HAND_OVER, True), (again_ms, False)):
+        joined.pass_time(begins_ms - joined.turn.now_ms)
+        for _ in range(TURNS_TO_HAND_OVER):
+            joined.pass_time()
+            joined.handing_over.consider(connection, joined.partition, acks, 1)
+        assert joined.is_read(connection) is reads, begins_ms
 
 
 def test_when_rights_change_all_are_read_and_those_elsewhere_called_back(joined: Rig) -> None:
@@ -230,6 +227,7 @@ def test_a_connection_whose_frame_does_not_fit_a_writers_buffer_stays_for_long(j
         handed_over.received += frame_bytes.to_bytes(SIZE_BYTES, "big")
         joined.handing_over.take_back(handed_over, ours)
         connection = joined.connections.by_fd[ours.fileno()]
+        joined.connections.advance_touched()
         connection.started, connection.inbox = 2, Inbox(joined.buffers)
         connection.requests.extend([cast(Any, None)] * 2)
         for _ in range(TURNS_TO_HAND_OVER):

@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..errors import BadValue, ClientBroken, InvalidRequest, NotLeader, ZooKeeperAway
+from ..errors import BadValue, ClientBroken, InvalidRequest, NotLeader, OutOfResources, ZooKeeperAway
 from ..names import TopicPartition
 from ..wire.requests import EARLIEST, LATEST
 from ..zookeeper import patterns
@@ -294,9 +294,13 @@ class GroupConsumer:
             clock_ms=self._clock_ms,
             failed=self._owned.finish,
         )
+        self._threads.start("fetch", self._fetching.run)  # first: a member without it would own what nobody reads
         self._session.start()
-        self._threads.start("member", self._run_member)
-        self._threads.start("fetch", self._fetching.run)
+        try:
+            self._threads.start("member", self._run_member)
+        except OutOfResources:
+            self._session.close()
+            raise
 
     def _run_member(self) -> None:
         member, session = self._member, self._session

@@ -183,16 +183,13 @@ class OpenBatches:
         topic = batch.topic
         if batch.items:
             sender.outstanding.batches[batch] = None  # first: every batch in there is completed in the end
-        self._open.pop((topic, batch.partition), None)
         if self.sticky.get(topic) is batch:
             del self.sticky[topic]
+        self._open.pop((topic, batch.partition), None)
         batch.count = len(batch.items)
-        if not batch.count:  # an interrupt came before its first message
-            sender.outstanding.buffered_bytes -= batch.bytes
-            sender.torn = False
-            return
-        unused = batch.left_bytes - BATCH_BYTES
-        batch.bytes -= unused
-        sender.outstanding.buffered_bytes -= unused
-        sender.enqueue(batch)
+        unused = batch.left_bytes - BATCH_BYTES if batch.count else batch.bytes
+        outstanding = sender.outstanding  # one statement, as when it was opened
+        batch.bytes, outstanding.buffered_bytes = batch.bytes - unused, outstanding.buffered_bytes - unused
+        if batch.count:  # else an interrupt came before its first message
+            sender.enqueue(batch)
         sender.torn = False

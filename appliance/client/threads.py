@@ -24,7 +24,7 @@ class Threads:
         self.error: ClientBroken | None = None
         self._client = client
         self._failed = failed
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[threading.Thread, None] = {}
 
     def start(self, name: str, run: Callable[[], object]) -> None:
         """Start a thread.
@@ -33,12 +33,11 @@ class Threads:
             OutOfResources: the machine, or the limit of the process, allows no more threads; it may be called again.
         """
         thread = threading.Thread(target=self._run, args=(name, run), name=f"appliance-{name}", daemon=True)
-        self._threads.append(thread)  # first: a thread that was started before an interrupt must be joined
         try:
             thread.start()
         except RuntimeError as error:
-            self._threads.remove(thread)
             raise OutOfResources(f"the {name} thread of this {self._client} cannot be started: {error}") from error
+        self._threads[thread] = None
 
     @property
     def started(self) -> bool:
@@ -55,12 +54,13 @@ class Threads:
 
     def join(self, timeout_s: float) -> list[str]:
         """Wait for all threads but the calling one, ``timeout_s`` each.  Returns the names of those that still run."""
-        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        others = [thread for thread in list(self._threads) if thread is not threading.current_thread()]
         for thread in others:
             thread.join(timeout_s)
         return [thread.name for thread in others if thread.is_alive()]
 
     def _run(self, name: str, run: Callable[[], object]) -> None:
+        self._threads[threading.current_thread()] = None  # here, too: an interrupt may have ended start() before
         with _Kept(lambda error: self._ended(name, error)):
             run()
 

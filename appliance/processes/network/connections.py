@@ -96,7 +96,7 @@ class Connections:
     def take_in(self, connection: Connection) -> None:
         """Add a connection that comes back from a writer, with its received and unsent bytes."""
         self.add(connection)
-        self._take_frames(connection)
+        connection.stalled = True  # its requests start at the end of this turn, when all its events have been handled
         self.touched[connection] = None
 
     # ---- receiving
@@ -226,6 +226,7 @@ class Connections:
         for connection in [one for one in self.by_fd.values() if one.inbox is oldest]:
             if connection.settling:  # it would be read else
                 connection.cancel_handoff()
+                connection.handoff_count.try_later(self._turn.now_ms)
                 self.watch(connection)
             else:
                 self.disconnect(connection, "its unfinished request keeps memory that others wait for")

@@ -150,6 +150,13 @@ class CoordinatorLink:
         except OSError:
             self._out.clear()
 
+    def disconnect(self) -> socket.socket:
+        """Forget the socket of a coordinator that is gone; the caller closes it."""
+        assert self.sock is not None
+        sock, self.sock = self.sock, None
+        self._out.clear()
+        return sock
+
     def _read(self) -> bytes | None:
         """Read once; b"" at the end of the stream, None when nothing has come."""
         assert self.sock is not None
@@ -165,9 +172,6 @@ class CoordinatorLink:
         assert self.sock is not None
         data = self._read()
         if data == b"":
-            self.sock.close()
-            self.sock = None
-            self._out.clear()
             return None
         for reads in range(READS_MAX):
             if not data:  # nothing more; the end of the stream shows again at the next call
@@ -213,8 +217,7 @@ class Forwarding:
     def connect(self, fd: int) -> None:
         """Connect a coordinator that has been started."""
         if self._link.sock is not None:
-            self._epoll.unregister(self.fd)
-            self._turn.close_at_end(self._link.sock.close)
+            self._disconnect()
         given_up = self._link.connect(socket.socket(fileno=fd))
         self.fd, self._waits = fd, False
         self._epoll.register(fd, select.EPOLLIN)
@@ -274,8 +277,8 @@ class Forwarding:
             link.flush()
             self._watch()
         replies = link.receive()
-        if replies is None:  # the kernel has removed it from epoll; the supervisor sends the next one
-            self.fd = -1
+        if replies is None:  # the supervisor sends the next one
+            self._disconnect()
             return
         some_stalled = False
         for pending, reply in replies:
@@ -289,6 +292,12 @@ class Forwarding:
             some_stalled = some_stalled or connection.stalled
         if some_stalled:  # the changes of a request were announced to this worker before its reply was sent
             self._read_announcements()
+
+    def _disconnect(self) -> None:
+        """The coordinator is gone."""
+        self._epoll.unregister(self.fd)
+        self._turn.close_at_end(self._link.disconnect().close)
+        self.fd = -1
 
     def forget(self, connection: Connection) -> None:
         """Forget the requests of a closed connection."""

@@ -22,7 +22,7 @@ from .turn import Turn
 from .writer_link import HandedOver, WriterLink
 
 SETTLING_MS_MAX: Final = 2_000
-"""A connection that has been left unread for so long is read again at the next check, within a second."""
+"""A connection that is left unread is read again at the next check, within a second, so long after its first turn."""
 
 
 class HandingOver:

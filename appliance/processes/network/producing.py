@@ -262,9 +262,6 @@ class Producing:
             return
         if partition.link.channel is not None:
             self._lose_writer(partition)
-        if partition.link.channel is not None:  # a connection that came back has made a later message be read
-            sock.close()
-            return
         self.by_fd[sock.fileno()] = partition
         partition.link.connect(sock)
         self.to_send[partition] = None
