@@ -50,6 +50,8 @@ class KafkaSide:
         name = f"bench-{next(_numbers)}"
         new = NewTopic(name, partitions, 1, config=dict(settings or {}))
         self._admin.create_topics([new])[name].result(TOPIC_S_MAX)
+        # Kafka answers before all partitions have leaders.  What they refuse would be sent again behind what follows.
+        self.wait_for(0, name, partitions)
         return name
 
     def grow(self, topic: str, before: int, partitions: int) -> None:
@@ -66,10 +68,19 @@ class KafkaSide:
             Wrong: they see others within COUNT_S_MAX.
         """
         deadline = time.monotonic() + COUNT_S_MAX
-        while (found := self.broker.messages(topic, partitions)) != count:
+        while (found := self._messages(topic, partitions)) != count:
             if found > count or time.monotonic() > deadline:
                 raise Wrong(f"{self.name}: {found} messages in the log, {count} were acknowledged")
             time.sleep(0.005)
+
+    def _messages(self, topic: str, partitions: int) -> int:
+        """-1 while a partition has no leader."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return self.broker.messages(topic, partitions)
+        except KafkaException:
+            return -1
 
     def delete(self, topic: str) -> None:
         """Delete a topic, to free its page cache and its disk."""

@@ -26,8 +26,10 @@ def rows(result: Result) -> list[Row]:
     """One row per workload and side; limits if nothing else was measured."""
     if not result.measures:
         return [{"limit": limit.name, "value": limit_text(limit)} for limit in result.limits]
-    pairs = dict.fromkeys((measure.workload, measure.side) for measure in result.measures)
-    return [_row(result, workload, side) for workload, side in pairs]
+    sides: dict[str, dict[str, None]] = {}
+    for measure in result.measures:
+        sides.setdefault(measure.workload, {})[measure.side] = None
+    return [_row(result, workload, side) for workload in sides for side in sides[workload]]
 
 
 def _all_columns() -> Iterator[str]:

@@ -58,7 +58,7 @@ Large = Annotated[
     bool,
     typer.Option(
         "--large",
-        help="Also what takes long or much room: 10,000 partitions, 10 and 50 GB to recover (120 GB of disk).",
+        help="Also what takes long or much room: 10,000 partitions, 10 and 50 GB to recover (60 GB of disk).",
     ),
 ]
 Results = Annotated[
