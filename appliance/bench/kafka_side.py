@@ -92,11 +92,15 @@ class KafkaSide:
         return self.topic(partitions, settings)
 
     def filled(self, count: int, size: int, partitions: int = 1) -> str:
-        """A topic with ``count`` messages in large batches."""
+        """A topic with ``count`` messages in large batches, after the page cache was dropped."""
         topic = self.empty(partitions)
+        self.fill(topic, count, size, partitions)
+        return topic
+
+    def fill(self, topic: str, count: int, size: int, partitions: int = 1) -> None:
+        """Produce ``count`` messages in large batches."""
         settings = LARGE | {"acks": "1"} | self._security
         self.client.produce(self.broker.address, topic, count, size, settings, partitions)
-        return topic
 
     def produce(self, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1) -> Run:
         """Produce, then count and check what the log has.  Without acknowledgements it takes until that is done."""

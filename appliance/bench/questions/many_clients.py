@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import NamedTuple
 
-from ..harness import Harness
+from ..harness import Harness, drop_page_cache
 from ..kafka_clients import LARGE, QUEUE, Run, outcome
 from ..kafka_side import KafkaSide, ours_and_kafka
 from ..stamps import Wrong
@@ -55,14 +55,12 @@ def run(harness: Harness) -> None:
 
 
 def prepared(side: KafkaSide, crowd: Crowd, count: int) -> str:
-    """The topics of all pairs, filled if nobody is to produce."""
-
-    def one() -> str:
-        if crowd.producers:
-            return side.topic(crowd.partitions)
-        return side.filled(count, crowd.size, crowd.partitions)
-
-    return ",".join(one() for _ in range(max(crowd.producers, crowd.consumers)))
+    """The topics of all pairs, filled if nobody is to produce, after the page cache was dropped."""
+    drop_page_cache()
+    topics = [side.topic(crowd.partitions) for _ in range(max(crowd.producers, crowd.consumers))]
+    for topic in topics if not crowd.producers else ():
+        side.fill(topic, count, crowd.size, crowd.partitions)
+    return ",".join(topics)
 
 
 def together(side: KafkaSide, topics: list[str], crowd: Crowd, count: int) -> Run:
