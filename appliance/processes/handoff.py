@@ -4,8 +4,8 @@ Through a worker a produce request costs four wake-ups: worker, writer, worker, 
 to one partition therefore moves to the partition's writer, which receives, writes and answers by itself.  It moves back
 as soon as any other request comes.
 
-A connection, its descriptor and its bytes have one owner at any time.  The sender of a handoff message has closed its
-own descriptor and keeps none of the connection's bytes::
+A connection, its descriptor and its bytes have one owner at any time.  The sender of a handoff message does not use its
+own descriptor any more, closes it (a worker at the end of its turn), and keeps none of the connection's bytes::
 
     state         owner            the worker has            the writer has        leaves it by
     owned         worker           socket, inbox, requests   -                     hand over: nothing is outstanding
