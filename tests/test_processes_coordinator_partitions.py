@@ -68,6 +68,27 @@ def test_an_order_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> N
     supervisor.partitions.done(token, [["logs", 0, "", ""]])  # an answer that comes too late is nobody's
 
 
+def test_a_long_order_may_take_long_if_its_messages_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[Any] = []
+    partitions = Partitions(messages.append)
+
+    async def order() -> None:
+        loop = asyncio.get_running_loop()
+        now = [loop.time()]
+        monkeypatch.setattr(loop, "time", lambda: now[0])
+        creating = asyncio.create_task(partitions.create(keys(5 * ORDER_ROWS_MAX), ID, {}))
+        await asyncio.sleep(0)
+        for _, token, _ in messages:
+            now[0] += 0.9 * module.ORDER_MS_MAX / 1000
+            partitions.done(token, [])
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await creating
+
+    asyncio.run(order())
+    assert len(messages) == 5
+
+
 def test_an_answer_to_an_earlier_coordinator_is_ignored() -> None:
     Partitions(lambda message: None).done(1, [["logs", 0, 5, "x"]])
 

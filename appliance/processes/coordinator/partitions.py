@@ -3,8 +3,8 @@
 The supervisor owns the tables and the writers.  It sends the coordinator the name of each table when the partition
 exists (``["table", …]``), and a message when it is gone (``["drop", …]``).  The coordinator reads the tables like any
 network worker and never stores.  Orders (create, delete) carry a token; the supervisor answers ``["done", token,
-rows]``.  An order that is not answered within ORDER_MS_MAX fails with :class:`RequestTimedOut`, so no request waits for
-ever for a supervisor that is stopping.  Long orders are split into messages that fit the control channel.
+rows]``.  Long orders are split into messages that fit the control channel.  An order of which no message is answered
+for ORDER_MS_MAX fails with :class:`RequestTimedOut`, so no request waits for ever for a supervisor that is stopping.
 """
 
 from __future__ import annotations
@@ -168,9 +168,11 @@ class Partitions:
             answers.append(asyncio.get_running_loop().create_future())
             self._orders[token] = answers[-1]
             self._send([verb, token, some])
+        results: list[list[Any]] = []
         try:
-            async with asyncio.timeout(ORDER_MS_MAX / 1000):
-                results = [row for answer in answers for row in await answer]
+            for answer in answers:  # each has its time: how long all take depends on the disk, and on their number
+                async with asyncio.timeout(ORDER_MS_MAX / 1000):
+                    results += await answer
         except TimeoutError:
             raise RequestTimedOut(f"the supervisor did not {verb} in {ORDER_MS_MAX} ms: try again") from None
         finally:
