@@ -50,9 +50,26 @@ class KafkaSide:
         name = f"bench-{next(_numbers)}"
         new = NewTopic(name, partitions, 1, config=dict(settings or {}))
         self._admin.create_topics([new])[name].result(TOPIC_S_MAX)
-        # Kafka answers before all partitions have leaders.  What they refuse would be sent again behind what follows.
-        self.wait_for(0, name, partitions)
+        self._wait_for_leaders(name, partitions)
         return name
+
+    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
+        """Kafka answers before all partitions have leaders.  What they refuse is sent again, behind what follows."""
+        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + TOPIC_S_MAX
+        while True:
+            ends = self._admin.list_offsets({TopicPartition(topic, number): latest for number in range(partitions)})
+            try:
+                for end in ends.values():
+                    end.result(TOPIC_S_MAX)
+                return
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
 
     def grow(self, topic: str, before: int, partitions: int) -> None:
         """Let a topic have so many partitions, in steps that a broker answers in time."""
@@ -68,19 +85,10 @@ class KafkaSide:
             Wrong: they see others within COUNT_S_MAX.
         """
         deadline = time.monotonic() + COUNT_S_MAX
-        while (found := self._messages(topic, partitions)) != count:
+        while (found := self.broker.messages(topic, partitions)) != count:
             if found > count or time.monotonic() > deadline:
                 raise Wrong(f"{self.name}: {found} messages in the log, {count} were acknowledged")
             time.sleep(0.005)
-
-    def _messages(self, topic: str, partitions: int) -> int:
-        """-1 while a partition has no leader."""
-        from confluent_kafka import KafkaException
-
-        try:
-            return self.broker.messages(topic, partitions)
-        except KafkaException:
-            return -1
 
     def delete(self, topic: str) -> None:
         """Delete a topic, to free its page cache and its disk."""
