@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..client.admin import Admin
 from . import accounts
 from .compiling import Missing, empty_broker
 from .local_appliance import LocalAppliance
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 START_S_MAX = 60
 STOP_S_MAX = 20
@@ -201,7 +204,7 @@ class Kafka(Daemon):
         super().__init__(command, directory, lambda: listens(self.address) if tls else answers(self.address))
 
     def messages(self, topic: str, partitions: int) -> int:
-        return ends_of(self.address, topic, partitions)
+        return ends_of(admin_of(self.address), topic, partitions)
 
     def java(self, *arguments: str) -> list[str]:
         """A command that runs a class of Kafka's jars."""
@@ -228,7 +231,7 @@ class Klite(Daemon):
         super().__init__(command, directory, lambda: answers(self.address))
 
     def messages(self, topic: str, partitions: int) -> int:
-        return ends_of(self.address, topic, partitions)
+        return ends_of(admin_of(self.address), topic, partitions)
 
 
 class EmptyBroker(Daemon):
@@ -250,15 +253,24 @@ class EmptyBroker(Daemon):
         return 0
 
 
-def ends_of(address: str, topic: str, partitions: int) -> int:
-    """The sum of the partitions' ends, which are numbers of messages."""
+def admin_of(address: str, settings: Mapping[str, str] | None = None) -> AdminClient:
+    """An administrator's client of librdkafka.  Raises ImportError where confluent-kafka is not installed."""
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": address, "log_level": "0", **(settings or {})})
+
+
+def ends_of(admin: AdminClient, topic: str, partitions: int) -> int:
+    """The sum of the partitions' ends, which are numbers of messages.
+
+    Raises:
+        confluent_kafka.KafkaException: a partition has no leader, or nobody answered in time.
+    """
     from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+    from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = {TopicPartition(topic, number): latest for number in range(partitions)}
-    admin = AdminClient({"bootstrap.servers": address, "log_level": "0"})
-    ends = admin.list_offsets(asked)  # which nobody answers when the client is gone
+    ends = admin.list_offsets({TopicPartition(topic, number): latest for number in range(partitions)})
     return sum(end.result(ANSWER_S_MAX).offset for end in ends.values())
 
 

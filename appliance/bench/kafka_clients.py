@@ -20,8 +20,12 @@ LARGE = {"linger.ms": "5", "batch.size": "1000000", "batch.num.messages": "10000
 FIFTY = {"linger.ms": "5", "batch.num.messages": "50"}
 ONE = {"linger.ms": "0", "batch.num.messages": "1", "max.in.flight.requests.per.connection": "5"}
 QUEUE = {"queue.buffering.max.messages": "1000000", "queue.buffering.max.kbytes": "1000000"}
-LONG_QUEUE = {"queued.min.messages": "1000000", "fetch.message.max.bytes": "4000000", "fetch.queue.backoff.ms": "1"}
 FETCH_BYTES_MAX = 4_000_000
+LONG_QUEUE = {
+    "queued.min.messages": "1000000",
+    "fetch.message.max.bytes": str(FETCH_BYTES_MAX),
+    "fetch.queue.backoff.ms": "1",
+}
 AT_ONCE = {"fetch.wait.max.ms": "500", "fetch.error.backoff.ms": "1"}
 
 

@@ -32,14 +32,13 @@ class KafkaSide:
     """
 
     def __init__(self, broker: Broker, client: KafkaClient, security: Mapping[str, str] | None = None) -> None:
-        try:
-            from confluent_kafka.admin import AdminClient
-        except ImportError:
-            raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
         self.broker, self.client, self.name = broker, client, broker.name
         self._security = dict(security or {})
         soon = {"reconnect.backoff.ms": "5", "reconnect.backoff.max.ms": "50"}  # brokers are started again
-        self._admin = AdminClient({"bootstrap.servers": broker.address, "log_level": "0", **soon, **self._security})
+        try:
+            self._admin = brokers.admin_of(broker.address, {**soon, **self._security})
+        except ImportError:
+            raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
 
     def cpu_s(self) -> float:
         return self.broker.cpu_s()
@@ -55,16 +54,12 @@ class KafkaSide:
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         """Kafka answers before all partitions have leaders.  What they refuse is sent again, behind what follows."""
-        from confluent_kafka import KafkaException, TopicPartition
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+        from confluent_kafka import KafkaException
 
-        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         deadline = time.monotonic() + TOPIC_S_MAX
         while True:
-            ends = self._admin.list_offsets({TopicPartition(topic, number): latest for number in range(partitions)})
             try:
-                for end in ends.values():
-                    end.result(TOPIC_S_MAX)
+                brokers.ends_of(self._admin, topic, partitions)
                 return
             except KafkaException:
                 if time.monotonic() > deadline:

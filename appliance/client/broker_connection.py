@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple
 
 from ..addresses import Listener, parse_addresses, parse_listeners, unix_path
 from ..errors import BadValue, BrokerAway, LoginOutOfOrder, ProtocolFault, RequestTimedOut, from_code
-from ..wire.frames import SIZE_BYTES, split
+from ..wire.frames import SIZE_BYTES, frame_bytes, split
 from ..wire.native import HELLO, LOGIN, MAGIC, VERSION, ProduceHead, decode_header, encode_frame
 from .client_login import ClientLogin, LoginSteps
 from .dialing import is_path, start_connect
@@ -272,9 +272,9 @@ class Connection:
         for start, stop in frames:
             self._take(view[start:stop], replies)
         self._partial = b""
-        size = int.from_bytes(view[rest : rest + SIZE_BYTES], "big")
-        if len(data) - rest >= SIZE_BYTES and size > RECEIVE_BYTES:
-            self._large = bytearray(SIZE_BYTES + size)
+        need = frame_bytes(view, rest, len(data))
+        if need > SIZE_BYTES + RECEIVE_BYTES:
+            self._large = bytearray(need)
             self._large_filled = len(data) - rest
             self._large[: self._large_filled] = view[rest:]
             return True

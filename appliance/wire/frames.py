@@ -40,3 +40,8 @@ def split(
         bytes_max = frame_bytes_max
         start = body + size
     return frames, start
+
+
+def frame_bytes(buffer: bytes | bytearray | memoryview, start: int, stop: int) -> int:
+    """The size of the frame at ``start`` with its size prefix; that of the prefix while ``stop`` is within it."""
+    return SIZE_BYTES + _SIZE.unpack_from(buffer, start)[0] if stop - start >= SIZE_BYTES else SIZE_BYTES

@@ -118,38 +118,38 @@ static void metadata(void) {
     }
 }
 
+static void each_partition(void (*answer_one)(void)) { /* the topics of a request, each named again with its partitions */
+    char name[NAME_BYTES_MAX + 1];
+    uint64_t topics = take(4);
+    for (put(topics, 4); topics; topics--) {
+        take_name(name);
+        put_text(name);
+        uint64_t partitions = take(4);
+        for (put(partitions, 4); partitions; partitions--) {
+            put(take(4), 4), put(0, 2);
+            answer_one();
+        }
+    }
+}
+
+static void appended(void) {
+    put(0, 8), put(UINT64_MAX, 8);
+    at += take(4); /* the messages: not looked at */
+}
+
+static void begins(void) { /* every partition at 0, whatever time is asked for */
+    put(UINT64_MAX, 8), put(0, 8);
+    take(8);
+}
+
 static int produced(void) { /* whether the client wants a reply */
     char name[NAME_BYTES_MAX + 1];
     take_name(name); /* transaction: none */
     int acks = (int)take(2);
     take(4);
-    uint64_t topics = take(4);
-    for (put(topics, 4); topics; topics--) {
-        take_name(name);
-        put_text(name);
-        uint64_t partitions = take(4);
-        for (put(partitions, 4); partitions; partitions--) {
-            put(take(4), 4), put(0, 2), put(0, 8), put(UINT64_MAX, 8);
-            at += take(4);
-        }
-    }
+    each_partition(appended);
     put(0, 4);
     return acks != 0;
-}
-
-static void list_offsets(void) {
-    char name[NAME_BYTES_MAX + 1];
-    take(4);
-    uint64_t topics = take(4);
-    for (put(topics, 4); topics; topics--) {
-        take_name(name);
-        put_text(name);
-        uint64_t partitions = take(4);
-        for (put(partitions, 4); partitions; partitions--) {
-            put(take(4), 4), put(0, 2), put(UINT64_MAX, 8), put(0, 8); /* all begin at 0 */
-            take(8);
-        }
-    }
 }
 
 static size_t log_size(const char *topic) {
@@ -204,7 +204,7 @@ static void answer(int sock, const uint8_t *request, size_t size) {
     switch (api) {
     case API_VERSIONS: api_versions(version); break;
     case METADATA: metadata(); break;
-    case LIST_OFFSETS: list_offsets(); break;
+    case LIST_OFFSETS: take(4), each_partition(begins); break; /* the replica: a client */
     case FETCH: fetch(sock); return;
     case PRODUCE:
         if (!produced()) return;

@@ -9,7 +9,7 @@ import socket
 from typing import Final
 
 from ...shared.arena import BLOCK_BYTES
-from ...wire.frames import SIZE_BYTES
+from ...wire.frames import frame_bytes
 from ...wire.transport import PlainTransport
 from .. import handoff
 from .connection_state import Connection
@@ -58,8 +58,9 @@ class HandingOver:
         is_due = count.is_due(link, acks, self._turn, outstanding <= (1 if acks else parts))
         # A request with acks=0 to another writer may wait for long.
         none_elsewhere = count.alone if acks == 0 else outstanding <= len(connection.requests)
-        may_leave = is_due and none_elsewhere and self._fits(connection) and link.may_hand_over
-        may_leave = may_leave and _is_worth_it(connection)
+        may_leave = (
+            is_due and none_elsewhere and self._fits(connection) and link.may_hand_over and _is_worth_it(connection)
+        )
         connection.hand_over_to = link if may_leave else None
         # A flush that waits for more of its kind would wait for what is not read.
         connection.settling = may_leave and (acks >= 0 or partition.table.flushes_at_once)
@@ -142,7 +143,7 @@ class HandingOver:
         if unsent:
             connection.put(unsent)
         connection.close_when_sent = self._turn.stopping
-        if _first_frame_bytes(received) > one.buffer_bytes:
+        if frame_bytes(received, 0, len(received)) > one.buffer_bytes:
             connection.handoff_count.try_later(self._turn.now_ms)
         self._places.enter(one.session)
         if one.failure:
@@ -183,11 +184,6 @@ def _hand_over_pair(connection: Connection, link: WriterLink, buffer_bytes: int)
         except OSError:
             near.close()
             raise
-
-
-def _first_frame_bytes(received: bytes) -> int:
-    """The size of the first frame with its size prefix; 0 while that is incomplete."""
-    return SIZE_BYTES + int.from_bytes(received[:SIZE_BYTES], "big") if len(received) >= SIZE_BYTES else 0
 
 
 def _is_worth_it(connection: Connection) -> bool:

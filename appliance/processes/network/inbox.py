@@ -24,7 +24,7 @@ from typing import Final
 
 from ...errors import FrameTooLarge
 from ...shared.arena import BLOCK_BYTES, Arena, Extent
-from ...wire.frames import SIZE_BYTES, split
+from ...wire.frames import SIZE_BYTES, frame_bytes, split
 from ...wire.transport import Transport
 
 EXTENT_BYTES_MAX: Final = 1 << 20
@@ -146,7 +146,7 @@ class Inbox:
         """Move private bytes into the arena; False while they are no whole frame, or the arena is full."""
         private, buffers = self._private, self._buffers
         assert private is not None
-        need = self._need(private, 0)
+        need = frame_bytes(private, 0, self._filled)
         if need > SIZE_BYTES + frame_bytes_max:
             raise FrameTooLarge(need - SIZE_BYTES, frame_bytes_max)
         if self._filled < need:
@@ -164,12 +164,6 @@ class Inbox:
         self._private, self.extent = None, extent
         self._parsed, self._filled = extent.start, extent.start + self._filled
         return True
-
-    def _need(self, data: bytearray | memoryview, parsed: int) -> int:
-        """The size of the first frame with its size prefix; the size of the prefix while that is incomplete."""
-        if self._filled - parsed < SIZE_BYTES:
-            return SIZE_BYTES
-        return SIZE_BYTES + int.from_bytes(data[parsed : parsed + SIZE_BYTES], "big")
 
     def _grow(self, need: int) -> None:
         """Double the memory of an unfinished frame, but not beyond ``need``."""
@@ -210,7 +204,7 @@ class Inbox:
     def _make_room(self, extent: Extent, rest: int) -> None:
         """Move an unfinished frame that does not fit its extent to a larger one, or to private memory."""
         buffers, parsed, filled = self._buffers, self._parsed, self._filled
-        need = self._need(buffers.memory, parsed)
+        need = frame_bytes(buffers.memory, parsed, self._filled)
         if parsed + need <= extent.stop and filled < extent.stop:
             return
         self._wanted = min(max(need * 2, BLOCK_BYTES), EXTENT_BYTES_MAX)
@@ -228,7 +222,8 @@ class Inbox:
         buffers, extent = self._buffers, self.extent
         assert extent is not None
         rest = len(self)
-        private = bytearray(max(rest, min(self._need(buffers.memory, self._parsed), PRIVATE_BYTES_MIN)))
+        need = frame_bytes(buffers.memory, self._parsed, self._filled)
+        private = bytearray(max(rest, min(need, PRIVATE_BYTES_MIN)))
         private[:rest] = buffers.memory[self._parsed : self._filled]
         self._drop()
         self._private, self._parsed, self._filled = private, 0, rest

@@ -26,7 +26,7 @@ from ...errors import ProtocolFault
 from ...names import TopicPartition
 from ...shared.counters import ListenerCounters
 from ...shared.table import SegmentTable
-from ...wire.frames import SIZE_BYTES, split
+from ...wire.frames import SIZE_BYTES, frame_bytes, split
 from ...wire.listener_codecs import codec_of
 from ...wire.requests import Codec, Produce, Request, decode_frames
 from ..answers import Answer, acks_0_failure
@@ -252,10 +252,7 @@ class HandedOver:
         if rest and parsed:
             self.arena[:rest] = bytes(self.arena[parsed:filled])
         self._parsed, self._filled = 0, rest
-        if rest < SIZE_BYTES:
-            return True
-        size = int.from_bytes(self.arena[:SIZE_BYTES], "big")
-        return SIZE_BYTES + size <= len(self.arena)
+        return frame_bytes(self.arena, 0, rest) <= len(self.arena)
 
     def _is_usual(self, request: Request) -> bool:
         return (
