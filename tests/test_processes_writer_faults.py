@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from appliance.log import FlushTicket, Log
 from appliance.log.files import System
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms
-from appliance.processes.writer import appender, writer
+from appliance.processes.writer import appender, unflushed, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
 from appliance.records.batch import LEADER_EPOCH_AT
@@ -77,27 +78,33 @@ def test_a_clock_that_jumps_neither_rolls_a_segment_nor_keeps_one(tmp_path: Path
         assert len(log.bases) > count
 
 
-# ---- the flusher's thread ends
+# ---- a flush ends otherwise than it should
 
 
 def broken(*_: object) -> None:
-    raise RuntimeError("a bug")
+    raise RuntimeError(f"a bug in thread {threading.current_thread().name}")
 
 
+@pytest.mark.parametrize("here", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize(
     ("owner", "method"),
     [(FlushTicket, "sync"), (Log, "flush_done"), (Unflushed, "_publish"), (Producers, "take")],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_an_unexpected_error_in_the_flusher_ends_the_writer(
-    tmp_path: Path, owner: type, method: str, monkeypatch: pytest.MonkeyPatch
+def test_an_unexpected_error_in_a_flush_ends_the_writer(
+    tmp_path: Path, owner: type, method: str, here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goal: nobody waits for ever for an answer that a dead thread owes."""
+    """Goal: nobody waits for ever for an answer that a dead thread owes.  The first flush is never the loop's."""
+    monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18 if here else -1)
     with Rig(tmp_path) as rig:
+        if here:
+            assert rig.answer(rig.produce(BATCH))[0] == 0
+            wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
         monkeypatch.setattr(owner, method, broken)
         rig.produce(BATCH)
         error = rig.ended()
         assert isinstance(error, RuntimeError)
+        assert str(error).endswith("writer") == here
 
 
 def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(

@@ -1,12 +1,27 @@
-"""The thread of a writer process that flushes the log.
+"""Flushes the log of a writer process, in a thread or in the writer's loop.
 
-The writer's loop goes on taking, checking and writing during a flush.  After the flush this thread itself publishes the
-high watermark, rings doorbells and answers acks=all (one wake-up less).  The next flush covers everything written
+While the thread flushes, the loop goes on taking, checking and writing.  After the flush the thread itself publishes
+the high watermark, rings doorbells and answers acks=all (one wake-up less).  The next flush covers everything written
 meanwhile: the slower the disk, the larger the groups.  fdatasync releases the GIL.
 
-``lock`` guards the data of both threads: the ticket and the channels to the workers.  A failed flush is never retried,
-since the kernel may have dropped the pages: ``failed`` is called, once, and nothing after it is acknowledged.  Any
-other exception is a bug, and ends the process in the same way: no one waits for a thread that is gone.
+A flush of little takes less time than two threads need to pass work and the GIL to and fro, so the loop may do it
+(:meth:`Flusher.flush_here`).  A disk can still stop for seconds.  Meanwhile the thread beats instead of the loop, as in
+:meth:`appliance.shared.heartbeats.Heart.working`, and without a wake-up for each flush: it is a guard for a while after
+each flush, and only then may the loop flush.
+
+========  =====================  =====================================================================================
+thread    the loop may           leaves this state
+========  =====================  =====================================================================================
+asleep    hand over              *flushing*, when the loop hands over
+flushing  hand over, for later   *guarding*, when nothing is left to flush
+guarding  hand over, flush here  *flushing*, when the loop hands over; *asleep*, after a beat's time in which the loop
+                                 flushed nothing; it beats and stays when the loop is within a flush at that time
+========  =====================  =====================================================================================
+
+``lock`` guards the data of both threads: the ticket and the channels to the workers.  The loop holds it while it
+flushes, so a guard only tries to take it.  A failed flush is never retried, since the kernel may have dropped the
+pages: ``failed`` is called, once, and nothing after it is acknowledged.  Any other exception is a bug, and ends the
+process in the same way: no one waits for a thread that is gone.
 """
 
 from __future__ import annotations
@@ -16,6 +31,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ...shared.heartbeats import Heart
+
 
 class Ticket(Protocol):
     """A flush of the log up to an offset: see ``appliance.log``."""
@@ -24,7 +41,7 @@ class Ticket(Protocol):
 
 
 class Flusher:
-    """Flushes tickets.  ``flushed(ticket, waiting)`` runs in the thread after each flush, with ``lock`` held.
+    """Flushes tickets.  ``flushed(ticket, waiting)`` runs after each flush, in the thread that flushed, with ``lock``.
 
     ``flushed`` may return a function for work that no one waits for; the thread calls it without the lock.
     """
@@ -33,14 +50,16 @@ class Flusher:
         self,
         flushed: Callable[[Any, list[Any]], Callable[[], None] | None],
         failed: Callable[[Exception], None],
+        heart: Heart,
     ) -> None:
         self.lock = threading.Lock()
-        self._flushed, self._failed = flushed, failed
+        self._flushed, self._failed, self._heart = flushed, failed, heart
         self._ticket: Ticket | None = None
         self._waiting: list[Any] = []
         self._gate = threading.Lock()
         self._gate.acquire()
         self._idle = True
+        self._guarding = self._flushing_here = self._flushed_here = False
         self._resting = threading.Condition(self.lock)
         self._stopping, self._ended = False, True
 
@@ -56,6 +75,25 @@ class Flusher:
         if self._idle:
             self._idle = False
             self._gate.release()
+
+    @property
+    def may_flush_here(self) -> bool:
+        """Whether the thread has nothing to do but to guard.  Ask with ``lock`` held."""
+        return self._guarding and self._idle
+
+    def flush_here(self, ticket: Ticket, waiting: list[Any]) -> None:
+        """Flush a ticket in the loop's thread, then answer ``waiting``.
+
+        Call with ``lock`` held, where :attr:`may_flush_here` and the answer of ``flushed`` is sure to be None.  Raises
+        what the flush raises, and does not call ``failed``.
+        """
+        self._flushing_here = self._flushed_here = True
+        try:
+            ticket.sync()
+        finally:
+            self._flushing_here = False
+        afterwards = self._flushed(ticket, waiting)
+        assert afterwards is None
 
     def drain(self) -> None:
         """Wait until all tickets are flushed, or one has failed.  The loop hands over none meanwhile."""
@@ -83,14 +121,14 @@ class Flusher:
 
     def _serve(self) -> None:
         while True:
-            self._gate.acquire()
+            self._wait()
             while True:
                 with self.lock:
                     ticket, waiting = self._ticket, self._waiting
                     if ticket is None:
                         if self._stopping:
                             return
-                        self._idle = True
+                        self._idle = self._guarding = True
                         self._resting.notify_all()
                         break
                     self._ticket, self._waiting = None, []
@@ -99,3 +137,12 @@ class Flusher:
                     afterwards = self._flushed(ticket, waiting)
                 if afterwards is not None:
                     afterwards()
+
+    def _wait(self) -> None:
+        """Wait for a ticket; guard the loop meanwhile, and fall asleep when it has flushed nothing for long."""
+        while not self._gate.acquire(timeout=self._heart.beat_ms / 1000 if self._guarding else -1):
+            if self._flushing_here:
+                self._heart.beat()
+            elif self.lock.acquire(blocking=False):
+                self._guarding, self._flushed_here = self._flushed_here, False
+                self.lock.release()

@@ -105,6 +105,11 @@ class Producers:
     def due(self) -> bool:
         return self._log.end_offset - self._frozen_end > SNAPSHOT_BYTES
 
+    @property
+    def frozen(self) -> bool:
+        """Whether a snapshot waits for the log to be flushed."""
+        return self._frozen is not None
+
     def freeze(self) -> None:
         """Make a snapshot of the present state, to be stored when the log is flushed up to its end offset."""
         self._frozen = self.sequences.snapshot(self._log.end_offset)

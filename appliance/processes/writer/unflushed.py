@@ -3,8 +3,8 @@
 A message is readable (below the high watermark) once flushed, unless the topic leaves flushing to the operating system
 (``flush.messages=0``).  Answers to acks=all wait for the flush, others do not.
 
-Threads: the writer's loop collects and decides.  The flusher's thread calls :meth:`Unflushed._flushed`, which
-publishes, and :meth:`Unflushed._failed`.
+Threads: the writer's loop collects and decides.  The flusher's thread, or the loop when little is to be flushed, calls
+:meth:`Unflushed._flushed`, which publishes.  The thread calls :meth:`Unflushed._failed`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 from ...log import FlushTicket, Log
 from ...shared.doorbell import Doorbell, fence
+from ...shared.heartbeats import Heart
 from ...shared.table import SegmentTable
 from ..clock import now_ms, now_ns
 from .flusher import Flusher
@@ -23,6 +24,12 @@ from .worker_link import ReadyAnswer, send_answers
 
 FLUSH_DELAY_MS: Final = 20
 """Maximum delay of a flush that no one waits for.  Waiting lets one flush cover more batches."""
+HERE_BYTES_MAX: Final = 64 << 10
+HERE_NS_MAX: Final = 1_000_000
+"""The loop flushes at most so many bytes itself, and only after a flush that took at most so long.
+
+With more to do the thread flushes while the loop writes, and an answer to acks=1 never waits for a slow disk.
+"""
 
 
 class _Job:
@@ -44,10 +51,12 @@ class _Job:
 class Unflushed:
     """The unflushed batches.  ``fault``: the error of a failed flush; after it nothing more is acknowledged."""
 
-    def __init__(self, table: SegmentTable, doorbells: Sequence[Doorbell], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, table: SegmentTable, doorbells: Sequence[Doorbell], heart: Heart, wake: Callable[[], None]
+    ) -> None:
         """``wake`` is called by the flusher's thread once ``fault`` is set."""
         self._table, self._doorbells, self._wake = table, doorbells, wake
-        self._flusher = Flusher(self._flushed, self._failed)
+        self._flusher = Flusher(self._flushed, self._failed, heart)
         self.lock = self._flusher.lock
         """Guards the data of both threads: links to workers, the high watermark, the jobs of the flusher."""
         self.fault: Exception | None = None
@@ -56,6 +65,8 @@ class Unflushed:
         self._records = self._bytes = 0
         self._answers: list[ReadyAnswer] = []
         self._asked = self._asked_now = False
+        self._last_ns = HERE_NS_MAX + 1  # how long the last flush took
+        self._looks_again = False  # whether a flush in the loop waits for what has arrived meanwhile
 
     def open(self, log: Log, producers: Producers) -> None:
         """Publish a log that has just been opened, all of which is flushed, and start the flusher."""
@@ -121,13 +132,20 @@ class Unflushed:
 
     def due_in_ms(self, now_ms: int) -> int:
         """How long a flush can wait; call it while :attr:`since_ms` is set."""
+        if self._looks_again:
+            return 0
         settings = self._log.settings
         delay_ms = settings.flush_ms
         if self._records >= settings.flush_messages:
             delay_ms = min(delay_ms, FLUSH_DELAY_MS)
         return max(0, self.since_ms + delay_ms - now_ms)
 
-    def flush_if_due(self, now_ms: int) -> None:
+    def flush_if_due(self, now_ms: int, arrived: bool) -> None:
+        """``arrived``: this turn has written something.
+
+        Raises:
+            StorageFault: the flush has failed.
+        """
         if not self.since_ms:
             self._asked_now = False
             return
@@ -144,7 +162,18 @@ class Unflushed:
             due = self._table.anybody_waits(len(self._doorbells))
         if due or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
-                self._begin()
+                if not self._flushes_here:
+                    self._begin()
+                elif arrived and not self._looks_again:  # what has come meanwhile would have to wait for this flush
+                    self._looks_again = True
+                else:
+                    self._flusher.flush_here(*self._taken())
+
+    @property
+    def _flushes_here(self) -> bool:
+        """Whether the loop makes the next flush; ask with the lock held."""
+        little = self._bytes <= HERE_BYTES_MAX and self._last_ns <= HERE_NS_MAX and not self._producers.frozen
+        return little and self._flusher.may_flush_here
 
     def flush_and_wait(self) -> None:
         """Wait until everything written is flushed and published, and the flusher is idle.
@@ -158,15 +187,21 @@ class Unflushed:
 
     def _begin(self) -> None:
         """Hand everything to the flusher.  Call with the lock held."""
-        self._flusher.hand_over(_Job(self._log.flush_begin(), self._log.records), self._answers)
+        self._flusher.hand_over(*self._taken())
+
+    def _taken(self) -> tuple[_Job, list[ReadyAnswer]]:
+        """Take everything that is to be flushed, and the answers that wait for it."""
+        job, answers = _Job(self._log.flush_begin(), self._log.records), self._answers
         self._answers = []
         self._records = self._bytes = self.since_ms = 0
-        self._asked = self._asked_now = False
+        self._asked = self._asked_now = self._looks_again = False
+        return job, answers
 
     def _flushed(self, job: _Job, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
-        """In the flusher's thread: publish and acknowledge everything below the ticket's end."""
+        """Publish and acknowledge everything below the ticket's end.  The thread that has flushed it calls this."""
         self._log.flush_done(job.ticket)
         self._table.count_flush(job.elapsed_ns)
+        self._last_ns = job.elapsed_ns
         if job.ticket.end > self._log.high_watermark:
             self._publish(job.ticket.end, job.records)
         send_answers(waiting)

@@ -115,7 +115,7 @@ class Writer:
         self._links: dict[int, Link] = {}
         self._epoll = select.epoll()
         self._alarm = Doorbell()
-        self._unflushed = Unflushed(self._table, arguments.doorbells, wake=self._alarm.ring)
+        self._unflushed = Unflushed(self._table, arguments.doorbells, arguments.heart, wake=self._alarm.ring)
         self._handed_over = HandedOverConnections(
             TopicPartition(arguments.topic, arguments.partition),
             arguments.config,
@@ -210,7 +210,7 @@ class Writer:
         if arrived:
             self._write(arrived)
         self._now_ms = now = now_ms()
-        unflushed.flush_if_due(now)
+        unflushed.flush_if_due(now, bool(arrived))
         handed_over.check(now)
         if events or not idle:
             self._quiet_since_ms = now

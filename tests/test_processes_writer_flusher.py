@@ -1,0 +1,223 @@
+"""Who flushes: the flusher's thread, asleep, flushing or guarding, and the writer's loop beside it."""
+
+from __future__ import annotations
+
+import queue
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from appliance.processes.writer.flusher import Flusher
+from appliance.records.encode import encode_values
+from appliance.shared.heartbeats import Heart
+
+from .native_peer import Peer
+from .server import Server
+
+STEP_S_MAX = 20
+TIMEOUT_MS = 1_000
+HANG_MS = 3 * TIMEOUT_MS
+QUICK_FLUSHES = 40
+BATCH = encode_values([b"one", b"two"], 1_000)
+
+
+class Gate:
+    """The flusher's gate, at which the thread waits until the test lets the time pass or the loop opens it."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.timed = False
+
+    def acquire(self, timeout: float = -1) -> bool:
+        self.timed = timeout > 0
+        self._report("waits")
+        return self._answers.get(timeout=STEP_S_MAX)
+
+    def release(self) -> None:
+        self._answers.put(True)
+
+    def let_time_pass(self) -> None:
+        assert self.timed
+        self._answers.put(False)
+
+
+class Ticket:
+    """A flush that ends when the test says so."""
+
+    def __init__(self, machine: Flushing, number: int) -> None:
+        self._machine, self.number = machine, number
+        self.go_on = threading.Event()
+
+    def sync(self) -> None:
+        self._machine.started(self)
+        assert self.go_on.wait(STEP_S_MAX)
+        self._machine.synced.append(self.number)
+
+
+class Flushing(RuleBasedStateMachine):
+    """The thread and a loop make their steps in any order; each step is over when both wait for the test again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.running: list[Ticket] = []
+        self.synced: list[int] = []
+        self.answered: list[int] = []
+        self.last = 0
+        self.cells = [0]
+        self.loop: threading.Thread | None = None
+        self.thread_waits = True
+        self.since_flush_here = False
+
+    @initialize()
+    def start(self) -> None:
+        self.flusher = Flusher(self.flushed, self.failed, Heart(self.cells, 0, TIMEOUT_MS))
+        self.gate = Gate(self.steps.put)
+        self.flusher._gate = self.gate  # type: ignore[assignment]
+        self.flusher.start()
+        self.until("waits")
+
+    def until(self, step: str) -> None:
+        assert self.steps.get(timeout=STEP_S_MAX) == step
+
+    def started(self, ticket: Ticket) -> None:
+        self.running.append(ticket)
+        self.steps.put("syncs")
+
+    def flushed(self, ticket: Ticket, waiting: list[Any]) -> None:
+        self.running.remove(ticket)
+        assert self.flusher.lock.locked()
+        assert self.synced[-1] == ticket.number
+        self.answered += waiting
+
+    def failed(self, error: Exception) -> None:
+        self.steps.put(f"failed: {error}")
+
+    def ticket(self) -> Ticket:
+        self.last += 1
+        return Ticket(self, self.last)
+
+    @property
+    def loop_is_free(self) -> bool:
+        return self.loop is None
+
+    # ---- what the loop does
+
+    @precondition(lambda self: self.loop_is_free)
+    @rule()
+    def hand_over(self) -> None:
+        ticket = self.ticket()
+        with self.flusher.lock:
+            self.flusher.hand_over(ticket, [ticket.number])
+        if self.thread_waits:
+            self.until("syncs")
+            self.thread_waits = False
+
+    @precondition(lambda self: self.loop_is_free and self.flusher.may_flush_here)
+    @rule()
+    def flush_here(self) -> None:
+        ticket = self.ticket()
+        self.loop = threading.Thread(target=self._flush_here, args=(ticket,))
+        self.loop.start()
+        self.until("syncs")
+        self.since_flush_here = True
+
+    def _flush_here(self, ticket: Ticket) -> None:
+        with self.flusher.lock:
+            self.flusher.flush_here(ticket, [ticket.number])
+        self.steps.put("flushed here")
+
+    # ---- what the disk and the time do
+
+    @precondition(lambda self: self.running)
+    @rule()
+    def a_flush_ends(self) -> None:
+        here = self.loop is not None
+        self.running[0].go_on.set()
+        if here:
+            self.until("flushed here")
+            assert self.loop is not None
+            self.loop.join(STEP_S_MAX)
+            self.loop = None
+        else:
+            step = self.steps.get(timeout=STEP_S_MAX)
+            self.thread_waits = step == "waits"
+            assert step == "waits" or self.running
+
+    @precondition(lambda self: self.thread_waits and self.gate.timed)
+    @rule()
+    def time_passes(self) -> None:
+        beats, hangs = self.cells[0], self.loop is not None
+        self.gate.let_time_pass()
+        self.until("waits")
+        assert self.cells[0] - beats == hangs, "it beats for a loop that flushes, and for no other"
+        assert self.gate.timed == (hangs or self.since_flush_here), "it guards while the loop flushes, and once more"
+        self.since_flush_here = hangs
+
+    # ---- what holds
+
+    @invariant()
+    def one_flush_at_a_time(self) -> None:
+        assert len(self.running) <= 1
+
+    @invariant()
+    def answers_follow_their_flush(self) -> None:
+        assert self.answered == sorted(self.answered)
+        assert not self.answered or self.answered[-1] <= self.synced[-1]
+
+    @invariant()
+    def whoever_flushes_is_guarded(self) -> None:
+        if self.loop is not None:
+            assert self.thread_waits and self.gate.timed
+
+    def teardown(self) -> None:
+        while self.running:
+            self.a_flush_ends()
+        ended = threading.Thread(target=self.flusher.stop)
+        ended.start()
+        ended.join(STEP_S_MAX)
+        assert not ended.is_alive()
+        assert self.answered == list(range(1, self.last + 1)), "each answer once, in order"
+
+
+TestFlushing = Flushing.TestCase
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to make a flush slow")
+def test_a_writer_whose_loop_waits_for_the_disk_is_not_taken_for_hanging(
+    make_appliance: Callable[..., Server], tmp_path: Path
+) -> None:
+    """Goal: a disk that stops for longer than ``liveness.timeout_ms`` costs time, and no process.
+
+    Method: after some quick flushes of the loop one takes long.  strace counts the calls of each thread.
+    """
+    server, calls = make_appliance(**{"liveness.timeout_ms": TIMEOUT_MS}), tmp_path / "calls"
+    with Peer(server.native) as peer:
+        peer.create("t")
+        assert peer.produce("t", BATCH, acks=-1)[0] == 0
+        writer = server.pid_of("writer")
+        inject = f"inject=fdatasync:delay_exit={HANG_MS * 1000}:when={QUICK_FLUSHES}"
+        tracer = subprocess.Popen(
+            ["strace", "-f", "-o", str(calls), "-p", str(writer), "-e", "trace=fdatasync", "-e", inject],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert tracer.stderr is not None
+        try:
+            tracer.stderr.readline()  # "attached"
+            while "DELAYED" not in calls.read_text():
+                assert peer.produce("t", BATCH, acks=-1)[0] == 0
+        finally:
+            tracer.kill()
+            tracer.communicate()
+        delayed = re.search(r"^(\d+) .*DELAYED", calls.read_text(), re.MULTILINE)
+        assert delayed is not None and int(delayed[1]) == writer, "not a flush of the loop"
+        assert server.pid_of("writer") == writer
+        assert peer.produce("t", BATCH, acks=-1)[0] == 0
