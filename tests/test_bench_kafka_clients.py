@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.bench import compiling, stamps
-from appliance.bench.brokers import EmptyBroker, Klite, OurBroker
+from appliance.bench.brokers import BareBroker, Klite, OurBroker
 from appliance.bench.compiling import Missing
 from appliance.bench.kafka_clients import (
     AT_ONCE,
@@ -21,7 +21,7 @@ from appliance.bench.kafka_clients import (
     outcome,
     python_client,
 )
-from appliance.bench.kafka_side import EmptySide, KafkaSide
+from appliance.bench.kafka_side import KafkaSide
 from appliance.bench.questions import end_to_end
 
 COUNT, SIZE = 1000, 100
@@ -126,18 +126,20 @@ def test_klite_is_measured_where_it_is(tmp_path: Path, client: KafkaClient) -> N
         klite.stop()
 
 
-def test_an_empty_broker_forgets_what_is_produced_and_sends_what_the_appliance_has(
-    broker: OurBroker, client: KafkaClient, tmp_path: Path
-) -> None:
-    ours = KafkaSide(broker, client)
-    empty = EmptyBroker(tmp_path / "empty", broker.data_dir)
+@pytest.mark.parametrize("flush", ["0", "1"])
+def test_a_bare_broker_keeps_and_sends_what_is_produced(client: KafkaClient, tmp_path: Path, flush: str) -> None:
+    bare = BareBroker(tmp_path)
     try:
-        side = EmptySide(empty, ours)
-        topic = side.filled(1000, SIZE)
-        sent = [client.produce(empty.address, topic, 1000, SIZE, FIFTY | {"acks": acks}) for acks in ("0", "1")]
-        found = [each.consume(topic, 1000, SIZE) for each in (side, ours)]
-        assert {run.check for run in [*sent, *found]} == {sent[0].check}
-        assert [run.count for run in found] == [1000, 1000]
-        assert fetch_headers(empty.address, topic, 1000).check == fetch_headers(broker.address, topic, 1000).check
+        side = KafkaSide(bare, client)
+        for partitions in (1, 3):
+            topic = side.topic(partitions, {"flush.messages": flush})
+            for acks in ("0", "1", "all"):
+                client.produce(bare.address, topic, 1000, SIZE, FIFTY | {"acks": acks}, partitions)
+            side.wait_for(3000, topic, partitions)
+            side.delete(topic)
+        topic = side.topic(settings={"flush.messages": flush})
+        side.produce(topic, 1000, SIZE, FIFTY | {"acks": "1"})
+        assert fetch_headers(bare.address, topic, 1000).count == 1000
+        assert end_to_end.once(side, side.topic(settings={"flush.messages": flush}), 1000, 1).count == 2000
     finally:
-        empty.stop()
+        bare.stop()

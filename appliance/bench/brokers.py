@@ -1,4 +1,4 @@
-"""Starts the brokers that speak Kafka's protocol: an appliance, and Apache Kafka 4.1 and klite beside it.
+"""Starts the brokers that speak Kafka's protocol: an appliance, and beside it Apache Kafka 4.1, klite and a bare one.
 
 Kafka's jars are in the directory that KAFKA_LIB names.  Without it Maven fetches them (``kafka/pom.xml``) into the
 user's cache.  klite is the program that KLITE names, or that on the PATH.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..client.admin import Admin
 from . import accounts
-from .compiling import Missing, empty_broker
+from .compiling import Missing, bare_broker
 from .local_appliance import LocalAppliance
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 START_S_MAX = 60
 STOP_S_MAX = 20
 ANSWER_S_MAX = 30
-APPLIANCE, KAFKA, KLITE, EMPTY = "appliance", "Kafka 4.1", "klite", "an empty broker"
+APPLIANCE, KAFKA, KLITE, BARE = "appliance", "Kafka 4.1", "klite", "a bare broker"
 KLITE_BYTES_MAX = 16 << 30
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
@@ -234,23 +234,23 @@ class Klite(Daemon):
         return ends_of(admin_of(self.address), topic, partitions)
 
 
-class EmptyBroker(Daemon):
-    """A broker in C that does nothing: it forgets what is produced.  What an appliance has in ``logs`` can be fetched.
+class BareBroker(Daemon):
+    """A broker in C that only writes, flushes and sends: the client's limit, and the kernel's.
 
     Raises:
         Missing: there is no compiler.
     """
 
-    name = EMPTY
+    name = BARE
 
-    def __init__(self, directory: Path, logs: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         port = free_port()
-        self.address, self.data_dir = f"127.0.0.1:{port}", logs
-        super().__init__([str(empty_broker()), str(port), str(logs)], directory, lambda: answers(self.address))
+        self.address, self.data_dir = f"127.0.0.1:{port}", directory / "data"
+        self.data_dir.mkdir(parents=True)
+        super().__init__([str(bare_broker()), str(port), str(self.data_dir)], directory, lambda: answers(self.address))
 
     def messages(self, topic: str, partitions: int) -> int:
-        """None, of what is produced to it."""
-        return 0
+        return ends_of(admin_of(self.address), topic, partitions)
 
 
 def admin_of(address: str, settings: Mapping[str, str] | None = None) -> AdminClient:

@@ -25,15 +25,15 @@ class Missing(Exception):
 
 
 @cache
-def echo() -> Path:
-    """The program of ``c/echo.c``."""
-    return _compiled("echo", [])
+def bare_broker() -> Path:
+    """The program of ``c/bare_broker.c``."""
+    return _compiled("bare_broker", ["-pthread"])
 
 
 @cache
-def empty_broker() -> Path:
-    """The program of ``c/empty_broker.c``."""
-    return _compiled("empty_broker", [])
+def echo() -> Path:
+    """The program of ``c/echo.c``."""
+    return _compiled("echo", [])
 
 
 @cache

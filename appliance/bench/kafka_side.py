@@ -11,7 +11,7 @@ import msgspec
 
 from .. import extras
 from . import brokers
-from .brokers import APPLIANCE, KAFKA, Broker, EmptyBroker, Launcher
+from .brokers import APPLIANCE, BARE, KAFKA, BareBroker, Broker, Launcher
 from .compiling import Missing
 from .harness import Harness, drop_page_cache
 from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
@@ -121,29 +121,6 @@ class KafkaSide:
         return self.client.consume(self.broker.address, topic, count, size, given, partitions)
 
 
-class EmptySide(KafkaSide):
-    """The client with a broker that does nothing: what it reaches there, it reaches with no broker.
-
-    Nothing is stored, so what is produced is not counted; what is consumed is what ``ours`` has.
-
-    Raises:
-        Missing: there is no compiler.
-    """
-
-    def __init__(self, broker: EmptyBroker, ours: KafkaSide) -> None:
-        super().__init__(broker, ours.client)
-        self._ours = ours
-
-    def topic(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
-        return "any"
-
-    def filled(self, count: int, size: int, partitions: int = 1) -> str:
-        return self._ours.filled(count, size, partitions)
-
-    def produce(self, topic: str, count: int, size: int, settings: dict[str, str], partitions: int = 1) -> Run:
-        return self.client.produce(self.broker.address, topic, count, size, settings, partitions)
-
-
 @contextmanager
 def ours_and_kafka(
     harness: Harness, settings: Mapping[str, str] | None = None, *, also: Sequence[Launcher] = ()
@@ -177,3 +154,8 @@ def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> li
     if "kafka" in harness.options.peers:
         found.append(Launcher(KAFKA, brokers.Kafka))
     return found
+
+
+def bare(harness: Harness) -> list[Launcher]:
+    """A broker that only writes, flushes and sends, where the client is as lean: what bounds all others."""
+    return [Launcher(BARE, BareBroker)] if harness.options.client == "c" else []

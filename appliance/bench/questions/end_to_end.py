@@ -3,7 +3,7 @@
 The producer sends at times that are fixed before, so a stall counts for every message that it delays (no coordinated
 omission).  Producer and consumer are processes of their own; both read CLOCK_MONOTONIC.  acks=1, 200 bytes, one
 partition.  An appliance shows no message before it is on the disk; "not flushed" has ``flush.messages=0``, which is
-what Kafka does.
+what Kafka does.  A bare broker in C, which only writes, flushes and sends, shows what client and kernel leave to win.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..brokers import APPLIANCE
+from ..brokers import APPLIANCE, BARE
 from ..harness import Harness
 from ..kafka_clients import AT_ONCE, Run, outcome
-from ..kafka_side import KafkaSide, ours_and_kafka
+from ..kafka_side import KafkaSide, bare, ours_and_kafka
 from ..stamps import Wrong
 
 TITLE = "End to end, from the time at which a message is due"
@@ -36,9 +36,11 @@ class Way(NamedTuple):
 def run(harness: Harness) -> None:
     seconds, rates = (1, RATES[:1]) if harness.options.smoke else (SECONDS, RATES)
     harness.note(message_bytes=SIZE, seconds=seconds, acks=1)
-    with ours_and_kafka(harness) as sides:
-        ways = [Way(side.name, side, {}) for side in sides]
-        ways[1:1] = [Way(f"{APPLIANCE}, not flushed", sides[0], {"flush.messages": "0"})]
+    with ours_and_kafka(harness, also=bare(harness)) as sides:
+        ways = [Way(side.name, side, {"flush.messages": "1"} if side.name == BARE else {}) for side in sides]
+        for side, name in ((sides[0], APPLIANCE), (sides[-1], BARE)):
+            if side.name == name:
+                ways.append(Way(f"{name}, not flushed", side, {"flush.messages": "0"}))
         for rate in rates:
             workload = f"{rate:,} messages/s"
             _at_rate(harness, workload, ways, rate, seconds)

@@ -5,7 +5,7 @@ answered.  Kafka's defaults do not flush, except in the workloads named durable 
 measured, flushes before any answer.  With the client in C there are two more measurements, because librdkafka spends
 more on a message than the brokers do:
 
-* "an empty broker" forgets what is produced, and sends an appliance's log as it is: the client's limit.
+* "a bare broker" in C writes what is produced and sends it as it is, and does nothing else: the client's limit.
 * "headers only" is a consumer in C that looks at nothing but the headers of batches: the brokers' limit.
 
 A consumer has librdkafka's defaults.  With "a long queue" it fetches up to a million messages ahead, as a broker is
@@ -15,13 +15,10 @@ one allocates and the other frees.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
-from ..brokers import EMPTY, KAFKA, KLITE, EmptyBroker, Klite, Launcher
+from ..brokers import BARE, KAFKA, KLITE, Klite, Launcher
 from ..harness import Harness
 from ..kafka_clients import FIFTY, LARGE, LONG_QUEUE, ONE, fetch_headers
-from ..kafka_side import EmptySide, KafkaSide, ours_and_kafka
+from ..kafka_side import KafkaSide, bare, ours_and_kafka
 
 TITLE = "Produce and consume through the Kafka listener"
 ROUND_S = 60
@@ -33,20 +30,10 @@ PYTHON_PART = 4
 
 def run(harness: Harness) -> None:
     klite = [Launcher(KLITE, Klite)] if KLITE in harness.options.peers else []
-    with ours_and_kafka(harness, also=klite) as sides:
-        if sides[0].client.name != "C":
-            rows(harness, sides)
-            return
-        with empty(harness, sides[0]) as nothing:
-            rows(harness, [*sides, *nothing])
-            headers_only(harness, [*sides, *nothing])
-
-
-@contextlib.contextmanager
-def empty(harness: Harness, ours: KafkaSide) -> Iterator[list[EmptySide]]:
-    """The client with a broker that does nothing."""
-    with harness.started([Launcher(EMPTY, lambda directory: EmptyBroker(directory, ours.broker.data_dir))]) as brokers:
-        yield [EmptySide(broker, ours) for broker in brokers]
+    with ours_and_kafka(harness, also=[*klite, *bare(harness)]) as sides:
+        rows(harness, sides)
+        if sides[0].client.name == "C":
+            headers_only(harness, sides)
 
 
 def rows(harness: Harness, sides: list[KafkaSide]) -> None:
@@ -86,7 +73,7 @@ def _produce(
     scaled = harness.scaled(count)
 
     def prepare(side: KafkaSide) -> str:
-        return side.empty(settings={"flush.messages": "1"} if durable and side.name == KAFKA else {})
+        return side.empty(settings={"flush.messages": "1"} if durable and side.name in (KAFKA, BARE) else {})
 
     harness.run(
         workload, sides, prepare, lambda side, topic: side.produce(topic, scaled, SIZE, settings),

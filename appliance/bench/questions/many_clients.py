@@ -2,7 +2,7 @@
 
 LinkedIn's list of 2014 (100 bytes, 6 partitions, 1 and 3 producers, 1 and 3 consumers, both at once), and 8 producers
 and 8 consumers on 8 partitions with 200 bytes.  Each client is a process of its own, so on a small machine clients are
-the limit.  The rate is that of all of them, by wall time.
+the limit: a bare broker in C, which only writes and sends, shows it.  The rate is that of all of them, by wall time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..harness import Harness, drop_page_cache
 from ..kafka_clients import LARGE, QUEUE, Run, outcome
-from ..kafka_side import KafkaSide, ours_and_kafka
+from ..kafka_side import KafkaSide, bare, ours_and_kafka
 from ..stamps import Wrong
 
 TITLE = "Several producers and consumers, several partitions"
@@ -44,7 +44,7 @@ CROWDS = (
 
 def run(harness: Harness) -> None:
     harness.note(acks=1, batches="large")
-    with ours_and_kafka(harness) as sides:
+    with ours_and_kafka(harness, also=bare(harness)) as sides:
         for crowd in CROWDS[-2:] if harness.options.smoke else CROWDS:
             count = harness.scaled(COUNT // max(crowd.producers, crowd.consumers))
             harness.run(
