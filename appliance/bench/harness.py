@@ -141,9 +141,11 @@ class Harness:
 
     def run(
         self, workload: str, sides: Sequence[S], prepare: Callable[[S], str], once: Callable[[S, str], Run],
-        *, limit: str = "", bytes_each: int = 1,
+        *, limit: str = "", bytes_each: int = 1, after: Callable[[S, str], object] | None = None,
     ) -> None:  # fmt: skip
-        """``prepare`` makes a topic, ``once`` runs a client on it.  Adds rate and broker CPU of each side.
+        """``prepare`` makes a topic, ``once`` runs a client on it, and ``after`` ends what need not stay.
+
+        Adds the rate of each side, and the CPU of its broker while the client ran.
 
         ``limit`` names what bounds the rate; ``bytes_each`` is what one message costs of it.
         """
@@ -161,6 +163,8 @@ class Harness:
             cpus[side.name].append((side.cpu_s() - before) / run.count * 1e6)
             clients[side.name].append(run.client_cpu_s / run.seconds)
             checks[side.name] = run.check
+            if after is not None:
+                after(side, topic)
         for name in rates:
             self.add(workload, name, "rate", rates[name], limit, bytes_each, checks[name])
             self.add(workload, name, "cpu", cpus[name])

@@ -12,7 +12,7 @@ import msgspec
 
 from ..harness import Harness
 from ..kafka_clients import Run, outcome
-from ..kafka_side import KafkaSide, ours_and_kafka
+from ..kafka_side import KafkaSide, bare, ours_and_kafka
 from ..stamps import Wrong
 
 TITLE = "Consumers of one partition"
@@ -25,7 +25,7 @@ COUNT = 2_000_000
 
 def run(harness: Harness) -> None:
     harness.note(message_bytes=SIZE, partitions=1)
-    with ours_and_kafka(harness) as sides:
+    with ours_and_kafka(harness, also=bare(harness)) as sides:
         for consumers in CONSUMERS[:2] if harness.options.smoke else CONSUMERS:
             each = harness.scaled(max(COUNT // consumers, 100_000))
             harness.run(

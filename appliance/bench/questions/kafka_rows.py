@@ -8,9 +8,9 @@ more on a message than the brokers do:
 * "a bare broker" in C writes what is produced and sends it as it is, and does nothing else: the client's limit.
 * "headers only" is a consumer in C that looks at nothing but the headers of batches: the brokers' limit.
 
-A consumer has librdkafka's defaults.  With "a long queue" it fetches up to a million messages ahead, as a broker is
-ahead that is faster than the client.  That makes the client slower: its two threads then contend for the memory that
-one allocates and the other frees.
+A consumer has librdkafka's defaults, but makes no pause of a second when it is 100,000 messages ahead.  With "a long
+queue" it fetches up to a million messages ahead, as a broker is ahead that is faster than the client.  That makes the
+client slower: its two threads then contend for the memory that one allocates and the other frees.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ def run(harness: Harness) -> None:
                 crowd.name, sides, lambda side: prepared(side, crowd, count),  # noqa: B023 - run at once
                 lambda side, topics: together(side, topics.split(","), crowd, count),  # noqa: B023 - as above
                 limit="page cache write" if crowd.producers else "loopback sendfile", bytes_each=crowd.size,
+                after=delete,
             )  # fmt: skip
 
 
@@ -75,9 +76,13 @@ def together(side: KafkaSide, topics: list[str], crowd: Crowd, count: int) -> Ru
             programs.append(side.client.start("produce", address, topic, crowd.partitions, count, crowd.size, settings))
     done = [outcome(program, count) for program in programs]
     seconds = time.perf_counter() - start
-    for topic in topics:  # memory that the machine has not used for a while is slower than all that is measured
-        side.delete(topic)
     if len({run.check for run in done}) != 1:
         raise Wrong(f"{side.name}: what arrived is not what was sent")
     cpu = sum(run.client_cpu_s for run in done)
     return Run(count * len(topics), seconds, cpu, done[0].check)
+
+
+def delete(side: KafkaSide, topics: str) -> None:
+    """Free the memory: what the machine has not used for a while is slower than all that is measured."""
+    for topic in topics.split(","):
+        side.delete(topic)
