@@ -53,7 +53,11 @@ class KafkaSide:
         return name
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        """Kafka answers before all partitions have leaders.  What they refuse is sent again, behind what follows."""
+        """Kafka answers before all partitions have leaders.  What they refuse is sent again, behind what follows.
+
+        Raises:
+            Wrong: there are none within TOPIC_S_MAX.
+        """
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + TOPIC_S_MAX
@@ -61,9 +65,9 @@ class KafkaSide:
             try:
                 brokers.ends_of(self._admin, topic, partitions)
                 return
-            except KafkaException:
+            except KafkaException as error:
                 if time.monotonic() > deadline:
-                    raise
+                    raise Wrong(f"{self.name}: no leaders of {topic} within {TOPIC_S_MAX} s: {error}") from None
                 time.sleep(0.005)
 
     def grow(self, topic: str, before: int, partitions: int) -> None:
