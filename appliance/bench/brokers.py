@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 START_S_MAX = 60
 STOP_S_MAX = 20
-ANSWER_S_MAX = 30
+QUERY_S_MAX = 10
 APPLIANCE, KAFKA, KLITE, BARE = "appliance", "Kafka 4.1", "klite", "a bare broker"
 KLITE_BYTES_MAX = 16 << 30
 JVM = ["-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
@@ -261,7 +261,7 @@ def admin_of(address: str, settings: Mapping[str, str] | None = None) -> AdminCl
 
 
 def ends_of(admin: AdminClient, topic: str, partitions: int) -> int:
-    """The sum of the partitions' ends, which are numbers of messages.
+    """The sum of the partitions' ends, which are numbers of messages, asked within QUERY_S_MAX.
 
     Raises:
         confluent_kafka.KafkaException: a partition has no leader, or nobody answered in time.
@@ -270,8 +270,9 @@ def ends_of(admin: AdminClient, topic: str, partitions: int) -> int:
     from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    ends = admin.list_offsets({TopicPartition(topic, number): latest for number in range(partitions)})
-    return sum(end.result(ANSWER_S_MAX).offset for end in ends.values())
+    asked = {TopicPartition(topic, number): latest for number in range(partitions)}
+    ends = admin.list_offsets(asked, request_timeout=QUERY_S_MAX)
+    return sum(end.result(2 * QUERY_S_MAX).offset for end in ends.values())
 
 
 def kafka_jars() -> Path:

@@ -7,7 +7,8 @@ within each round.
 Before each run all dirty pages are written to the disk.  Otherwise the kernel writes them 30 seconds later, and a flush
 of another workload waits for data of this one.  Before producing, root also drops the page cache, so that all brokers
 write to pages that have been used before.  On a virtual machine the first write to a page costs several times as much
-as the copying, and it depends on chance which broker gets such pages.
+as the copying, and it depends on chance which broker gets such pages.  A host may also take pages away that are free
+for long, so before each run some memory is used for a moment.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class Harness:
             for side in sides if number % 2 == 0 else reversed(sides):
                 if not self.options.smoke:
                     os.sync()
+                    machine.use_memory()
                 yield side
 
     def run(
