@@ -31,7 +31,7 @@ from appliance.shared import memory
 from appliance.shared.table import TABLE_BYTES, SegmentTable
 from appliance.wire import native
 
-from .ready import reap
+from .ready import reap, writable
 
 LISTENER = "127.0.0.1:9091"
 WAIT_S = 60
@@ -104,6 +104,9 @@ class Rig:
         if not self.pid:
             return 0
         self.channel.send(["stop"])
+        deadline = time.monotonic() + WAIT_S
+        while self.channel.pending and writable(self.channel, max(0, deadline - time.monotonic())):
+            self.channel.flush()
         return self._reap()
 
     def kill(self) -> None:
@@ -169,8 +172,11 @@ class Rig:
         poll = select.poll()  # select() knows no descriptors above 1023
         for source in sources:
             poll.register(source, select.POLLIN)
+        if self.channel.pending:
+            poll.register(self.channel, select.POLLOUT if self.silent else select.POLLIN | select.POLLOUT)
         ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
-        if self.channel.fileno() in ready:
+        self.channel.flush()
+        if self.channel.fileno() in ready and not self.silent:
             for message, _ in self.channel.receive():
                 self._on_message(message)
         if self.stream.fileno() in ready:

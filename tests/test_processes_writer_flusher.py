@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import queue
-import re
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,6 @@ from .server import Server
 STEP_S_MAX = 20
 TIMEOUT_MS = 1_000
 HANG_MS = 3 * TIMEOUT_MS
-QUICK_FLUSHES = 40
 BATCH = encode_values([b"one", b"two"], 1_000)
 
 
@@ -192,21 +191,23 @@ TestFlushing = Flushing.TestCase
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to make a flush slow")
-def test_a_writer_whose_loop_waits_for_the_disk_is_not_taken_for_hanging(
-    make_appliance: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_a_writer_whose_loop_waits_for_the_disk_is_not_taken_for_hanging(tmp_path: Path) -> None:
     """Goal: a disk that stops for longer than ``liveness.timeout_ms`` costs time, and no process.
 
-    Method: after some quick flushes of the loop one takes long.  strace counts the calls of each thread.
+    Method: in memory flushes are quick, and so the loop's.  strace sees the loop's thread only, and keeps one of its.
     """
-    server, calls = make_appliance(**{"liveness.timeout_ms": TIMEOUT_MS}), tmp_path / "calls"
-    with Peer(server.native) as peer:
+    calls = tmp_path / "calls"
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as directory,
+        Server(Path(directory) / "data", **{"liveness.timeout_ms": TIMEOUT_MS}) as server,
+        Peer(server.native) as peer,
+    ):
         peer.create("t")
         assert peer.produce("t", BATCH, acks=-1)[0] == 0
         writer = server.pid_of("writer")
-        inject = f"inject=fdatasync:delay_exit={HANG_MS * 1000}:when={QUICK_FLUSHES}"
+        inject = f"inject=fdatasync:delay_exit={HANG_MS * 1000}:when=1"
         tracer = subprocess.Popen(
-            ["strace", "-f", "-o", str(calls), "-p", str(writer), "-e", "trace=fdatasync", "-e", inject],
+            ["strace", "-o", str(calls), "-p", str(writer), "-e", "trace=fdatasync", "-e", inject],
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert tracer.stderr is not None
@@ -217,7 +218,5 @@ def test_a_writer_whose_loop_waits_for_the_disk_is_not_taken_for_hanging(
         finally:
             tracer.kill()
             tracer.communicate()
-        delayed = re.search(r"^(\d+) .*DELAYED", calls.read_text(), re.MULTILINE)
-        assert delayed is not None and int(delayed[1]) == writer, "not a flush of the loop"
         assert server.pid_of("writer") == writer
         assert peer.produce("t", BATCH, acks=-1)[0] == 0
