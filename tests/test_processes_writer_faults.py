@@ -121,6 +121,50 @@ def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(
         assert rig.table.start == 0
 
 
+# ---- a reader that waits, or has just waited
+
+
+def test_little_is_flushed_for_a_reader_that_has_just_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a reader gets acks=1 without asking while it sends its next fetch; no one else makes a flush come sooner.
+
+    Method: nothing is flushed because of its age here.
+    """
+    for name in ("FLUSH_DELAY_MS", "HERE_NS_MAX", "READER_MS"):
+        monkeypatch.setattr(unflushed, name, 10**18)
+    with Rig(tmp_path, flush_ms=10**9) as rig:
+        flushed = lambda: rig.table.high_watermark  # noqa: E731
+        written = rig.answer(rig.produce(BATCH, acks=1))[2]
+        assert flushed() == 0
+        rig.table.set_wait(0, written)
+        rig.answer(rig.produce(BATCH, acks=1))
+        wait_for(lambda: flushed() == 2 * len(BATCH), "a flush by the thread: a reader waits")
+        rig.table.set_wait(0, 0)
+        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        rig.answer(rig.produce(BATCH, acks=1))
+        wait_for(lambda: flushed() == 3 * len(BATCH), "a flush by the loop: a reader has just waited")
+        monkeypatch.setattr(unflushed, "READER_MS", 0)
+        for _ in range(3):
+            rig.answer(rig.produce(BATCH, acks=1))
+        assert flushed() == 3 * len(BATCH), "flushed for nobody"
+        rig.worker.send([])
+        wait_for(lambda: flushed() == 6 * len(BATCH), "a flush that a reader has asked for")
+
+
+def test_a_flush_that_was_decided_is_made_when_its_reader_is_gone_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the loop does not turn for nothing.  Method: the reader goes while the loop looks again."""
+    monkeypatch.setattr(unflushed, "FLUSH_DELAY_MS", 10**18)
+    monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18)
+    with Rig(tmp_path, flush_ms=10**9) as rig:
+        rig.answer(rig.produce(BATCH))
+        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        asked = iter([True])
+        monkeypatch.setattr(Unflushed, "_has_reader", lambda *_: next(asked, False))
+        rig.answer(rig.produce(BATCH, acks=1))
+        wait_for(lambda: rig.table.high_watermark == 2 * len(BATCH), "it to be flushed")
+
+
 # ---- deleting all there is
 
 

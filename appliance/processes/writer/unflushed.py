@@ -30,6 +30,8 @@ HERE_NS_MAX: Final = 1_000_000
 
 With more to do the thread flushes while the loop writes, and an answer to acks=1 never waits for a slow disk.
 """
+READER_MS: Final = 3
+"""A reader that has waited so recently is about to wait again: little is flushed for it before it asks."""
 
 
 class _Job:
@@ -65,6 +67,7 @@ class Unflushed:
         self._records = self._bytes = 0
         self._answers: list[ReadyAnswer] = []
         self._asked = self._asked_now = False
+        self._waited_for_ms = -READER_MS  # when a reader was last seen to wait for a flush
         self._last_ns = HERE_NS_MAX + 1  # how long the last flush took
         self._looks_again = False  # whether a flush in the loop waits for what has arrived meanwhile
 
@@ -157,10 +160,9 @@ class Unflushed:
             or waited_ms >= settings.flush_ms
             or self._asked_now
         )
-        if due and waited_ms < FLUSH_DELAY_MS and not (self._answers or self._asked or self._asked_now):
-            fence()  # the log end offset before the wait cells: a worker that waits meanwhile sees it and asks
-            due = self._table.anybody_waits(len(self._doorbells))
-        if due or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
+        if due and waited_ms < FLUSH_DELAY_MS and not (self._answers or self._asked_now):
+            due = self._has_reader(now_ms)
+        if due or self._looks_again or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
                 if not self._flushes_here:
                     self._begin()
@@ -168,6 +170,15 @@ class Unflushed:
                     self._looks_again = True
                 else:
                     self._flusher.flush_here(*self._taken())
+
+    def _has_reader(self, now_ms: int) -> bool:
+        """Whether a reader waits for what is to be flushed, or is about to where that is little."""
+        fence()  # the log end offset before the wait cells: a worker that waits meanwhile sees it and asks
+        if self._asked or self._table.anybody_waits(len(self._doorbells)):
+            self._waited_for_ms = now_ms
+            return True
+        with self.lock:
+            return now_ms - self._waited_for_ms < READER_MS and self._flushes_here
 
     @property
     def _flushes_here(self) -> bool:
