@@ -7,11 +7,13 @@ each partition, and commits.  ``started`` counts started requests that have not 
 
 Sending: every request that wants a reply has a :class:`Pending` in ``requests``, oldest first.  A reply is sent after
 all before it: clients match replies by order.  Bytes are sent with ``send``, file ranges with ``send_file`` of the
-connection's transport (``wire/transport.py``); ``MSG_MORE`` keeps a header and its batches in one TCP segment.
+connection's transport (``wire/transport.py``), small ones joined with what is before and after them; ``MSG_MORE`` keeps
+a header and its batches in one TCP segment.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +32,12 @@ if TYPE_CHECKING:
     from .writer_link import WriterLink
 
 JOINED_BYTES_MAX: Final = 1 << 16
-"""Replies are joined up to about this size; a larger one would copy more bytes again when the socket is full."""
+"""Replies are joined up to about this size; a larger one would copy more bytes again when the socket is full.
+
+A range of a file that fits is read and joined, too: a header, sendfile and a trailer cost three system calls, and the
+client wakes up for each.
+"""
+ENDS_EARLY: Final = "the segment file is shorter than its table says: only a fault of the disk can cause that"
 TURNS_TO_HAND_OVER: Final = 32
 HANDOFF_WINDOW_MS: Final = 1_000
 """A connection is handed over after TURNS_TO_HAND_OVER turns in this time with produce requests and nothing else."""
@@ -225,46 +232,55 @@ class Connection:
         Raises:
             OSError: the connection is gone.
         """
-        out = self.out
         before = self.out_bytes
         try:
-            while out:
-                piece = out[0]
-                if isinstance(piece, bytes):
-                    self._send_bytes()
+            while self.out:
+                piece = self.out[0]
+                if isinstance(piece, bytes) or piece.count <= JOINED_BYTES_MAX:
+                    self._send_joined()
                 else:
                     self._send_file(piece)
         except BlockingIOError:
             pass
         return before - self.out_bytes
 
-    def _send_bytes(self) -> None:
-        out = self.out
+    def _send_joined(self) -> None:
+        """Send the next pieces at once: a system call each would cost more than copying little."""
         chunks: list[bytes] = []
         size = 0
-        for piece in out:
-            if not isinstance(piece, bytes) or size >= JOINED_BYTES_MAX:
+        for piece in self.out:
+            if isinstance(piece, bytes):
+                if size >= JOINED_BYTES_MAX:
+                    break
+                chunks.append(piece)
+            elif size + piece.count <= JOINED_BYTES_MAX:
+                chunks.append(_read(piece))
+            else:
                 break
-            chunks.append(piece)
-            size += len(piece)
-        more = MORE if len(out) > len(chunks) else 0
+            size += len(chunks[-1])
+        more = MORE if len(self.out) > len(chunks) else 0
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # cheaper than sendmsg
-        sent = self.transport.send(data, more)
-        self.out_bytes -= sent
-        for _ in chunks:
-            out.popleft()
-        if sent < size:
-            out.appendleft(data[sent:])
+        self._remove(self.transport.send(data, more))
 
     def _send_file(self, piece: FileRange) -> None:
         sent = self.transport.send_file(piece.file.fd, piece.position, piece.count)
-        if sent == 0:  # the file is shorter than the table says: only a fault of the disk can cause that
-            raise OSError("segment file ends early")
+        if sent == 0:
+            raise OSError(ENDS_EARLY)
+        self._remove(sent)
+
+    def _remove(self, sent: int) -> None:
+        """Remove the first bytes of the output; what is left of a file is read again, and not kept."""
+        out = self.out
         self.out_bytes -= sent
-        if sent < piece.count:
-            self.out[0] = piece._replace(position=piece.position + sent, count=piece.count - sent)
-        else:
-            self.out.popleft()
+        while out:
+            piece = out[0]
+            size = len(piece) if isinstance(piece, bytes) else piece.count
+            if sent < size:
+                if sent:
+                    out[0] = piece[sent:] if isinstance(piece, bytes) else _after(piece, sent)
+                return
+            sent -= size
+            out.popleft()
 
     def close(self) -> None:
         """Release all memory."""
@@ -272,3 +288,16 @@ class Connection:
         self.out.clear()
         self.requests.clear()
         self.inbox.clear()
+
+
+def _after(piece: FileRange, count: int) -> FileRange:
+    """What follows the first ``count`` bytes."""
+    return piece._replace(position=piece.position + count, count=piece.count - count)
+
+
+def _read(piece: FileRange) -> bytes:
+    """Raises OSError: the disk fails."""
+    data = os.pread(piece.file.fd, piece.count, piece.position)
+    if len(data) < piece.count:
+        raise OSError(ENDS_EARLY)
+    return data
