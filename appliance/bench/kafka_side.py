@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,6 +17,9 @@ from .compiling import Missing
 from .harness import Harness, drop_page_cache
 from .kafka_clients import FIFTY, LARGE, KafkaClient, Run
 from .stamps import Wrong
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 WARM_UP_ROUNDS = 3
 WARM_UP_COUNT, WARM_UP_SIZE = 300_000, 200
@@ -34,11 +38,14 @@ class KafkaSide:
     def __init__(self, broker: Broker, client: KafkaClient, security: Mapping[str, str] | None = None) -> None:
         self.broker, self.client, self.name = broker, client, broker.name
         self._security = dict(security or {})
-        soon = {"reconnect.backoff.ms": "5", "reconnect.backoff.max.ms": "50"}  # brokers are started again
         try:
-            self._admin = brokers.admin_of(broker.address, {**soon, **self._security})
+            self._admin = self._new_admin()
         except ImportError:
             raise Missing(f"confluent-kafka: {extras.install('bench')}") from None
+
+    def _new_admin(self) -> AdminClient:
+        soon = {"reconnect.backoff.ms": "5", "reconnect.backoff.max.ms": "50"}  # brokers are started again
+        return brokers.admin_of(self.broker.address, {**soon, **self._security})
 
     def cpu_s(self) -> float:
         return self.broker.cpu_s()
@@ -68,7 +75,8 @@ class KafkaSide:
             except KafkaException as error:
                 if time.monotonic() > deadline:
                     raise Wrong(f"{self.name}: no leaders of {topic} within {TOPIC_S_MAX} s: {error}") from None
-                time.sleep(0.005)
+                time.sleep(0.1)
+                self._admin = self._new_admin()  # one that asked too early may not learn of the leaders at all
 
     def grow(self, topic: str, before: int, partitions: int) -> None:
         """Let a topic have so many partitions, in steps that a broker answers in time."""
