@@ -14,7 +14,7 @@ from appliance.log import FlushTicket, Log
 from appliance.log.files import System
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms
-from appliance.processes.writer import appender, unflushed, writer
+from appliance.processes.writer import appender, producers, unflushed, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
 from appliance.records.batch import LEADER_EPOCH_AT
@@ -85,6 +85,12 @@ def broken(*_: object) -> None:
     raise RuntimeError(f"a bug in thread {threading.current_thread().name}")
 
 
+def guarded(rig: Rig) -> None:
+    """Let the loop make the next flush, if it may."""
+    assert rig.answer(rig.produce(BATCH))[0] == 0
+    wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+
+
 @pytest.mark.parametrize("here", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize(
     ("owner", "method"),
@@ -98,13 +104,75 @@ def test_an_unexpected_error_in_a_flush_ends_the_writer(
     monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18 if here else -1)
     with Rig(tmp_path) as rig:
         if here:
-            assert rig.answer(rig.produce(BATCH))[0] == 0
-            wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+            guarded(rig)
         monkeypatch.setattr(owner, method, broken)
         rig.produce(BATCH)
         error = rig.ended()
         assert isinstance(error, RuntimeError)
         assert str(error).endswith("writer") == here
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["thread", "loop"])
+def test_a_failed_flush_is_not_tried_again(tmp_path: Path, here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: fsync reports what is lost once; the next one succeeds, and must not be believed."""
+    monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18 if here else -1)
+    sync, faults = FlushTicket.sync, [StorageFault("the disk")]
+
+    def fails_once(ticket: FlushTicket) -> None:
+        if faults:
+            raise faults.pop()
+        sync(ticket)
+
+    with Rig(tmp_path) as rig:
+        guarded(rig)
+        published = rig.table.high_watermark
+        monkeypatch.setattr(FlushTicket, "sync", fails_once)
+        rig.produce(BATCH)
+        assert isinstance(rig.ended(), StorageFault)
+        assert rig.table.high_watermark == published and not rig.worker.receive()
+
+
+@pytest.mark.parametrize(
+    ("constants", "thread"),
+    [
+        ({}, "writer"),
+        ({"HERE_BYTES_MAX": len(BATCH) - 1}, "flusher"),
+        ({"HERE_NS_MAX": -1}, "flusher"),
+        ({"SNAPSHOT_BYTES": -1}, "flusher"),
+    ],
+    ids=["little", "much", "a slow disk", "a snapshot of the producers follows"],
+)
+def test_who_flushes(tmp_path: Path, constants: dict[str, int], thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the loop flushes what is quickly done, and nothing else."""
+    for name, value in ({"HERE_NS_MAX": 10**18} | constants).items():
+        monkeypatch.setattr(producers if name == "SNAPSHOT_BYTES" else unflushed, name, value)
+    sync, names = FlushTicket.sync, []
+
+    def noted(ticket: FlushTicket) -> None:
+        names.append("writer" if threading.current_thread().name == "writer" else "flusher")
+        sync(ticket)
+
+    with Rig(tmp_path) as rig:
+        guarded(rig)
+        monkeypatch.setattr(FlushTicket, "sync", noted)
+        assert rig.answer(rig.produce(BATCH))[0] == 0
+        assert names == [thread]
+
+
+def test_answers_without_new_bytes_are_sent_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a repeat is answered although its writer ends between two looks of the loop."""
+    monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18)
+    record = (None, b"once", (), 1_000)
+    batch = encode_batch([record], producer_id=5, producer_epoch=0, base_sequence=0)
+    with Rig(tmp_path, serves=False) as rig:
+        rig.writer.turn(1)
+        first = rig.produce(batch)
+        rig.writer.turn(1)
+        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        again = rig.produce(batch)
+        rig.writer.turn(1)
+        rig.writer.close()
+        assert rig.answer(again) == rig.answer(first)
 
 
 def test_a_flush_that_fails_while_all_is_deleted_ends_the_writer(

@@ -22,10 +22,13 @@ ARENA_BYTES = 1 << 20
 
 
 class Rig:
-    """``settings`` are a topic's, with ``_`` for ``.``.  Use it as a context; what ended the writer is ``error``."""
+    """``settings`` are a topic's, with ``_`` for ``.``.  Use it as a context; what ended the writer is ``error``.
 
-    def __init__(self, path: Path, table_bytes: int = TABLE_BYTES, **settings: Any) -> None:
-        self.path = path
+    ``serves=False``: the test makes the turns of the loop.
+    """
+
+    def __init__(self, path: Path, table_bytes: int = TABLE_BYTES, serves: bool = True, **settings: Any) -> None:
+        self.path, self._serves = path, serves
         table_name, table = memory.create(f"test{os.getpid()}", "rig", table_bytes)
         arena_name, arena = memory.create(f"test{os.getpid()}", "rig", ARENA_BYTES)
         self._names = [table_name, arena_name]
@@ -44,7 +47,8 @@ class Rig:
     def __enter__(self) -> Rig:
         self.writer.open()
         self.supervisor.send(["worker", self._names[1]], (self._theirs.fileno(),))
-        self._thread.start()
+        if self._serves:
+            self._thread.start()
         return self
 
     def _serve(self) -> None:
@@ -57,7 +61,8 @@ class Rig:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.supervisor.close()
-        self._thread.join(10)
+        if self._serves:
+            self._thread.join(10)
         self._let_go()
         for name in self._names:
             memory.unlink(name)

@@ -169,5 +169,5 @@ def launchers(harness: Harness, settings: Mapping[str, str] | None = None) -> li
 
 
 def bare(harness: Harness) -> list[Launcher]:
-    """A broker that only writes, flushes and sends, where the client is as lean: what bounds all others."""
+    """A broker that only writes, flushes and sends, where the client is as lean: what both leave to win."""
     return [Launcher(BARE, BareBroker)] if harness.options.client == "c" else []

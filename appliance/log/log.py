@@ -7,7 +7,7 @@ In a topic that leaves flushing to the operating system, ``high_watermark`` may 
 Flushing takes three steps, so that writing continues during the sync::
 
     ticket = log.flush_begin()  # the writer's loop: lists what to sync
-    ticket.sync()  # another thread: slow, releases the interpreter's lock, does not touch the log
+    ticket.sync()  # any thread: slow, releases the interpreter's lock, does not touch the log
     log.flush_done(ticket)  # either thread, in the order of flush_begin
 
 A ticket covers everything that is written but not known to be flushed.  So a later ticket replaces one that was never
@@ -247,7 +247,7 @@ class Log:
     # ---- flushing and publishing
 
     def flush_begin(self) -> FlushTicket:
-        """Make a ticket for everything written so far; another thread syncs it."""
+        """Make a ticket for everything written so far; any thread may sync it."""
         active = self._segments.active
         return self._unsynced.ticket(active.end, active.log, self._point, self._system)
 

@@ -1,10 +1,11 @@
-/* A broker of Kafka's protocol that only writes and sends: what a client reaches with it, it reaches with no other.
+/* A broker of Kafka's protocol that only writes and sends: what a client and the kernel leave to win.
  *
  *     bare_broker PORT DIRECTORY
  *
  * It appends what is produced to a file for each partition in DIRECTORY, flushes it before it answers where a topic has
  * flush.messages=1, and sends files as they are.  It checks nothing, recovers nothing, and trusts its clients: topics
- * are gone when it ends.  It speaks one version of each request.  Each connection has a thread.
+ * are gone when it ends, and may be deleted only when their clients are gone.  It speaks one version of each request.
+ * Each connection has a thread; it does not gather what several clients produce, so with many another may be faster.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -13,6 +14,7 @@
 #include <inttypes.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -338,15 +340,28 @@ static int produced(void) { /* whether the client wants a reply */
     return acks != 0;
 }
 
+static size_t whole(const Log *log, off_t from, size_t most, int first) { /* bytes of whole batches; of one if "first" */
+    off_t limit = from + (off_t)most;
+    size_t low = 0, high = log->count;
+    if (limit >= log->size) return (size_t)(log->size - from);
+    while (low < high) { /* the batches that begin at most there */
+        size_t middle = (low + high) / 2;
+        if (log->batches[middle].position <= limit) low = middle + 1;
+        else high = middle;
+    }
+    off_t stop = log->batches[low - 1].position;
+    if (stop <= from && first) stop = low < log->count ? log->batches[low].position : log->written;
+    return stop > from ? (size_t)(stop - from) : 0;
+}
+
 static size_t look(Topic *topic, Part *parts, uint64_t count, size_t most) { /* how many bytes are there to fetch */
     size_t bytes = 0;
     for (Part *part = parts; part < parts + count; part++) {
         part->log = topic && part->partition < (uint64_t)topic->partitions ? &topic->logs[part->partition] : NULL;
         part->shown = part->log ? part->log->shown : 0;
         part->position = part->log ? position_of(part->log, part->offset) : 0;
-        part->size = part->log ? (size_t)(part->log->size - part->position) : 0;
-        if (part->size > part->most) part->size = part->most;
-        if (part->size > most - bytes) part->size = most - bytes;
+        size_t left = bytes < most ? most - bytes : 0;
+        part->size = part->log ? whole(part->log, part->position, part->most < left ? part->most : left, !bytes) : 0;
         bytes += part->size;
     }
     return bytes;
@@ -458,6 +473,7 @@ int main(int argc, char **argv) {
         return fputs("usage: bare_broker PORT DIRECTORY\n", stderr), 2;
     directory = argv[2];
     address.sin_port = htons((uint16_t)port);
+    signal(SIGPIPE, SIG_IGN); /* sendfile to a client that is gone */
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(listener, (void *)&address, sizeof address) || listen(listener, 16)) fail("listen");
     for (;;) {

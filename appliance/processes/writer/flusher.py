@@ -16,6 +16,8 @@ asleep    hand over              *flushing*, when the loop hands over
 flushing  hand over, for later   *guarding*, when nothing is left to flush
 guarding  hand over, flush here  *flushing*, when the loop hands over; *asleep*, after a beat's time in which the loop
                                  flushed nothing; it beats and stays when the loop is within a flush at that time
+ended     nothing                after *flushing* that has failed, and from any state at :meth:`Flusher.stop`, when
+                                 nothing is left to flush
 ========  =====================  =====================================================================================
 
 ``lock`` guards the data of both threads: the ticket and the channels to the workers.  The loop holds it while it

@@ -28,7 +28,8 @@ HERE_BYTES_MAX: Final = 64 << 10
 HERE_NS_MAX: Final = 1_000_000
 """The loop flushes at most so many bytes itself, and only after a flush that took at most so long.
 
-With more to do the thread flushes while the loop writes, and an answer to acks=1 never waits for a slow disk.
+With more to do the thread flushes while the loop writes.  So an answer to acks=1 waits for no slow flush, but for the
+one in which the disk becomes slow.
 """
 READER_MS: Final = 3
 """A reader that has waited so recently is about to wait again: little is flushed for it before it asks."""
@@ -78,8 +79,8 @@ class Unflushed:
         self._flusher.start()
 
     def close(self) -> None:
-        """Flush all, and end the flusher.  Raises the error of a failed flush."""
-        if self._log.end_offset > self._log.flushed:
+        """Flush and answer all, and end the flusher.  Raises the error of a failed flush."""
+        if self.since_ms or self._log.end_offset > self._log.flushed:
             with self.lock:
                 self._begin()
         self._flusher.stop()

@@ -2,14 +2,15 @@
 
 One turn of its loop takes all waiting append requests (positions of record batches in the workers' arenas), checks each
 batch, gives it the next offset, appends all with one ``writev``, and answers.  That is group commit.  Answers that need
-a flush are handed to the flusher thread.
+a flush wait for it: see ``unflushed``.
 
 This module is the program: open, the loop, close.  The parts::
 
     worker_link     the link to a network worker, and its messages
     handed_over     connections that workers have handed over
     appender        check, place, append
-    unflushed       flushes, publishes and acknowledges written batches; its thread is in flusher
+    unflushed       flushes, publishes and acknowledges written batches
+    flusher         flushes in a thread, or in the loop
     producers       idempotent producers
     delete_before   retention and DeleteRecords
 
