@@ -93,6 +93,11 @@ class Hatchery:
     def reap(self, pid: int) -> None:
         self.children.send(self._nursery, ["reap", pid])
 
+    def stop(self) -> None:
+        """Stop the nursery, and wait for its end."""
+        self.children.send(self._nursery, ["stop"])
+        self.turn_until(lambda: self._nursery in self.ended)
+
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
             for fd, event in self._epoll.poll(0):
@@ -254,6 +259,23 @@ def test_a_writer_that_takes_long_to_end_is_reaped_then_and_keeps_no_other_from_
         hatchery.turn_until(lambda: state_of(slow.pid) == "")
         hatchery.reap(next_one.pid)
         hatchery.turn_until(lambda: state_of(next_one.pid) == "")
+
+
+def test_the_nursery_ends_after_the_last_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: writers live on for 0.3 s after the end of their channels, at which the nursery is stopped."""
+
+    def close_and_end_later(_: object, control: Channel) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        control.close()
+        signal.pause()
+
+    monkeypatch.setattr("appliance.processes.writer.run", close_and_end_later)
+    with Hatchery(tmp_path) as hatchery:
+        writers = [hatchery.order(partition) for partition in range(2)]
+        hatchery.turn_until(lambda: set(writers) <= set(hatchery.ended))
+        hatchery.reap(writers[0].pid)
+        hatchery.stop()
+        assert [state_of(writer.pid) for writer in writers] == ["", ""]
 
 
 def test_all_that_are_left_are_killed_before_the_first_is_waited_for(

@@ -31,6 +31,7 @@ nursery is started again.  Messages to the nursery::
     ["fork", topic, partition, settings, table name, heart] +fd        heart: the index of the writer's cell
     ["reap", pid]        its channel has reported a hang-up; it may take a while to end, or be an earlier nursery's
     ["reload", {...}]    the configuration for later writers
+    ["stop"]             all channels have reported a hang-up: wait for the ends of the processes, and end
 
 When the machine has no process left, the nursery reports that on the writer's channel, in its place (``"lacking"``).
 """
@@ -122,6 +123,7 @@ class Nursery:
                     self._config = msgspec.convert(config, Config)
                     set_log_level(self._config.log.level)
                 case ["stop"], _:
+                    self._reap(wait=True)  # so that whoever has stopped the appliance finds none of its processes
                     return
 
     def _fork(self, order: Sequence[Any], fd: int) -> None:
@@ -153,11 +155,14 @@ class Nursery:
             sys.stderr.flush()
             os._exit(status)
 
-    def _reap(self) -> None:
-        """Reap the writers that have ended.  It waits for none: a disk, or a large memory, may delay an end."""
+    def _reap(self, wait: bool = False) -> None:
+        """Reap the writers that have ended.
+
+        A disk, or a large memory, may delay the end of a process that has closed its channel.  ``wait``: wait for all.
+        """
         with contextlib.suppress(ChildProcessError):  # none is left
             while self._partitions:
-                ended, status = os.waitpid(-1, os.WNOHANG)
+                ended, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
                 if not ended:
                     break
                 self._note(ended, status)
