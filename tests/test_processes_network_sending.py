@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
-from appliance.config import Config
+from appliance.config import Config, Network
+from appliance.processes.network import connection_state
 from appliance.processes.network.client_session import ClientSession
 from appliance.processes.network.connection_state import ENDS_EARLY, JOINED_BYTES_MAX, Connection
+from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers, Inbox
+from appliance.processes.network.turn import Turn
 from appliance.wire.listener_codecs import codec_of
 from appliance.wire.requests import FileRange
 from appliance.wire.transport import PlainTransport, Transport
@@ -148,4 +152,53 @@ def test_a_segment_that_is_too_short_ends_the_connection(segment: tuple[SimpleNa
         for _ in range(2):
             sender.send()
             pair.to_client(1 << 20)
+    pair.close()
+
+
+def test_what_is_whole_is_sent_before_a_segment_that_is_too_short(segment: tuple[SimpleNamespace, bytes]) -> None:
+    """Goal: a fault of one partition's file takes no acknowledgement of another with it."""
+    pair = Plain()
+    sender = connection(pair.transport)
+    for piece in (b"acknowledged", FileRange(segment[0], 0, 100), b"header", FileRange(segment[0], FILE_BYTES, 1)):
+        sender.put(piece)
+    with pytest.raises(OSError, match=ENDS_EARLY):
+        sender.send()
+    pair.to_client(1 << 20)
+    assert pair.read() == b"acknowledged" + segment[1][:100] + b"header"
+    pair.close()
+
+
+def test_nothing_is_read_for_a_socket_that_is_full(
+    segment: tuple[SimpleNamespace, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a client that asks and does not read costs no reading of files with each thing that it asks."""
+    reads: list[FileRange] = []
+    read = connection_state._read
+
+    def counted(piece: FileRange) -> bytes:
+        reads.append(piece)
+        return read(piece)
+
+    monkeypatch.setattr(connection_state, "_read", counted)
+    turn, epoll, pair = Turn(), select.epoll(), Plain()
+    connections = Connections(turn, epoll, Buffers(memoryview(bytearray(1 << 16)), 1 << 16), Network())
+    sender = connection(pair.transport)
+    connections.add(sender)
+    for _ in range(10):
+        sender.put(FileRange(segment[0], 0, JOINED_BYTES_MAX))
+    for _ in range(50):
+        connections.touched[sender] = None
+        connections.advance_touched()
+    assert len(reads) == 1 and sender.events & select.EPOLLOUT
+    got = b""
+    while sender.out:
+        assert not epoll.poll(0)
+        while not epoll.poll(0):
+            pair.to_client(1 << 16)
+            got += pair.read()
+        connections.resume_sending(sender)
+        connections.advance_touched()
+    pair.to_client(1 << 20)
+    assert got + pair.read() == 10 * segment[1][:JOINED_BYTES_MAX]
+    epoll.close()
     pair.close()

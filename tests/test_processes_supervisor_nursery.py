@@ -82,21 +82,24 @@ class Hatchery:
         def nursery(channel: Channel, heart: Heart) -> int:
             return Nursery(Config(), data_dir, [], children.heart_at, channel, heart).run(supervisor)
 
-        self._nursery = children.fork("nursery", "", nursery)
+        self.nursery = children.fork("nursery", "", nursery)
 
     def order(self, partition: int) -> Child:
         def send(cell: int, fd: int) -> None:
-            self.children.send(self._nursery, ["fork", "t", partition, {}, "no table", cell], (fd,))
+            self.children.send(self.nursery, ["fork", "t", partition, {}, "no table", cell], (fd,))
 
         return self.children.expect("writer", ("t", partition), send)
 
     def reap(self, pid: int) -> None:
-        self.children.send(self._nursery, ["reap", pid])
+        self.children.send(self.nursery, ["reap", pid])
 
     def stop(self) -> None:
-        """Stop the nursery, and wait for its end."""
-        self.children.send(self._nursery, ["stop"])
-        self.turn_until(lambda: self._nursery in self.ended)
+        self.children.send(self.nursery, ["stop"])
+
+    @property
+    def beats(self) -> int:
+        """How often the nursery's heart has beaten."""
+        return self.children.seen(self.children.heart_of(self.nursery))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         def turned() -> bool:
@@ -261,20 +264,28 @@ def test_a_writer_that_takes_long_to_end_is_reaped_then_and_keeps_no_other_from_
         hatchery.turn_until(lambda: state_of(next_one.pid) == "")
 
 
-def test_the_nursery_ends_after_the_last_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Method: writers live on for 0.3 s after the end of their channels, at which the nursery is stopped."""
+def test_a_nursery_that_is_stopped_ends_after_its_last_writer_and_does_not_seem_to_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: writers that live on after the end of their channels."""
 
-    def close_and_end_later(_: object, control: Channel) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+    def close_and_stay(_: object, control: Channel) -> None:
         control.close()
+        signal.alarm(60)
         signal.pause()
 
-    monkeypatch.setattr("appliance.processes.writer.run", close_and_end_later)
+    monkeypatch.setattr("appliance.processes.writer.run", close_and_stay)
     with Hatchery(tmp_path) as hatchery:
         writers = [hatchery.order(partition) for partition in range(2)]
         hatchery.turn_until(lambda: set(writers) <= set(hatchery.ended))
         hatchery.reap(writers[0].pid)
+        before = hatchery.beats
         hatchery.stop()
+        hatchery.turn_until(lambda: hatchery.beats >= before + 4)
+        for writer in writers:
+            assert hatchery.nursery not in hatchery.ended
+            os.kill(writer.pid, signal.SIGKILL)
+        hatchery.turn_until(lambda: hatchery.nursery in hatchery.ended)
         assert [state_of(writer.pid) for writer in writers] == ["", ""]
 
 

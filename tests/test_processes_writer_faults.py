@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from appliance.catalog import LEADER_EPOCH
 from appliance.errors import OutOfResources, StorageFault
@@ -231,6 +233,51 @@ def test_a_flush_that_was_decided_is_made_when_its_reader_is_gone_by_then(
         monkeypatch.setattr(Unflushed, "_has_reader", lambda *_: next(asked, False))
         rig.answer(rig.produce(BATCH, acks=1))
         wait_for(lambda: rig.table.high_watermark == 2 * len(BATCH), "it to be flushed")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    flush_ms=st.integers(1, 40),
+    flush_messages=st.integers(1, 5),
+    flush_bytes=st.sampled_from([0, 1, 10_000]),
+    produced=st.lists(st.tuples(st.sampled_from([1, -1]), st.integers(0, 30)), min_size=1, max_size=5),
+    reader=st.booleans(),
+)
+def test_a_flush_comes_in_time_and_the_loop_never_turns_for_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    flush_ms: int,
+    flush_messages: int,
+    flush_bytes: int,
+    produced: list[tuple[int, int]],
+    reader: bool,
+) -> None:
+    """Goal: when the loop does not wait, it flushes, or looks once at what has arrived meanwhile.
+
+    Method: a clock of the test, which only goes on while the loop waits.
+    """
+    clock_ms = [1_000_000]
+    policy = {"flush_ms": flush_ms, "flush_messages": flush_messages, "flush_bytes": flush_bytes}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unflushed, "now_ms", lambda: clock_ms[0])
+        patch.setattr(writer, "now_ms", lambda: clock_ms[0])
+        with Rig(tmp_path_factory.mktemp("log"), serves=False, **policy) as rig:
+            rig.writer.turn(1)
+            pending = rig.writer._unflushed
+            if reader:
+                rig.table.set_wait(0, 1 << 40)
+            for acks, pause_ms in produced:
+                rig.produce(BATCH, acks)
+                rig.writer.turn(1)
+                until_ms = clock_ms[0] + pause_ms
+                at_once = 0
+                while pending.since_ms and clock_ms[0] < until_ms:
+                    assert clock_ms[0] <= pending.since_ms + flush_ms
+                    wait_ms = min(pending.due_in_ms(clock_ms[0]), until_ms - clock_ms[0])
+                    at_once = 0 if wait_ms else at_once + 1
+                    assert at_once <= 2, "it turns for nothing"
+                    clock_ms[0] += wait_ms
+                    rig.writer.turn(0)
+                clock_ms[0] = until_ms
 
 
 # ---- deleting all there is

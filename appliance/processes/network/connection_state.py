@@ -103,6 +103,7 @@ class Connection:
     __slots__ = (
         "active_ms",
         "announcements_read",
+        "blocked",
         "close_when_sent",
         "closed",
         "codec",
@@ -162,6 +163,8 @@ class Connection:
         self.out_bytes = 0
         self.events = 0
         """The events that epoll watches the socket for."""
+        self.blocked = False
+        """The socket has not taken all of the output; until epoll says that it takes more, nothing is sent."""
         self.active_ms = self.read_ns = 0
         self.closed = False
         self.close_when_sent = False
@@ -230,22 +233,28 @@ class Connection:
         """Send as much as the socket takes; return the number of bytes.
 
         Raises:
-            OSError: the connection is gone.
+            OSError: the connection is gone, or what is next cannot be read.
         """
         before = self.out_bytes
         try:
             while self.out:
                 piece = self.out[0]
                 if isinstance(piece, bytes) or piece.count <= JOINED_BYTES_MAX:
-                    self._send_joined()
+                    if not self._send_joined():
+                        break
                 else:
                     self._send_file(piece)
         except BlockingIOError:
             pass
+        self.blocked = bool(self.out)
         return before - self.out_bytes
 
-    def _send_joined(self) -> None:
-        """Send the next pieces at once: a system call each would cost more than copying little."""
+    def _send_joined(self) -> bool:
+        """Send the next pieces at once: a system call each would cost more than copying little.
+
+        Returns:
+            False when some bytes are left: they are not read from their file again before the socket takes more.
+        """
         chunks: list[bytes] = []
         size = 0
         for piece in self.out:
@@ -254,13 +263,20 @@ class Connection:
                     break
                 chunks.append(piece)
             elif size + piece.count <= JOINED_BYTES_MAX:
-                chunks.append(_read(piece))
+                try:
+                    chunks.append(_read(piece))
+                except OSError:
+                    if chunks:  # whole replies may be among them: the next step raises
+                        break
+                    raise
             else:
                 break
             size += len(chunks[-1])
         more = MORE if len(self.out) > len(chunks) else 0
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)  # cheaper than sendmsg
-        self._remove(self.transport.send(data, more))
+        sent = self.transport.send(data, more)
+        self._remove(sent)
+        return sent == len(data)
 
     def _send_file(self, piece: FileRange) -> None:
         sent = self.transport.send_file(piece.file.fd, piece.position, piece.count)

@@ -241,6 +241,11 @@ class Connections:
         connection.counters.answered(pending.request.api, pending.count, pending.since_ns)
         self.touched[connection] = None
 
+    def resume_sending(self, connection: Connection) -> None:
+        """The socket takes more."""
+        connection.blocked = False
+        self.touched[connection] = None
+
     def advance_touched(self) -> None:
         """For each touched connection: send ready replies, start stalled requests, hand it over if due."""
         while self.touched:
@@ -251,7 +256,7 @@ class Connections:
             return
         connection.collect()
         try:
-            sent = connection.send()
+            sent = 0 if connection.blocked else connection.send()
             if sent:
                 connection.active_ms = self._turn.now_ms
                 connection.counters.sent(sent)

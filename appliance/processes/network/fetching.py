@@ -47,10 +47,10 @@ class Fetching:
         connection.begin(pending)
         results, size = plan.fetch(request, partitions)
         wait_ms = min(request.wait_ms_max, WAIT_MS_MAX)
-        if size == 0 and (unflushed := _unflushed(request, partitions)):
+        if size == 0 and wait_ms <= 0 and (unflushed := _unflushed(request, partitions)):
             for partition in unflushed:
-                partition.ask_for_flush(now=wait_ms <= 0)
-            wait_ms = wait_ms if wait_ms > 0 else FLUSH_WAIT_MS
+                partition.ask_for_flush(now=True)
+            wait_ms = FLUSH_WAIT_MS
         if 0 <= size < request.bytes_enough and wait_ms > 0 and not self._turn.stopping:
             delayed = DelayedRequest(pending, self._turn.now_ms + wait_ms, self)
             if self._delay(delayed, request, partitions, results):
@@ -69,7 +69,12 @@ class Fetching:
         """Delay a fetch of known partitions; False when an awaited high watermark has come meanwhile."""
         wait_lists = [partition.wait_list for partition in partitions if partition is not None]
         high_watermarks = [result.high_watermark for result in results]
-        return self._wait_lists.delay(delayed, awaited_by(request, wait_lists, high_watermarks))
+        if not self._wait_lists.delay(delayed, awaited_by(request, wait_lists, high_watermarks)):
+            return False
+        # After the fence of the wait: what the writer has written since, it flushes soon, since it has seen the wait.
+        for partition in _unflushed(request, partitions):
+            partition.ask_for_flush(now=False)
+        return True
 
     def _reply(
         self,

@@ -196,7 +196,7 @@ class NetworkWorker:
                     connections.close(connection)
                     continue
                 if event & select.EPOLLOUT:
-                    connections.touched[connection] = None
+                    connections.resume_sending(connection)
                 if event & select.EPOLLIN:
                     connections.read(connection)
             elif fd in producing.by_fd:

@@ -123,7 +123,8 @@ class Nursery:
                     self._config = msgspec.convert(config, Config)
                     set_log_level(self._config.log.level)
                 case ["stop"], _:
-                    self._reap(wait=True)  # so that whoever has stopped the appliance finds none of its processes
+                    with self._heart.working():
+                        self._reap(wait=True)  # so that whoever has stopped the appliance finds none of its processes
                     return
 
     def _fork(self, order: Sequence[Any], fd: int) -> None:

@@ -161,7 +161,7 @@ class Unflushed:
             or waited_ms >= settings.flush_ms
             or self._asked_now
         )
-        if due and waited_ms < FLUSH_DELAY_MS and not (self._answers or self._asked_now):
+        if due and waited_ms < min(FLUSH_DELAY_MS, settings.flush_ms) and not (self._answers or self._asked_now):
             due = self._has_reader(now_ms)
         if due or self._looks_again or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
