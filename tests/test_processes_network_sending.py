@@ -196,7 +196,8 @@ def test_nothing_is_read_for_a_socket_that_is_full(
         while not epoll.poll(0):
             pair.to_client(1 << 16)
             got += pair.read()
-        connections.resume_sending(sender)
+        sender.blocked = False  # as the worker does then
+        connections.touched[sender] = None
         connections.advance_touched()
     pair.to_client(1 << 20)
     assert got + pair.read() == 10 * segment[1][:JOINED_BYTES_MAX]

@@ -241,11 +241,6 @@ class Connections:
         connection.counters.answered(pending.request.api, pending.count, pending.since_ns)
         self.touched[connection] = None
 
-    def resume_sending(self, connection: Connection) -> None:
-        """The socket takes more."""
-        connection.blocked = False
-        self.touched[connection] = None
-
     def advance_touched(self) -> None:
         """For each touched connection: send ready replies, start stalled requests, hand it over if due."""
         while self.touched:

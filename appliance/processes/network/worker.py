@@ -196,7 +196,8 @@ class NetworkWorker:
                     connections.close(connection)
                     continue
                 if event & select.EPOLLOUT:
-                    connections.resume_sending(connection)
+                    connection.blocked = False
+                    connections.touched[connection] = None
                 if event & select.EPOLLIN:
                     connections.read(connection)
             elif fd in producing.by_fd:
@@ -266,8 +267,7 @@ class NetworkWorker:
             return 0
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
-        some = connections.by_fd or self._handshakes.by_fd
-        if some or len(self._partitions.files) or self._turn.audit.pending:
+        if connections.by_fd or self._handshakes.by_fd or len(self._partitions.files) or self._turn.audit.pending:
             next_ms = min(next_ms, self._check_ms + CHECK_MS)
         for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms):
             if deadline_ms is not None:
