@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from appliance.catalog import LEADER_EPOCH
 from appliance.errors import OutOfResources, StorageFault
 from appliance.log import FlushTicket, Log
-from appliance.log.files import System
+from appliance.log.files import System, begin_write_back
 from appliance.partition_states import ONLINE
 from appliance.processes.clock import wall_ms
 from appliance.processes.writer import appender, producers, unflushed, writer
 from appliance.processes.writer.producers import Producers
 from appliance.processes.writer.unflushed import Unflushed
+from appliance.processes.writer.worker_link import ReadyAnswer, send_answers
 from appliance.records.batch import LEADER_EPOCH_AT
 from appliance.records.encode import encode_batch, encode_values
 from appliance.shared.table import ROWS
@@ -218,6 +219,51 @@ def test_little_is_flushed_for_a_reader_that_has_just_waited(tmp_path: Path, mon
         assert flushed() == 3 * len(BATCH), "flushed for nobody"
         rig.worker.send([])
         wait_for(lambda: flushed() == 6 * len(BATCH), "a flush that a reader has asked for")
+
+
+def test_the_disk_begins_with_little_for_a_reader_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: acks=1 is answered while the disk works; nothing is begun for nobody, or for the thread."""
+    monkeypatch.setattr(unflushed, "FLUSH_DELAY_MS", 10**18)
+    monkeypatch.setattr(unflushed, "HERE_NS_MAX", 10**18)
+    calls: list[object] = []
+
+    def begin(fd: int, position: int, size: int) -> None:
+        calls.append(("begin", position, size))
+        begin_write_back(fd, position, size)
+
+    def answer(ready: list[ReadyAnswer]) -> None:
+        if ready:
+            calls.append("answer")
+            send_answers(ready)
+
+    def sync(fd: int) -> None:
+        calls.append("sync")
+        os.fdatasync(fd)
+
+    real, system = Log.open, System(begin_write_back=begin, fdatasync=sync)
+    monkeypatch.setattr(writer.Log, "open", lambda *a, **k: real(*a, **k, system=system))
+    monkeypatch.setattr(unflushed, "send_answers", answer)
+    size = len(BATCH)
+    with Rig(tmp_path, flush_ms=10**9) as rig:
+        guarded(rig)
+        for _ in range(2):
+            rig.answer(rig.produce(BATCH, acks=1))
+        rig.worker.send(["flush"])
+        wait_for(lambda: rig.table.high_watermark == 3 * size, "a flush")
+        wait_for(lambda: rig.writer._unflushed._flusher.may_flush_here, "the thread to guard")
+        assert not [call for call in calls if "begin" in call], "begun for nobody"
+        calls.clear()
+        rig.table.set_wait(0, 1 << 40)
+        rig.answer(rig.produce(BATCH, acks=1))
+        wait_for(lambda: rig.table.high_watermark == 4 * size, "a flush by the loop")
+        assert calls == [("begin", 3 * size, size), "answer", "sync"]
+        monkeypatch.setattr(unflushed, "HERE_NS_MAX", -1)
+        calls.clear()
+        rig.answer(rig.produce(BATCH, acks=1))
+        wait_for(lambda: rig.table.high_watermark == 5 * size, "a flush by the thread")
+        assert calls[0] == "answer"
 
 
 def test_a_flush_that_was_decided_is_made_when_its_reader_is_gone_by_then(

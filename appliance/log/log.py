@@ -246,6 +246,12 @@ class Log:
 
     # ---- flushing and publishing
 
+    def begin_write_back(self, size: int) -> None:
+        """Let the disk begin with the last ``size`` bytes, which are about to be flushed."""
+        active = self._segments.active
+        start = max(0, active.end - active.base - size)
+        self._system.begin_write_back(active.log.fd, start, size)
+
     def flush_begin(self) -> FlushTicket:
         """Make a ticket for everything written so far; any thread may sync it."""
         active = self._segments.active

@@ -15,7 +15,7 @@ thread    the loop may           leaves this state
 asleep    hand over              *flushing*, when the loop hands over
 flushing  hand over, for later   *guarding*, when nothing is left to flush
 guarding  hand over, flush here  *flushing*, when the loop hands over; *asleep*, after a beat's time in which the loop
-                                 flushed nothing; it beats and stays when the loop is within a flush at that time
+                                 flushed nothing; it beats and stays when the loop waits for the disk at that time
 ended     nothing                after *flushing* that has failed, and from any state at :meth:`Flusher.stop`, when
                                  nothing is left to flush
 ========  =====================  =====================================================================================
@@ -61,7 +61,7 @@ class Flusher:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._idle = True
-        self._guarding = self._flushing_here = self._flushed_here = False
+        self._guarding = self._waiting_here = self._flushed_here = False
         self._resting = threading.Condition(self.lock)
         self._stopping, self._ended = False, True
 
@@ -89,13 +89,21 @@ class Flusher:
         Call with ``lock`` held, where :attr:`may_flush_here` and the answer of ``flushed`` is sure to be None.  Raises
         what the flush raises, and does not call ``failed``.
         """
-        self._flushing_here = self._flushed_here = True
-        try:
-            ticket.sync()
-        finally:
-            self._flushing_here = False
+        self._flushed_here = True
+        self.wait_here(ticket.sync)
         afterwards = self._flushed(ticket, waiting)
         assert afterwards is None
+
+    def wait_here(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do something that may wait for the disk in the loop's thread, as part of a flush that the loop makes.
+
+        Call with ``lock`` held, where :attr:`may_flush_here`.
+        """
+        self._waiting_here = True
+        try:
+            work(*arguments)
+        finally:
+            self._waiting_here = False
 
     def drain(self) -> None:
         """Wait until all tickets are flushed, or one has failed.  The loop hands over none meanwhile."""
@@ -143,7 +151,7 @@ class Flusher:
     def _wait(self) -> None:
         """Wait for a ticket; guard the loop meanwhile, and fall asleep when it has flushed nothing for long."""
         while not self._gate.acquire(timeout=self._heart.beat_ms / 1000 if self._guarding else -1):
-            if self._flushing_here:
+            if self._waiting_here:
                 self._heart.beat()
             elif self.lock.acquire(blocking=False):
                 self._guarding, self._flushed_here = self._flushed_here, False

@@ -68,6 +68,7 @@ class Unflushed:
         self._records = self._bytes = 0
         self._answers: list[ReadyAnswer] = []
         self._asked = self._asked_now = False
+        self._for_reader = False  # whether a reader waits for what is to be flushed, or is about to
         self._waited_for_ms = -READER_MS  # when a reader was last seen to wait for a flush
         self._last_ns = HERE_NS_MAX + 1  # how long the last flush took
         self._looks_again = False  # whether a flush in the loop waits for what has arrived meanwhile
@@ -99,6 +100,8 @@ class Unflushed:
             self._records += records
             self._bytes += size
             self.since_ms = self.since_ms or now_ms()
+            if self._records >= log.settings.flush_messages or self._asked_now:
+                self._begin_write_back()
         else:
             with self.lock:
                 self._publish(log.end_offset, log.records)
@@ -162,7 +165,7 @@ class Unflushed:
             or self._asked_now
         )
         if due and waited_ms < min(FLUSH_DELAY_MS, settings.flush_ms) and not (self._answers or self._asked_now):
-            due = self._has_reader(now_ms)
+            due = self._for_reader or self._has_reader(now_ms)
         if due or self._looks_again or (settings.flush_bytes and self._bytes >= settings.flush_bytes):
             with self.lock:
                 if not self._flushes_here:
@@ -187,6 +190,14 @@ class Unflushed:
         little = self._bytes <= HERE_BYTES_MAX and self._last_ns <= HERE_NS_MAX and not self._producers.frozen
         return little and self._flusher.may_flush_here
 
+    def _begin_write_back(self) -> None:
+        """Let the disk begin with what the loop is about to flush for a reader: meanwhile it answers acks=1."""
+        self._for_reader = self._for_reader or self._has_reader(now_ms())
+        if self._for_reader:
+            with self.lock:
+                if self._flushes_here:
+                    self._flusher.wait_here(self._log.begin_write_back, self._bytes)
+
     def flush_and_wait(self) -> None:
         """Wait until everything written is flushed and published, and the flusher is idle.
 
@@ -206,7 +217,7 @@ class Unflushed:
         job, answers = _Job(self._log.flush_begin(), self._log.records), self._answers
         self._answers = []
         self._records = self._bytes = self.since_ms = 0
-        self._asked = self._asked_now = self._looks_again = False
+        self._asked = self._asked_now = self._for_reader = self._looks_again = False
         return job, answers
 
     def _flushed(self, job: _Job, waiting: list[ReadyAnswer]) -> Callable[[], None] | None:
