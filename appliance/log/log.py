@@ -49,9 +49,8 @@ from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
 from .flush_ticket import FlushTicket, Unsynced
-from .reader import FileCache, LogReader
 from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
-from .segment import Batches, Segment, headers
+from .segment import Batches, Segment
 from .segment_list import SegmentList
 
 logger = logging.getLogger(__name__)
@@ -336,15 +335,7 @@ class Log:
 
     def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
         """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
-        offset = max(offset, self.bases[0])
-        found = LogReader(self.path, FileCache(2)).locate(self.bases, self.end_offset, offset, 1)
-        first = 0 if found is None else found.position
-        for base, following in zip(self.bases, [*self.bases[1:], self.end_offset], strict=True):
-            if following > offset:
-                file = File(log_path(self.path, base))
-                for position, info in headers(file, base, first if base <= offset else 0, following - base):
-                    end = base + position + info.size
-                    yield info, end - info.count, end
+        return self._segments.headers(offset)
 
     def close(self, clean: bool = True) -> None:
         """Flush and store the marker that lets the next open skip recovery; ``clean=False`` only closes the files."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..config import TopicSettings
+from ..records.batch import BatchInfo
 from .files import File, System, index_path, log_path, remove
 from .flush_ticket import Unsynced
+from .reader import FileCache, LogReader
 from .recovery import RecoveryPoint
-from .segment import Batches, Segment
+from .segment import Batches, Segment, headers
 
 
 class SegmentList:
@@ -121,3 +123,15 @@ class SegmentList:
         self.bases.append(sealed.end)
         self._born_steady_ms = self._steady_ms()
         self._point.set_born_ms(born_ms)
+
+    def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
+        """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
+        offset = max(offset, self.bases[0])
+        found = LogReader(self._path, FileCache(2)).locate(self.bases, self.active.end, offset, 1)
+        first = 0 if found is None else found.position
+        for base, following in zip(self.bases, [*self.bases[1:], self.active.end], strict=True):
+            if following > offset:
+                file = File(log_path(self._path, base))
+                for position, info in headers(file, base, first if base <= offset else 0, following - base):
+                    end = base + position + info.size
+                    yield info, end - info.count, end
