@@ -72,7 +72,8 @@ class Members:
     """Consumers of one group in this process, polled in turn.
 
     A commit runs in a thread while the others are polled: it may wait behind its member's JoinGroup, which waits until
-    they have joined, too, and librdkafka joins in ``poll``.
+    they have joined, too, and librdkafka joins in ``poll``.  Until then nothing else is asked of that member: the
+    client for Python lets one thread at a time into a consumer.
     """
 
     def __init__(self, broker: Broker, topic: str, strategy: str) -> None:
@@ -140,10 +141,12 @@ class Members:
 
     def poll_until_shared(self) -> None:
         """Until each member owns its share and all partitions are owned."""
+        owned: list[int] = []
         for _ in range(1_000):
-            owned = [len(consumer.assignment()) for consumer in self.all]
-            if sum(owned) == PARTITIONS and max(owned) - min(owned) <= 1:
-                return
+            if all([self._has_committed(consumer) for consumer in self.all]):
+                owned = [len(consumer.assignment()) for consumer in self.all]
+                if sum(owned) == PARTITIONS and max(owned) - min(owned) <= 1:
+                    return
             self.poll()
         raise AssertionError(f"no even share: {owned}")
 
