@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from ..errors import ApplianceError, RequestTimedOut
 from ..records import batch as layout
-from ..records.encode import Fields, encode_batch, encode_values
+from ..records.encode import Fields, encode_batch, encode_tailed, encode_values
 from .threads import fresh
 
 OFFSET_UNKNOWN = -1
@@ -57,13 +57,16 @@ class Owner(Protocol):
 class Batch:
     """Messages for one partition.  Changed under the producer's lock only.
 
-    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``bytes`` is the batch's share of
+    ``items`` holds values (bytes) while ``uniform``, else whole records (Fields).  ``tails`` and ``keys``: encoded
+    headers and keys of the values, in a batch that :meth:`Producer.send_block` has made.  ``bytes`` is the batch's share of
     the producer's buffer, ``left_bytes`` its free room.  Before the first sending, ``encoded`` (the record batch)
     replaces ``items``.  It is dropped when the batch is done.
     """
 
     # Defaults are on the class, to make a batch of one message cheap, too.
     uniform = True
+    tails: Sequence[bytes] | None = None
+    keys: Sequence[bytes] | None = None
     count = 0
     encoded: bytes | None = None
     sends = 0
@@ -107,7 +110,19 @@ class Batch:
     def encode(self, codec: str, producer_id: int, epoch: int, sequence: int) -> None:
         """Encode the items as a numbered record batch."""
         self.producer_id, self.epoch, self.sequence = producer_id, epoch, sequence
-        if self.uniform:
+        if self.tails is not None:
+            self.encoded = encode_tailed(
+                self.items,
+                self.tails,
+                self.timestamp,
+                keys=self.keys,
+                codec=codec,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+            self.tails = self.keys = None
+        elif self.uniform:
             self.encoded = encode_values(
                 self.items,
                 self.timestamp,

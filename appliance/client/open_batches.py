@@ -154,15 +154,32 @@ class OpenBatches:
         bytes_max = known.batch_bytes_max if known.batch_bytes_max >= size else size
         if outstanding.buffered_bytes + bytes_max > options.buffer_bytes_max and outstanding.buffered_bytes:
             return None
-        now_s = self._clock()
-        deadline_s = now_s + options.delivery_timeout_s
+        batch = self._register(topic, partition, bytes_max)
+        if sticky:
+            self.sticky[topic] = batch
+        return batch
+
+    def _register(self, topic: str, partition: int, bytes_max: int) -> Batch:
+        """Open a batch, which takes its share of the buffer."""
+        now_s, outstanding = self._clock(), self._sender.outstanding
+        deadline_s = now_s + self._options.delivery_timeout_s
         self._sender.awaken()  # first: without its thread nothing would send the batch
         batch = Batch(self._owner, topic, partition, bytes_max, self._limit, self._clock_ms(), now_s, deadline_s)
         # One statement, which no interrupt divides: a batch that is open has its share of the buffer.
         self._open[topic, partition], outstanding.buffered_bytes = batch, outstanding.buffered_bytes + bytes_max
-        if sticky:
-            self.sticky[topic] = batch
         return batch
+
+    def open_block(self, topic: str, partition: int, size: int) -> Batch | None:
+        """A batch of ``size`` bytes of its own, behind the open one of its partition; None while the buffer is full."""
+        self._check_whole()
+        batch = self._open.get((topic, partition))
+        if batch is not None:
+            self._seal(batch)
+        outstanding, options = self._sender.outstanding, self._options
+        bytes_max = size + BATCH_BYTES
+        if outstanding.buffered_bytes + bytes_max > options.buffer_bytes_max and outstanding.buffered_bytes:
+            return None
+        return self._register(topic, partition, bytes_max)
 
     def _check_whole(self) -> None:
         if not self._sender.is_whole():

@@ -57,6 +57,7 @@ from ..errors import (
     RequestTimedOut,
     UnknownPartition,
 )
+from ..records.batch import HEADER_BYTES
 from ..records.encode import Headers
 from .client_security import ClientSecurity
 from .cluster_client import Cluster
@@ -256,6 +257,62 @@ class Producer:
             deadline_s = self._batches.make_room(size, deadline_s) if batch is None else None
         self._callbacks.run()
         return deliveries
+
+    def send_block(
+        self,
+        topic: str,
+        partition: int,
+        values: list[bytes],
+        *,
+        tails: Sequence[bytes],
+        keys: Sequence[bytes] | None = None,
+        timestamp: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Send values as one batch of their own: for programs that read in blocks and account for each.
+
+        Args:
+            values: kept until the batch is done: do not change the list.
+            tails: the headers of each, from :func:`appliance.records.encode.encode_headers`.
+            keys: the key of each; None: they have none.
+            on_delivery: called once, with the offset of the first message; those of the others follow it.
+
+        Raises:
+            MessageTooLarge: together they take more than :meth:`block_bytes_max`.
+        """
+        if not values:
+            raise InvalidRequest("a block has at least one message")
+        size = sum(map(len, values)) + sum(map(len, tails)) + sum(map(len, keys or ())) + PLAIN_BYTES * len(values)
+        if size > (limit := self.block_bytes_max(topic)):
+            raise MessageTooLarge(f"a block of {size} bytes; the topic {topic!r} takes {limit}")
+        known = self._topics.current(topic) or self._topics.learn(topic)
+        if not 0 <= partition < known.count:
+            raise UnknownPartition(f"{topic}-{partition}: the topic has {known.count} partitions")
+        deadline_s: float | None = None
+        while True:
+            with self._lock:
+                self._check_usable()
+                batch = self._batches.open_block(topic, partition, size)
+                if batch is not None:
+                    self._sender.torn = True
+                    batch.items, batch.tails, batch.keys = values, tails, keys
+                    batch.left_bytes -= size
+                    if timestamp is not None:
+                        batch.timestamp = timestamp
+                    if on_delivery is not None:
+                        batch.add_callback(0, on_delivery)
+                    self._sender.torn = False
+                    self._batches.send_off(batch)
+            if batch is not None:
+                self._callbacks.run()
+                return _delivery(Delivery, (batch, len(values) - 1))
+            deadline_s = self._batches.make_room(size, deadline_s)
+
+    def block_bytes_max(self, topic: str) -> int:
+        """The largest block that the topic takes: bytes of values, headers and keys, and PLAIN_BYTES for each value."""
+        self._check_usable()
+        known = self._topics.current(topic) or self._topics.learn(topic)
+        return known.message_bytes_max - HEADER_BYTES
 
     def partitions(self, topic: str) -> range:
         """The partitions of the topic, from the last metadata; requests them if there are none."""

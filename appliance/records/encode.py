@@ -15,6 +15,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
+from operator import add
 
 from crc32c import crc32c
 
@@ -97,8 +99,23 @@ class _Lone(dict[int, bytes]):
         return prefix
 
 
+class _Fronts(dict[int, bytes]):
+    """The bytes before an offset delta of ``delta_bytes``, by the bytes of the record after that delta."""
+
+    def __init__(self, delta_bytes: int) -> None:
+        super().__init__()
+        self._fixed_bytes = 2 + delta_bytes  # attributes, timestamp delta
+
+    def __missing__(self, size: int) -> bytes:
+        if len(self) >= _LENGTHS_MAX:
+            self.clear()
+        front = self[size] = varint(self._fixed_bytes + size) + b"\0\0"
+        return front
+
+
 _heads = tuple(_Heads(delta_bytes) for delta_bytes in range(1, len(DELTA_STEPS)))
 _STEPS = tuple(zip(_heads, DELTA_STEPS[:-1], DELTA_STEPS[1:], strict=True))
+_FRONT_STEPS = tuple((_Fronts(number), *step) for number, step in enumerate(pairwise(DELTA_STEPS), 1))
 _tails = _Tails()
 _lone = _Lone()
 _prefixes: dict[int, list[bytes]] = {}
@@ -163,6 +180,27 @@ def join_plain(values: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
+def join_tailed(values: Sequence[bytes], tails: Sequence[bytes], keys: Sequence[bytes] | None = None) -> bytes:
+    """Encode records with the timestamp of their batch, and with encoded headers (:func:`encode_headers`) for each."""
+    count = len(values)
+    lengths = list(map(len, values))
+    if keys is None:
+        middles = list(map(_tails.__getitem__, lengths))
+    else:
+        middles = [varint(len(key)) + key + varint(length) for key, length in zip(keys, lengths, strict=True)]
+    sizes = list(map(add, map(add, lengths, map(len, middles)), map(len, tails)))
+    fronts: list[bytes] = []
+    for known, first, stop in _FRONT_STEPS:
+        fronts += map(known.__getitem__, sizes[first:stop])
+    parts = [b""] * (5 * count)
+    parts[0::5] = fronts
+    parts[1::5] = _delta_varints(count)
+    parts[2::5] = middles
+    parts[3::5] = values
+    parts[4::5] = tails
+    return b"".join(parts)
+
+
 def _delta_varints(count: int) -> list[bytes]:
     if count > _PREFIXES_MAX:
         return [varint(delta) for delta in range(count)]
@@ -189,6 +227,23 @@ def encode_values(
     return _seal(join_plain(values), len(values), timestamp_ms, timestamp_ms, codec, producer)
 
 
+def encode_tailed(
+    values: Sequence[bytes],
+    tails: Sequence[bytes],
+    timestamp_ms: int,
+    *,
+    keys: Sequence[bytes] | None = None,
+    codec: str = "none",
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytes:
+    """Encode one batch of records, all of one time, whose headers are encoded already (:func:`encode_headers`)."""
+    producer = (producer_id, producer_epoch, base_sequence)
+    payload = join_tailed(values, tails, keys)
+    return _seal(payload, len(values), timestamp_ms, timestamp_ms, codec, producer)
+
+
 def encode_batch(
     records: Sequence[Fields],
     *,
@@ -207,7 +262,7 @@ def encode_batch(
         front = b"\0" + varint(timestamp - first_timestamp) + varint(delta)
         front += b"\1" if key is None else varint(len(key)) + key
         front += b"\1" if value is None else varint(len(value))
-        tail = _encode_headers(headers) if headers else b"\0"
+        tail = encode_headers(headers) if headers else b"\0"
         body_bytes = len(front) + len(tail)
         if value is None:
             parts += (varint(body_bytes), front, tail)
@@ -217,7 +272,8 @@ def encode_batch(
     return _seal(b"".join(parts), len(records), first_timestamp, max_timestamp, codec, producer)
 
 
-def _encode_headers(headers: Headers) -> bytes:
+def encode_headers(headers: Headers) -> bytes:
+    """The end of a record: the number of its headers, and the headers."""
     parts = [varint(len(headers))]
     for name, value in headers:
         encoded = name.encode()

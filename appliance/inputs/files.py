@@ -1,0 +1,616 @@
+"""Reads log files as they grow, through rotation of every kind, each line once.
+
+A *generation* is one life of one file: it begins when the file is made, and ends when it is removed, or when its
+content is replaced.  Which generation a path shows is decided by what the file says, never by its name:
+
+==========================  ========================================================================================
+seen at a scan              then
+==========================  ========================================================================================
+device and inode known,     the same generation: its new bytes are read.  *Fits*: it has at least ``position`` bytes,
+content fits                the same first bytes (:class:`Identity`), and the same bytes before ``position``
+device and inode known,     truncated or replaced: that generation ends, a new one begins at byte 0.  Bytes that were
+content does not fit        seen and not read are a gap, unless a copy has them
+unknown inode, content      a copy that rotation made, or a file that was moved to another disk: its generation goes
+fits an ended generation    on there
+of this or a like path
+unknown inode               a new generation, from the beginning; in the first scan of all from ``start``
+known, and not found any    removed or renamed: what its descriptor still gives is read, then it ends, ``rotate_ms``
+more                        after its last byte: programs go on writing to a renamed file
+==========================  ========================================================================================
+
+A file is looked at by ``fstat`` and its content.  inotify only says when to look sooner than ``scan_ms``.
+
+Bounds: ``files_max`` generations; FILES_OPEN_MAX descriptors, of those that had new bytes last; READ_BYTES at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import glob
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from ..errors import ApplianceError
+from ..records.encode import Headers, encode_headers
+from .ledger import Ledger
+from .lines import Block, Encoding, LineReader
+from .outlet import Outlet, Placed
+from .positions import ORIGIN, Origin, PositionStore, Source, Span
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES: Final = 256 * 1024
+TURN_BYTES: Final = 4 * READ_BYTES
+"""How much of one file is read before others have their turn."""
+FILES_OPEN_MAX: Final = 1_000
+HEAD_BYTES: Final = 1_024
+TAIL_BYTES: Final = 64
+SHADOW_MS: Final = 60_000
+"""How long a file that begins like another one, under a name that rotation gives, may be its copy."""
+RETRY_MS: Final = 2_000
+COMPRESSED: Final = (b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"BZh")
+_BOMS: Final[tuple[tuple[bytes, Encoding], ...]] = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+
+
+class FilesSettings(NamedTuple):
+    """What the engine needs to know; times in ms.
+
+    ``topic_of``: the topic of a path; ``headers_of``: the headers of its messages; ``starts``: see
+    :class:`.lines.LineReader`.
+    """
+
+    include: Sequence[str]
+    exclude: Sequence[str]
+    topic_of: Callable[[str], str]
+    headers_of: Callable[[str], Headers]
+    from_end: bool = False
+    encoding: str = "utf-8"
+    starts: Callable[[bytes], bool] | None = None
+    event_ms: int = 5_000
+    message_bytes_max: int = 1 << 20
+    scan_ms: int = 10_000
+    rotate_ms: int = 5_000
+    files_max: int = 10_000
+    follow: bool = True
+
+
+class Identity(NamedTuple):
+    """How a generation is known again: hashes of its first bytes, and of those before its position."""
+
+    device: int
+    inode: int
+    head_bytes: int
+    head: bytes
+    tail_bytes: int
+    tail: bytes
+
+    @classmethod
+    def of(cls, fd: int, position: int) -> Identity:
+        """Raises OSError."""
+        status = os.fstat(fd)
+        head = os.pread(fd, min(HEAD_BYTES, position), 0)
+        tail = os.pread(fd, min(TAIL_BYTES, position), max(0, position - TAIL_BYTES))
+        return cls(status.st_dev, status.st_ino, len(head), _digest(head), len(tail), _digest(tail))
+
+    def fits(self, fd: int, position: int) -> bool:
+        """Whether a file's content is that of this generation, at least up to ``position``.  Raises OSError."""
+        if os.fstat(fd).st_size < position:
+            return False
+        head = os.pread(fd, self.head_bytes, 0)
+        tail = os.pread(fd, self.tail_bytes, position - self.tail_bytes)
+        return _digest(head) == self.head and _digest(tail) == self.tail
+
+    def encode(self) -> bytes:
+        return b" ".join(
+            part.hex().encode() if isinstance(part, bytes) else str(part).encode() for part in self
+        )
+
+    @classmethod
+    def decode(cls, row: bytes) -> Identity:
+        device, inode, head_bytes, head, tail_bytes, tail = row.decode().split(" ")
+        return cls(int(device), int(inode), int(head_bytes), bytes.fromhex(head), int(tail_bytes), bytes.fromhex(tail))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class Generation:
+    """One life of one file.
+
+    ``source``: its number in the store.  ``committed``: position and line up to which everything is flushed.
+    """
+
+    def __init__(self, source: int, path: str, identity: Identity, position: int, line: int) -> None:
+        self.source, self.path, self.identity = source, path, identity
+        self.committed, self.committed_line = position, line
+        self.topic = ""
+        self.tail = b""  # encoded headers of its messages
+        self.partition = -1
+        self.fd = -1
+        self.reader: LineReader | None = None
+        self.read_at = position  # the next byte to read
+        self.last_bytes = b""  # those before read_at
+        self.size = self.mtime_ns = -1  # as seen last
+        self.in_flight: list[tuple[Block, asyncio.Future[Placed], Identity]] = []
+        self.retry_ms = 0.0
+        self.changed_ms = 0.0  # when it was seen to grow
+        self.gone = self.replaced = self.is_dirty = self.is_stored = False
+        self.is_stored = True
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.identity.device, self.identity.inode
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that was read is flushed, and nothing is held back."""
+        return not self.in_flight and (self.reader is None or not self.reader.held_bytes)
+
+    def row(self, ended: bool) -> Source:
+        return Source(self.source, self.path, self.committed, self.committed_line, self.identity.encode(), ended)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FilesInput:
+    """The engine.  :meth:`scan` and :meth:`work` are its two steps; :meth:`run` repeats them."""
+
+    def __init__(
+        self,
+        settings: FilesSettings,
+        store: PositionStore,
+        outlet: Outlet,
+        ledger: Ledger,
+        clock_ms: Callable[[], float],
+    ) -> None:
+        self._settings, self._store, self._outlet, self._ledger = settings, store, outlet, ledger
+        self._clock_ms = clock_ms
+        self._by_inode: dict[tuple[int, int], Generation] = {}
+        self._ending: list[Generation] = []  # gone or replaced: they are drained
+        self._lost: list[Generation] = []  # known from the store, and no file fits yet
+        self._shadows: dict[tuple[int, int], tuple[float, int]] = {}  # possible copies: since when, and their size
+        self._odd: dict[str, str] = {}  # paths that are not read, and why
+        self._spans: list[Span] = []
+        self._changed: dict[int, Source] = {}
+        self._first = not store.sources() and not store.partitions()
+        for row in store.sources():
+            self._lost.append(Generation(row.number, row.name, Identity.decode(row.identity), row.position, row.line))
+        self.wake = asyncio.Event()
+
+    # ---- which files there are
+
+    def scan(self) -> None:
+        """Find new, renamed, replaced and removed files."""
+        now = self._clock_ms()
+        found: dict[tuple[int, int], str] = {}
+        for path in expand(self._settings.include, self._settings.exclude):
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                self._note_odd(path, error.strerror or "cannot be looked at")
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                self._note_odd(path, "is no regular file")
+                continue
+            key = status.st_dev, status.st_ino
+            if key in found:  # a hard or symbolic link to a file that is in the list
+                continue
+            found[key] = path
+            generation = self._by_inode.get(key)
+            if generation is not None:
+                generation.path = path
+                if (status.st_size, status.st_mtime_ns) != (generation.size, generation.mtime_ns):
+                    generation.is_dirty = True
+        for key, generation in list(self._by_inode.items()):
+            if key not in found:
+                del self._by_inode[key]
+                generation.gone = generation.is_dirty = True
+                generation.changed_ms = now
+                self._ending.append(generation)
+        self._take_new({key: path for key, path in found.items() if key not in self._by_inode}, now)
+        for one in list(self._lost):
+            if not self._seek(one):
+                self._tell_lost(one)
+        self._first = False
+        for path in [path for path in self._odd if not os.path.lexists(path)]:
+            del self._odd[path]
+
+    def _take_new(self, found: dict[tuple[int, int], str], now: float) -> None:
+        """Begin, or go on with, the generations of files that are not known by their inode."""
+        fresh: list[tuple[str, int, int, Identity, int]] = []
+        for key, path in found.items():
+            if len(self._by_inode) + len(fresh) >= self._settings.files_max:
+                self._note_odd(path, f"files_max = {self._settings.files_max} is reached")
+                continue
+            fd = self._open(path, key)
+            if fd < 0:
+                continue
+            known = self._generation_of(fd, key, path)
+            if known is not None:
+                self._adopt(known, fd, path)
+                continue
+            if self._is_shadow(fd, key, path, now):
+                os.close(fd)
+                continue
+            position = os.fstat(fd).st_size if self._first and self._settings.from_end else 0
+            fresh.append((path, position, 1, Identity.of(fd, position), fd))
+        numbers = self._store.add_sources((path, at, line, one.encode()) for path, at, line, one, _ in fresh)
+        for number, (path, position, line, identity, fd) in zip(numbers, fresh, strict=True):
+            self._adopt(Generation(number, path, identity, position, line), fd, path)
+
+    def _open(self, path: str, key: tuple[int, int]) -> int:
+        """Raises nothing: what cannot be read is noted; -1 then."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            self._note_odd(path, error.strerror or "cannot be opened")
+            return -1
+        status = os.fstat(fd)
+        reason = ""
+        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != key:
+            reason = "was replaced in this moment"
+        elif os.pread(fd, 6, 0).startswith(COMPRESSED):
+            reason = "is compressed"
+        if reason:
+            self._note_odd(path, reason)
+            os.close(fd)
+            return -1
+        if self._odd.pop(path, ""):
+            logger.info("%s can be read", path)
+        return fd
+
+    def _note_odd(self, path: str, reason: str) -> None:
+        if self._odd.get(path) != reason and len(self._odd) < 2 * self._settings.files_max:
+            self._odd[path] = reason
+            logger.warning("%s is not read: %s", path, reason)
+
+    def _generation_of(self, fd: int, key: tuple[int, int], path: str) -> Generation | None:
+        """The generation that lost its file, and goes on in this one."""
+        same = [one for one in self._lost if one.key == key]
+        like = [one for one in (*self._lost, *self._ending) if one.replaced or one in self._lost]
+        for one in (*same, *(one for one in like if one.key != key and _is_rotation_of(path, one.path))):
+            if one.read_at and one.identity.fits(fd, one.committed):
+                return one
+        return next((one for one in same if not one.read_at), None)
+
+    def _is_shadow(self, fd: int, key: tuple[int, int], path: str, now: float) -> bool:
+        """Whether a file may be a copy of one that is about to be truncated: it is not read for now."""
+        size = os.fstat(fd).st_size
+        for one in self._by_inode.values():
+            if one.read_at and _is_rotation_of(path, one.path) and one.identity.fits(fd, one.committed):
+                since, first_size = self._shadows.setdefault(key, (now, size))
+                # A copy does not grow once it is made; making it takes a while, too.
+                return now - since < SHADOW_MS and size >= first_size
+        self._shadows.pop(key, None)
+        return False
+
+    def _adopt(self, generation: Generation, fd: int, path: str) -> None:
+        """Read a generation in the file that is open as ``fd``."""
+        if generation in self._lost:
+            self._lost.remove(generation)
+        if generation in self._ending:  # what rotation has copied: it goes on in the copy
+            self._ending.remove(generation)
+            logger.info("%s goes on in its copy %s", generation.path, path)
+        generation.close()
+        generation.path, generation.fd = path, fd
+        status = os.fstat(fd)
+        generation.gone = generation.replaced = False
+        generation.is_dirty = True
+        generation.identity = generation.identity._replace(device=status.st_dev, inode=status.st_ino)
+        generation.changed_ms = self._clock_ms()
+        self._by_inode[generation.key] = generation
+        self._shadows.pop(generation.key, None)
+        self._rewind(generation)
+
+    def _seek(self, generation: Generation) -> bool:
+        """Look for the file of a generation under the names that rotation gives, also where ``include`` has none."""
+        directory, name = os.path.split(generation.path)
+        with contextlib.suppress(OSError), os.scandir(directory or ".") as entries:
+            for entry in entries:
+                if not _is_rotation_of(entry.name, name) or not entry.is_file():
+                    continue
+                status = entry.stat()
+                key = status.st_dev, status.st_ino
+                if key in self._by_inode or (fd := self._open(entry.path, key)) < 0:
+                    continue
+                if generation.read_at and generation.identity.fits(fd, generation.committed):
+                    self._adopt(generation, fd, entry.path)
+                    return True
+                os.close(fd)
+        return False
+
+    def _tell_lost(self, generation: Generation) -> None:
+        """Tell of a generation of the store that no file has: what it had unread cannot be known any more."""
+        self._lost.remove(generation)
+        at = generation.committed
+        logger.warning("%s was removed or replaced while it was not read, at byte %d", generation.path, at)
+        self._ledger.gap(generation.source, generation.path, at, None, "bytes", "removed while it was not read")
+        self._changed[generation.source] = generation.row(ended=True)
+
+    # ---- reading
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is to be read now."""
+        return any(one.is_dirty for one in self._by_inode.values()) or bool(self._ending)
+
+    async def work(self) -> None:
+        """Read what is new, of each file some in turn, as far as there is room in the outlet."""
+        now = self._clock_ms()
+        for generation in [*(one for one in self._by_inode.values() if one.is_dirty), *self._ending]:
+            if now >= generation.retry_ms:
+                await self._read(generation)
+        self._end_drained()
+        self._close_idle()
+
+    async def _read(self, generation: Generation) -> None:
+        if generation.fd < 0 and not self._reopen(generation):
+            return
+        if generation.reader is None and not await self._prepare(generation):
+            return
+        reader = generation.reader
+        assert reader is not None
+        for _ in range(TURN_BYTES // READ_BYTES):
+            await self._outlet.room()
+            if generation.reader is not reader or not self._is_whole(generation):
+                return
+            try:
+                data = os.pread(generation.fd, READ_BYTES, generation.read_at)
+            except OSError as error:
+                self._fail(generation, f"cannot be read: {error.strerror}")
+                return
+            if not data:
+                generation.is_dirty = False
+                self._end_event_when_late(generation)
+                return
+            generation.read_at += len(data)
+            generation.last_bytes = (generation.last_bytes + data)[-TAIL_BYTES:]
+            generation.changed_ms = self._clock_ms()
+            self._send(generation, reader.feed(data))
+
+    async def _prepare(self, generation: Generation) -> bool:
+        """Learn the topic, and make the reader; False: not now."""
+        settings = self._settings
+        topic = settings.topic_of(generation.path)
+        try:
+            block_bytes_max = await self._outlet.learn(topic)
+            generation.partition = self._outlet.partition_of(topic, generation.path.encode("utf-8", "surrogateescape"))
+            await self._ledger.begin_partition(topic, generation.partition)
+        except ApplianceError as error:
+            self._fail(generation, str(error))
+            return False
+        generation.topic = topic
+        generation.tail = encode_headers(settings.headers_of(generation.path))
+        record_bytes = 24 + len(generation.tail)
+        room = block_bytes_max - record_bytes - ORIGIN_BYTES
+        generation.reader = LineReader(
+            generation.committed,
+            generation.committed_line,
+            encoding=self._encoding(generation),
+            message_bytes_max=min(settings.message_bytes_max, room - record_bytes),
+            block_bytes_max=room,
+            record_bytes=record_bytes,
+            starts=settings.starts,
+        )
+        generation.read_at = generation.committed
+        generation.last_bytes = b""
+        return True
+
+    def _encoding(self, generation: Generation) -> Encoding:
+        if self._settings.encoding == "utf-16":
+            head = os.pread(generation.fd, 2, 0)
+            return next((encoding for bom, encoding in _BOMS if head == bom), "utf-16-le")
+        return self._settings.encoding  # type: ignore[return-value]  # checked with the settings
+
+    def _is_whole(self, generation: Generation) -> bool:
+        """Whether the file still is what was read of it; else the generation ends, and another one begins."""
+        try:
+            status = os.fstat(generation.fd)
+            seen = status.st_size, status.st_mtime_ns
+            if seen == (generation.size, generation.mtime_ns):
+                return True
+            size = generation.size
+            generation.size, generation.mtime_ns = seen
+            count = len(generation.last_bytes)
+            if status.st_size >= generation.read_at and (
+                os.pread(generation.fd, count, generation.read_at - count) == generation.last_bytes
+            ):
+                return True
+        except OSError as error:
+            self._fail(generation, f"cannot be read: {error.strerror}")
+            return False
+        self._replace(generation, size)
+        return False
+
+    def _replace(self, generation: Generation, size: int) -> None:
+        """The file was truncated, or has other content: end this generation; ``size``: as it was seen last."""
+        logger.info("%s was truncated or replaced; it is read from its beginning", generation.path)
+        self._by_inode.pop(generation.key, None)
+        if generation.reader is not None:
+            self._send(generation, generation.reader.finish())  # what it had is in memory
+        generation.replaced = True
+        generation.size = max(size, generation.read_at)
+        generation.changed_ms = self._clock_ms()
+        fd, generation.fd = generation.fd, -1
+        self._ending.append(generation)
+        identity = Identity.of(fd, 0)
+        (number,) = self._store.add_sources([(generation.path, 0, 1, identity.encode())])
+        self._adopt(Generation(number, generation.path, identity, 0, 1), fd, generation.path)
+        self.wake.set()
+
+    def _send(self, generation: Generation, blocks: list[Block]) -> None:
+        for block in blocks:
+            if block.skipped:
+                self._ledger.gap(
+                    generation.source, generation.path, block.start, block.stop, "bytes", "NUL bytes at the beginning"
+                )
+            if generation.fd >= 0:
+                generation.identity = Identity.of(generation.fd, block.stop)._replace(
+                    device=generation.identity.device, inode=generation.identity.inode
+                )
+            future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+            if block.values:
+                origin = Origin(self._store.id, generation.source, *block[1:5]).encode()
+                headers = [*self._settings.headers_of(generation.path)]
+                if block.part:
+                    headers.append(("part", b"%d" % block.part))
+                first = encode_headers([(ORIGIN, origin), *headers])
+                tails = [generation.tail] * len(block.values)
+                tails[0] = first
+                try:
+                    future = self._outlet.send(generation.topic, generation.partition, block.values, tails)
+                except ApplianceError as error:
+                    future.set_exception(error)
+            else:
+                future.set_result(Placed("", 0, 0, 0))
+            generation.in_flight.append((block, future, generation.identity))
+            future.add_done_callback(lambda _: self._settle(generation))
+
+    def _settle(self, generation: Generation) -> None:
+        """Take what is flushed into the position, in the order of the file."""
+        in_flight = generation.in_flight
+        done = 0
+        for block, future, identity in in_flight:
+            if not future.done():
+                break
+            if future.exception() is not None:
+                if all(one.done() for _, one, _ in in_flight):  # what is behind it is sent again, too
+                    error = future.exception()
+                    del in_flight[:]
+                    self._fail(generation, str(error))
+                    return
+                break
+            placed = future.result()
+            generation.committed, generation.committed_line = block.stop, block.first_line + block.lines
+            self._changed[generation.source] = generation.row(ended=False)._replace(identity=identity.encode())
+            if placed.count:
+                span = (placed.topic, placed.partition, placed.offset, placed.count, *block[1:5])
+                self._spans.append(Span(generation.source, *span, self._ledger.minute()))
+            done += 1
+        del in_flight[:done]
+
+    def _fail(self, generation: Generation, reason: str) -> None:
+        """Read it again later, from what is flushed on."""
+        self._ledger.trouble(generation.source, generation.path, reason)
+        generation.retry_ms = self._clock_ms() + RETRY_MS
+        generation.is_dirty = True
+        if not generation.in_flight:
+            self._rewind(generation)
+
+    def _rewind(self, generation: Generation) -> None:
+        generation.reader = None
+        generation.read_at = generation.committed
+        generation.size = generation.mtime_ns = -1
+
+    # ---- the end of generations
+
+    def _end_event_when_late(self, generation: Generation) -> None:
+        reader = generation.reader
+        if reader is not None and reader.awaits_event:
+            if self._clock_ms() - generation.changed_ms >= self._settings.event_ms:
+                self._send(generation, reader.end_event())
+            else:
+                generation.is_dirty = True
+
+    def _end_drained(self) -> None:
+        """End generations that are gone, once nothing has come for ``rotate_ms`` and everything is flushed."""
+        now = self._clock_ms()
+        for generation in list(self._ending):
+            if now - generation.changed_ms < self._settings.rotate_ms and self._settings.follow:
+                continue
+            if generation.replaced and generation.size > generation.read_at and self._seek(generation):
+                continue
+            if generation.reader is not None and generation.reader.held_bytes and not generation.replaced:
+                self._send(generation, generation.reader.finish())
+            if not generation.is_drained:
+                continue
+            if generation.size > generation.read_at:
+                self._ledger.gap(
+                    *(generation.source, generation.path, generation.read_at, generation.size),
+                    *("bytes", "truncated or replaced before it was read"),
+                )
+            self._ending.remove(generation)
+            generation.close()
+            self._changed[generation.source] = generation.row(ended=True)
+
+    def _reopen(self, generation: Generation) -> bool:
+        fd = self._open(generation.path, generation.key)
+        if fd < 0:
+            if generation in self._ending:
+                generation.reader = None  # it was read to its end before it was closed
+            generation.is_dirty = False
+            return False
+        generation.fd = fd
+        return True
+
+    def _close_idle(self) -> None:
+        """Close the files that have not grown for longest."""
+        open_ones = [one for one in self._by_inode.values() if one.fd >= 0]
+        if len(open_ones) > FILES_OPEN_MAX:
+            open_ones.sort(key=lambda one: one.changed_ms)
+            for one in open_ones[: len(open_ones) - FILES_OPEN_MAX]:
+                if not one.is_dirty and one.is_drained:
+                    one.close()
+
+    def commit(self) -> None:
+        """Store how far everything is flushed.  Raises StorageFault; nothing is lost then."""
+        if not self._changed and not self._spans:
+            return
+        offsets: dict[tuple[str, int], int] = {}
+        for span in self._spans:
+            key = span.topic, span.partition
+            offsets[key] = max(offsets.get(key, 0), span.offset + span.messages)
+        self._store.commit(
+            list(self._changed.values()), self._spans, [(*key, offset) for key, offset in offsets.items()]
+        )
+        self._changed.clear()
+        self._spans.clear()
+
+
+ORIGIN_BYTES: Final = 160
+"""Upper bound of the header ``origin`` and of that of a part."""
+
+
+def _is_rotation_of(path: str, base: str) -> bool:
+    """Whether a name is one that rotation gives: ``app.log.1``, ``app.log-20261125``, ``app-20261125.log``."""
+    stem, suffix = os.path.splitext(base)
+    return path != base and (
+        path.startswith((f"{base}.", f"{base}-")) or (path.startswith((f"{stem}-", f"{stem}.")) and path.endswith(suffix))
+    )
+
+
+def expand(include: Iterable[str], exclude: Iterable[str]) -> list[str]:
+    """The paths that match a pattern and no exclusion, each once, in order.  ``**`` follows no symbolic links."""
+    found: dict[str, None] = {}
+    for pattern in include:
+        if "**" in pattern:
+            found |= dict.fromkeys(_walk(pattern))
+        else:
+            found |= dict.fromkeys(glob.glob(pattern))
+    patterns = list(exclude)
+    names = [pattern for pattern in patterns if "/" not in pattern]
+    return sorted(
+        path
+        for path in found
+        if not any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+        and not any(fnmatch.fnmatch(os.path.basename(path), pattern) for pattern in names)
+    )
+
+
+def _walk(pattern: str) -> Iterable[str]:
+    top, _, rest = pattern.partition("**")
+    for directory, _, names in os.walk(top or "."):
+        for name in names:
+            path = os.path.join(directory, name)
+            if fnmatch.fnmatch(path[len(top) :], "*" + rest.lstrip("/") if rest.strip("/") else "*"):
+                yield path

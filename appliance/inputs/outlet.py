@@ -1,0 +1,117 @@
+"""Sends what inputs have read to topics, and tells the loop of the input when it is flushed.
+
+The outlet of an input has one native producer with acks=all and idempotence.  A block of messages is one batch; many
+are on their way at a time, up to ``in_flight_bytes_max``, whatever their sources.  Whoever reads waits for room before
+it reads on, so back-pressure goes to where the lines come from, and nothing is spooled.
+
+Everything here but the producer's callbacks runs in one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ..client import Producer
+from ..errors import ApplianceError
+from ..records.partitioner import partition_for
+
+DELIVERY_TIMEOUT_MS: Final = 24 * 3600 * 1000
+"""A block is not given up while the appliance is away: what it was read from waits behind it."""
+BUFFER_FACTOR: Final = 2
+"""The producer's buffer holds a little more than a batch's bytes for each; it must never make the loop wait."""
+
+
+class Placed(NamedTuple):
+    """Where a block is: flushed, its messages at ``offset`` and the offsets that follow."""
+
+    topic: str
+    partition: int
+    offset: int
+    count: int
+
+
+class Outlet:
+    """See the module's docstring.  Make it in a running loop."""
+
+    def __init__(self, producer: Producer, in_flight_bytes_max: int) -> None:
+        """``producer``: with a buffer of BUFFER_FACTOR times ``in_flight_bytes_max``."""
+        self._producer = producer
+        self._loop = asyncio.get_running_loop()
+        self._left_bytes = self._in_flight_bytes_max = in_flight_bytes_max
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._finished: deque[tuple[asyncio.Future[Placed], int, int, ApplianceError | None, str, int, int]] = deque()
+        self._woken = False
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return self._in_flight_bytes_max - self._left_bytes
+
+    async def learn(self, topic: str) -> int:
+        """Learn a topic, which the appliance may create; return the largest block that it takes, in bytes.
+
+        Raises:
+            ApplianceError: it cannot be used now, or never.
+        """
+        return min(await asyncio.to_thread(self._producer.block_bytes_max, topic), self._in_flight_bytes_max)
+
+    def partition_of(self, topic: str, key: bytes) -> int:
+        """The partition of a key, of a topic that was learned."""
+        return partition_for(key, len(self._producer.partitions(topic)))
+
+    async def room(self) -> None:
+        """Wait until something may be sent.  Then send it before anything else is awaited."""
+        while self._left_bytes <= 0:
+            turn = self._loop.create_future()
+            self._waiting.append(turn)
+            await turn
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        values: list[bytes],
+        tails: Sequence[bytes],
+        *,
+        keys: Sequence[bytes] | None = None,
+        timestamp: int | None = None,
+    ) -> asyncio.Future[Placed]:
+        """Send a block; wait for :meth:`room` first.  The result comes when it is flushed.
+
+        Raises:
+            ApplianceError: the producer does not take it (MessageTooLarge, UnknownPartition, ClientBroken).
+        """
+        result: asyncio.Future[Placed] = self._loop.create_future()
+        size = sum(map(len, values)) + sum(map(len, tails))
+        count = len(values)
+
+        def on_delivery(error: ApplianceError | None, name: str, number: int, offset: int) -> None:
+            self._finished.append((result, size, count, error, name, number, offset))
+            if not self._woken:  # one wake-up for all that finish together
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._finish)
+
+        self._producer.send_block(
+            topic, partition, values, tails=tails, keys=keys, timestamp=timestamp, on_delivery=on_delivery
+        )
+        self._left_bytes -= size
+        return result
+
+    def _finish(self) -> None:
+        self._woken = False
+        while self._finished:
+            result, size, count, error, topic, partition, offset = self._finished.popleft()
+            self._left_bytes += size
+            if result.cancelled():
+                continue
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(Placed(topic, partition, offset, count))
+        if self._left_bytes > 0:
+            waiting, self._waiting = self._waiting, deque()
+            for turn in waiting:  # all: one that has nothing to send any more must not keep the others
+                if not turn.done():
+                    turn.set_result(None)

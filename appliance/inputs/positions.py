@@ -1,0 +1,251 @@
+"""Keeps durably how far an input has read each of its sources, and what its ledger has not published yet.
+
+A SQLite database in the data directory, one for each input.  It is a cache of what the log says, not a second truth:
+the first message of every block that an input sends has a header ``origin`` (:class:`Origin`), and the store knows for
+each partition up to which offset it has taken origins into account.  After a process was killed, the input reads the
+log from there on (:meth:`PositionStore.recover`), so it neither reads anything twice nor leaves anything out, however
+old the last commit is.
+
+What must be durable, and when:
+
+=============================  =====================================================================================
+a source has a number          before its first block is sent: origins name it
+a partition has an offset      before the first block is sent to it: recovery reads from there
+positions, offsets, spans      together, in one transaction, at any later time: without it there is more to recover
+=============================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import StorageFault
+
+ORIGIN: Final = "origin"
+"""The header of the first message of a block."""
+FORMAT: Final = 1
+
+_SCHEMA: Final = """
+create table store (id text not null, format integer not null);
+create table source (
+    number integer primary key autoincrement, name text not null, position integer not null, line integer not null,
+    identity blob not null, ended integer not null default 0);
+create table partition (topic text, number integer, offset integer not null, primary key (topic, number));
+create table span (
+    source integer not null, topic text not null, partition integer not null, offset integer not null,
+    messages integer not null, start integer not null, stop integer not null, first_line integer not null,
+    lines integer not null, minute integer not null);
+"""
+
+
+class Origin(NamedTuple):
+    """Where a block comes from: the units [start, stop) of a source, bytes of a file or messages of a listener."""
+
+    store: str
+    source: int
+    start: int
+    stop: int
+    first_line: int
+    lines: int
+
+    def encode(self) -> bytes:
+        return " ".join(map(str, self)).encode()
+
+    @classmethod
+    def decode(cls, header: bytes) -> Origin | None:
+        """None: it is not ours."""
+        words = header.decode("ascii", "replace").split(" ")
+        if len(words) != len(cls._fields) or not all(word.isdecimal() and len(word) < 20 for word in words[1:]):
+            return None
+        return cls(words[0], *map(int, words[1:]))
+
+
+class Source(NamedTuple):
+    """A row of a source.  ``identity``: what the input needs to know it again; ``ended``: nothing follows."""
+
+    number: int
+    name: str
+    position: int
+    line: int
+    identity: bytes
+    ended: bool
+
+
+class Span(NamedTuple):
+    """A block that is flushed: its origin, without the store's id, and its place."""
+
+    source: int
+    topic: str
+    partition: int
+    offset: int
+    messages: int
+    start: int
+    stop: int
+    first_line: int
+    lines: int
+    minute: int
+    """When it was flushed, in minutes since 1970."""
+
+
+class PositionStore:
+    """See the module's docstring.  One process has it open.
+
+    Raises:
+        StorageFault: the file is no such database, or cannot be written; the message has its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("pragma journal_mode = wal")
+            # A power loss may take the last commits, and leaves a sound database: then there is more to recover.
+            self._db.execute("pragma synchronous = normal")
+            self._db.execute("pragma locking_mode = exclusive")
+            with self._transaction():
+                if not self._db.execute("select count(*) from sqlite_master").fetchone()[0]:
+                    for statement in filter(str.strip, _SCHEMA.split(";")):
+                        self._db.execute(statement)
+                    self._db.execute("insert into store values (?, ?)", (uuid.uuid4().hex[:12], FORMAT))
+                self.id, version = self._db.execute("select id, format from store").fetchone()
+        except sqlite3.Error as error:
+            raise StorageFault(f"{path}: {error}: positions of an input; move it away to read everything anew") from error
+        if version != FORMAT:
+            raise StorageFault(f"{path}: format {version}, this release knows {FORMAT}: use the release that wrote it")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._db, self.path)
+
+    # ---- sources
+
+    def sources(self) -> list[Source]:
+        """All that have not ended."""
+        rows = self._db.execute("select number, name, position, line, identity, ended from source where not ended")
+        return [Source(*row[:5], bool(row[5])) for row in rows]
+
+    def names(self) -> dict[int, str]:
+        """The names of all sources, by number."""
+        return dict(self._db.execute("select number, name from source"))
+
+    def add_sources(self, rows: Iterable[tuple[str, int, int, bytes]]) -> list[int]:
+        """Number sources (name, position, line, identity), durably; return their numbers."""
+        with self._transaction():
+            return [
+                self._db.execute(
+                    "insert into source (name, position, line, identity) values (?, ?, ?, ?) returning number", row
+                ).fetchone()[0]
+                for row in rows
+            ]
+
+    # ---- partitions
+
+    def offset_of(self, topic: str, partition: int) -> int | None:
+        """Up to where origins of a partition are taken into account; None: it is not known yet."""
+        row = self._db.execute(
+            "select offset from partition where topic = ? and number = ?", (topic, partition)
+        ).fetchone()
+        return None if row is None else int(row[0])
+
+    def partitions(self) -> list[tuple[str, int, int]]:
+        return list(self._db.execute("select topic, number, offset from partition"))
+
+    def add_partition(self, topic: str, partition: int, offset: int) -> None:
+        with self._transaction():
+            self._db.execute("insert or replace into partition values (?, ?, ?)", (topic, partition, offset))
+
+    # ---- what is flushed
+
+    def commit(self, sources: Iterable[Source], spans: Iterable[Span], offsets: Iterable[tuple[str, int, int]]) -> None:
+        """Store how far sources are read, the spans that are flushed, and the offsets after them, at once."""
+        with self._transaction():
+            self._db.executemany(
+                "update source set name = ?, position = ?, line = ?, identity = ?, ended = ? where number = ?",
+                [(row.name, row.position, row.line, row.identity, row.ended, row.number) for row in sources],
+            )
+            self._db.executemany(f"insert into span values ({', '.join('?' * len(Span._fields))})", spans)
+            self._db.executemany(
+                "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2", offsets
+            )
+
+    def spans(self, before_minute: int) -> list[Span]:
+        """Those that the ledger has not published, of the minutes before this one, in the order of their sources."""
+        rows = self._db.execute(
+            "select * from span where minute < ? order by source, minute, start", (before_minute,)
+        )
+        return [Span(*row) for row in rows]
+
+    def drop_spans(self, before_minute: int) -> None:
+        """The ledger has published them; forget the sources that have ended and have none left."""
+        with self._transaction():
+            self._db.execute("delete from span where minute < ?", (before_minute,))
+            self._db.execute("delete from source where ended and number not in (select source from span)")
+
+    # ---- after a kill
+
+    def recover(self, found: Iterable[tuple[Origin, str, int, int, int]], minute: int) -> list[Span]:
+        """Take into account what the log has behind the offsets of the store.
+
+        ``found``: in the order of each log: origin, topic, partition, offset of the first message, their number.
+        """
+        spans = [
+            Span(origin.source, topic, partition, offset, count, *origin[2:], minute)
+            for origin, topic, partition, offset, count in found
+            if origin.store == self.id
+        ]
+        with self._transaction():
+            for span in spans:
+                self._db.execute(
+                    "update source set position = ?, line = ? where number = ? and position = ?",
+                    (span.stop, span.first_line + span.lines, span.source, span.start),
+                )
+            self._db.executemany(f"insert into span values ({', '.join('?' * len(Span._fields))})", spans)
+            self._db.executemany(
+                "update partition set offset = max(offset, ?3) where topic = ?1 and number = ?2",
+                [(span.topic, span.partition, span.offset + span.messages) for span in spans],
+            )
+        return spans
+
+
+class _Transaction:
+    """Commits at its end, or rolls back."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db, self._path = db, path
+
+    def __enter__(self) -> None:
+        self._db.execute("begin immediate")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None:
+            try:
+                self._db.execute("commit")
+            except sqlite3.Error as failed:
+                self._rollback()
+                raise StorageFault(f"{self._path}: {failed}") from failed
+            return
+        self._rollback()
+        if isinstance(error, sqlite3.Error):
+            raise StorageFault(f"{self._path}: {error}") from error
+
+    def _rollback(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("rollback")
+
+
+def merged(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    """Group the spans of one source and minute that follow each other, for one row of the ledger."""
+    group: list[Span] = []
+    for span in spans:
+        if group and (span.source, span.minute) != (group[-1].source, group[-1].minute):
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
