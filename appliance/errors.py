@@ -15,7 +15,9 @@
     │   ├── InvalidPartitions
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
+    │   ├── DuplicateSequence
     │   ├── StaleProducerEpoch
+    │   ├── InvalidRecord
     │   ├── OffsetsFull
     │   ├── UnknownGroup
     │   ├── UnknownUser
@@ -138,8 +140,20 @@ class OutOfOrderSequence(ClientFault):
     code = 45
 
 
+class DuplicateSequence(ClientFault):
+    """The producer's batch is in the log, at an offset that is not known any more.  Only native clients get it."""
+
+    code = 46
+
+
 class StaleProducerEpoch(ClientFault):
     code = 47
+
+
+class InvalidRecord(ClientFault):
+    """A batch with a right checksum that no client could read.  Sent again it would be refused again."""
+
+    code = 87
 
 
 class OffsetsFull(ClientFault):
@@ -420,7 +434,9 @@ WORDS: dict[int, str] = {
     InvalidSetting.code: "the setting is not valid",
     InvalidRequest.code: "the request is not valid",
     OutOfOrderSequence.code: "a batch of the producer is missing before this one",
+    DuplicateSequence.code: "the batch is in the log already",
     StaleProducerEpoch.code: "a newer producer has this producer id",
+    InvalidRecord.code: "a batch cannot be read: its records contradict its header, or cannot be unpacked",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",
     UnknownUser.code: "there is no such user",

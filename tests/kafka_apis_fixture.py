@@ -61,7 +61,6 @@ class FakeCluster:
         self.revision = 0
         self.authorizes = False
         self.security = SecurityState()
-        self._producer_ids = count(100)
 
     def add(self, name: str, partitions: int = 1, **settings: str) -> None:
         own = {key.replace("_", "."): value for key, value in settings.items()}
@@ -82,10 +81,6 @@ class FakeCluster:
 
     def disk_space(self) -> tuple[int, int]:
         return 1_000_000, 400_000
-
-    def producer_id(self) -> int:
-        self._reach()
-        return next(self._producer_ids)
 
     def topics(self) -> Mapping[str, Topic]:
         return self.all

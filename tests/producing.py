@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.config import TopicSettings
-from appliance.errors import DiskFull, OutOfOrderSequence
+from appliance.errors import DiskFull, DuplicateSequence, OutOfOrderSequence
 from appliance.log import Log
 from appliance.log.files import System
 from appliance.processes.writer.delete_before import delete_before
@@ -112,7 +112,7 @@ class Partition:
         info: BatchInfo = check(view, 0, len(view), 1 << 24)
         assert sequences.check(producer, 0, sequence, count) is None
         start, end = log.end_offset, log.end_offset + info.size
-        sequences.record(producer, 0, sequence, count, end - count, end)
+        sequences.record(producer, 0, sequence, count, end - count, end, info.max_timestamp)
         place(view, 0, start, info.size, count)
         sent = Sent(producer, sequence, count, start, bytes(view))
         self.promises.other.append(sent)  # it may be on the disk as soon as it is written, or tried to
@@ -170,9 +170,12 @@ def _check_producers(promises: Promises, reopened: Partition, there: set[tuple[i
     for batch in every:
         try:
             repeat = sequences.check(batch.producer, 0, batch.sequence, batch.count)
+            known = repeat is not None
+        except DuplicateSequence:
+            known = True
         except OutOfOrderSequence:
             continue
-        if repeat is not None:
+        if known:
             assert (batch.producer, batch.sequence) in there | removed, f"never written, but a repeat: {batch}"
     for producer in {batch.producer for batch in every}:
         acknowledged = [b for b in promises.batches if b.producer == producer and b.end <= promises.flushed]

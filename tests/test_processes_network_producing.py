@@ -26,13 +26,16 @@ from appliance.processes.network.places import Places
 from appliance.processes.network.producing import Producing, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
-from appliance.processes.network.writer_link import HandedOver, WriterLink
+from appliance.processes.network.writer_link import WRITER_WAIT_MS_MAX, WRITER_WAIT_MS_MIN, HandedOver, WriterLink
+from appliance.records.encode import encode_values
 from appliance.wire.frames import SIZE_BYTES
 from appliance.wire.listener_codecs import codec_of
 from appliance.wire.requests import Produce, ProducePart
 from appliance.wire.transport import PlainTransport
 
 ARENA_BYTES = 1 << 19
+PLAIN = encode_values([b"plain"], 1_000)
+NUMBERED = encode_values([b"numbered"], 1_000, producer_id=7, producer_epoch=0, base_sequence=0)
 
 
 @dataclass(eq=False)
@@ -53,6 +56,8 @@ class Rig:
         epoll = select.epoll()
         self.buffers = Buffers(memoryview(bytearray(ARENA_BYTES)), ARENA_BYTES)
         assert self.buffers.arena.allocate(ARENA_BYTES // 2) is not None
+        self.buffers.memory[: len(PLAIN)] = PLAIN
+        self.buffers.memory[len(PLAIN) : len(PLAIN) + len(NUMBERED)] = NUMBERED
         self.link = WriterLink("t-0", in_hand_bytes_max, epoll)
         table = SimpleNamespace(start=0, state=0, flushes_at_once=True)
         self.partition = cast(Any, KnownPartition(self.link, table))
@@ -82,9 +87,20 @@ class Rig:
         self._sockets += [ours, theirs]
         return ours, theirs
 
-    def produce(self, connection: Connection) -> bool:
-        request = Produce([1], 1, 0, [ProducePart("t", 0, 0, 10)])
+    def produce(self, connection: Connection, *, numbered: bool = False, timeout_ms: int = 0) -> bool:
+        """Start a produce request with a batch of an idempotent producer, or another one."""
+        start, stop = (len(PLAIN), len(PLAIN) + len(NUMBERED)) if numbered else (0, len(PLAIN))
+        request = Produce([1], 1, timeout_ms, [ProducePart("t", 0, start, stop)])
         return self.producing.start(connection, request, 0, memoryview(b""))
+
+    def end_turn(self) -> None:
+        self.producing.send_all()
+        self.connections.advance_touched()
+
+    def appended(self) -> list[int]:
+        """The positions of all batches that the writer has been sent."""
+        messages = [message for message, _ in self.writer.receive()]
+        return [position for message in messages for append in message for position in append[2][::2]]
 
     def join_writer(self) -> None:
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -256,6 +272,52 @@ def test_what_a_writer_answered_before_it_died_is_not_failed(joined: Rig, notice
         joined.producing.on_event(joined.partition, select.EPOLLIN | select.EPOLLHUP)
     errors = [one.results[0].error for one in pending]
     assert errors == [0, 0, WriterGone.code]
+
+
+def connections_at(joined: Rig, count: int) -> list[Connection]:
+    connections = [joined.connection() for _ in range(count)]
+    for connection in connections:
+        read_with_extent(connection)
+    return connections
+
+
+def test_when_a_writer_dies_idempotent_producers_lose_their_connections_and_others_get_an_error(joined: Rig) -> None:
+    """Goal: nothing of an idempotent producer is appended behind a batch that died with a writer.
+
+    Method: more of each client waits for the next writer when the first one's death is noticed.
+    """
+    numbered, plain, late = connections_at(joined, 3)
+    for connection, is_numbered in ((numbered, True), (plain, False)):
+        assert joined.produce(connection, numbered=is_numbered)
+    joined.end_turn()
+    joined.producing.retire_writer(joined.partition)
+    for connection, is_numbered in ((numbered, True), (plain, False), (late, True)):
+        assert joined.produce(connection, numbered=is_numbered)
+        joined.end_turn()
+    assert numbered.started == 2 and len(joined.link.waiting) == 3
+    errors = [pending for pending in plain.requests]
+    joined.writer.close()
+    joined.producing.on_event(joined.partition, select.EPOLLIN | select.EPOLLHUP)
+    assert numbered.closed and not plain.closed and not late.closed
+    assert [pending.results[0].error for pending in errors] == [WriterGone.code] * 2
+    joined.join_writer()
+    joined.end_turn()
+    assert joined.appended() == [len(PLAIN)] and late.started == 1
+
+
+def test_what_waits_behind_an_expired_batch_of_the_same_client_expires_too() -> None:
+    rig = Rig(ARENA_BYTES)
+    first, second = connections_at(rig, 2)
+    for connection, timeout_ms in ((first, 0), (second, WRITER_WAIT_MS_MAX), (first, WRITER_WAIT_MS_MAX)):
+        assert rig.produce(connection, numbered=True, timeout_ms=timeout_ms)
+        rig.end_turn()
+    rig.pass_time(WRITER_WAIT_MS_MIN)
+    rig.producing.check_timeouts()
+    assert first.started == 0 and second.started == 1 and not first.closed
+    rig.join_writer()
+    rig.end_turn()
+    assert rig.appended() == [len(PLAIN)] and second.started == 1
+    rig.close()
 
 
 def test_a_descriptor_is_open_until_the_turn_ends(joined: Rig) -> None:

@@ -49,9 +49,6 @@ class Appliance(Directory, Protocol):
     def disk_space(self) -> tuple[int, int]:
         """Bytes in all and bytes usable of the file system under ``data_dir``."""
 
-    def producer_id(self) -> int:
-        """A producer id that this cluster has never given out."""
-
     # -- users, access rules, quotas ------------------------------------------------------------------
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from ..broker.metadata_answers import MetadataAnswers, cluster_operations_of, why_missing
+from ..broker.sequences import new_producer_id
 from ..catalog import LEADER_EPOCH, Topic
 from ..errors import (
     ApplianceError,
@@ -243,9 +244,4 @@ class ClusterApi:
         if transactional_id is not None:
             refused = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else Code.INVALID_REQUEST
             return none | {"error_code": refused}
-        try:
-            return {"error_code": Code.NONE, "producer_id": self._appliance.producer_id(), "producer_epoch": 0}
-        except Unavailable:
-            return none | {"error_code": Code.COORDINATOR_LOAD_IN_PROGRESS}
-        except ApplianceError as error:
-            return none | {"error_code": error.code}
+        return {"error_code": Code.NONE, "producer_id": new_producer_id(), "producer_epoch": 0}

@@ -121,6 +121,11 @@ def check(buffer: memoryview, start: int, stop: int, bytes_max: int) -> BatchInf
     )  # fmt: skip
 
 
+def has_producer(buffer: memoryview, start: int) -> bool:
+    """Whether the unchecked batch at ``start`` has the id of an idempotent producer, which is not negative."""
+    return start + HEADER_BYTES <= len(buffer) and buffer[start + PRODUCER_ID_AT] < 0x80
+
+
 def _refuse(
     buffer: memoryview, start: int, stop: int, bytes_max: int
 ) -> CorruptBatch | MessageTooLarge | UnsupportedVersion | InvalidRequest:

@@ -8,8 +8,7 @@ loop polls (:mod:`.registry_session`).
 The loop serves the control channel to the supervisor (``child_events`` has the messages), and one stream per network
 worker (:mod:`.worker_stream`).
 
-When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper, and producer ids start a
-new generation.
+When it dies, the supervisor forks a new one: topics come back from the catalog and ZooKeeper.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -53,7 +51,6 @@ from .live_brokers import LiveBrokers
 from .measuring import Measurements
 from .native_api import NativeApi
 from .partitions import Partitions
-from .producer_ids import ProducerIds
 from .refusal_log import RefusalLog
 from .registered_groups import RegisteredGroups
 from .registry_session import RegistrySession
@@ -157,10 +154,7 @@ class Coordinator:
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
-        self._producer_ids = ProducerIds(data_dir, config.broker.id, random.SystemRandom().randrange)
-        self._broker = ThisBroker(
-            config, data_dir, brokers, topics, partitions, registry, self._security, self._producer_ids
-        )
+        self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._security)
         self._groups = RegisteredGroups(
             registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.committed_max
         )
@@ -351,9 +345,7 @@ class Coordinator:
     async def _attach_worker(self, index: int, fd: int) -> None:
         """Connect a new incarnation of worker ``index``, and close the stream of the old one."""
         frame_bytes_max = Limits.of(self._config).forwarded_bytes_max
-        stream = WorkerStream(
-            self._answer, self._publish, self._producer_ids.take_block, self._on_usage, frame_bytes_max
-        )
+        stream = WorkerStream(self._answer, self._publish, self._on_usage, frame_bytes_max)
         await self._loop.create_unix_connection(lambda: stream, sock=socket.socket(fileno=fd))
         old = self._workers.pop(index, None)
         if old is not None:

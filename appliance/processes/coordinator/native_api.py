@@ -14,6 +14,7 @@ import msgspec
 
 from ... import status
 from ...broker.metadata_answers import MetadataAnswers
+from ...broker.sequences import new_producer_id
 from ...catalog import Topic
 from ...errors import ApplianceError, InvalidRequest, NotPermitted, UnknownGroup
 from ...groups.group_state import Group, State
@@ -191,7 +192,7 @@ class NativeApi:
         return {"name": topic.name, "settings": own, "own": topic.settings, "partitions": rows}
 
     async def _init_producer(self, wanted: Nothing, access: Access) -> dict[str, int]:
-        return {"producer_id": self._broker.producer_id(), "epoch": 0}
+        return {"producer_id": new_producer_id(), "epoch": 0}
 
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))

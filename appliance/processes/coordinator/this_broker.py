@@ -1,4 +1,4 @@
-"""Gives the forwarded requests of both listeners this broker's topics, partitions, settings and producer ids.
+"""Gives the forwarded requests of both listeners this broker's topics, partitions and settings.
 
 :class:`ThisBroker` is the coordinator's ``kafka_apis.appliance.Appliance``.
 """
@@ -22,7 +22,6 @@ from ...zookeeper.login import Login
 from .. import snapshot
 from .live_brokers import LiveBrokers
 from .partitions import Partitions
-from .producer_ids import ProducerIds
 from .registry_session import RegistrySession
 from .security_registry import Change, SecurityRegistry
 from .topics import Topics
@@ -46,7 +45,6 @@ class ThisBroker:
         partitions: Partitions,
         registry: RegistrySession,
         security: SecurityRegistry,
-        producer_ids: ProducerIds,
     ) -> None:
         self._config = config
         self._data_dir = data_dir.absolute()
@@ -55,7 +53,6 @@ class ThisBroker:
         self._partitions = partitions
         self._registry = registry
         self._security = security
-        self._producer_ids = producer_ids
 
     def reload(self, config: Config) -> None:
         self._config = config
@@ -120,9 +117,6 @@ class ThisBroker:
     def disk_space(self) -> tuple[int, int]:
         system = os.statvfs(self._data_dir)
         return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
-
-    def producer_id(self) -> int:
-        return self._producer_ids.take()
 
     # ---- users, access rules, quotas
 

@@ -6,6 +6,11 @@ When a writer answers, :meth:`Producing.on_event` fills in the results; the last
 
 A worker asks the supervisor for a writer when it has something to append and there is none.  A request waits
 (``stalled``) while the partition's writer uses its share of the arena and half of the arena is taken.
+
+When a writer dies, what it has not answered may be in the log or not, and its successor may get what the same clients
+have sent behind it.  An idempotent producer is promised that nothing overtakes and nothing is doubled.  So its
+connection ends, as all those to a leader that dies do in Kafka, and it sends everything again, in order.  Other clients
+are answered WriterGone.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from ...broker import plan
 from ...errors import ApplianceError, StorageFault, TopicNotPermitted, UnknownPartition, WriterGone
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
+from ...records.batch import has_producer
 from ...wire.requests import Produce, ProduceResult
 from ..answers import acks_0_failure
 from .connection_state import Connection, Pending
@@ -285,10 +291,25 @@ class Producing:
         appends, handed_over = link.disconnect(self._turn)
         for received in last:
             self._take(partition, received)
+        appends += link.take_behind(appends)
+        for connection in self._idempotent(appends):
+            self._connections.disconnect(connection, f"the writer of {link.name} has died with batches of it")
         self._fail(partition, appends, WriterGone(f"the writer of {link.name} is being restarted: send again"))
         for one in handed_over:
             self._handing_over.on_lost(one)
         self.to_send[partition] = None  # what waits needs another writer
+
+    def _idempotent(self, appends: Iterable[AppendRequest]) -> set[Connection]:
+        """The open connections with batches of idempotent producers in these append requests."""
+        memory, found = self._buffers.memory, set()
+        for append in appends:
+            at = 0
+            for connection, _, _, count in append.targets:
+                starts = append.positions[at : at + 2 * count : 2]
+                at += 2 * count
+                if not connection.closed and any(has_producer(memory, start) for start in starts):
+                    found.add(connection)
+        return found
 
     def on_deleted(self, partition: Partition) -> None:
         """Fail the append requests that wait for a writer, and retire the one that is connected.

@@ -3,7 +3,8 @@
 An *append request* lists the positions of record batches in the arena.  All connections add to it; at most one is open
 per writer and acks in a turn of the loop.  It holds the extents of the arena with these positions until the writer has
 answered.  While there is no writer (not forked yet, retiring, killed) closed append requests wait.  When a writer dies,
-its unanswered append requests are answered with a retriable error, since they may have been written or not.
+its unanswered append requests fail, since they may have been written or not.  An append request that fails takes along
+those that wait behind it and have batches of the same connections: these must not take effect before it.
 
 Bounds: append requests by the arena, of which one partition gets a share (:attr:`WriterLink.is_full`); handed-over
 connections by ``handoff.CONNECTIONS_MAX``.
@@ -219,11 +220,24 @@ class WriterLink:
         self._in_hand_bytes -= append.bytes
 
     def take_expired(self, now_ms: int) -> list[AppendRequest]:
-        """Take the append requests that have waited too long for a writer."""
-        expired = [append for append in self.waiting if append.deadline_ms <= now_ms]
-        if expired:
-            self.waiting = [append for append in self.waiting if append.deadline_ms > now_ms]
-        return expired
+        """Take the append requests that have waited too long for a writer, and those behind them."""
+        first = next((append for append in self.waiting if append.deadline_ms <= now_ms), None)
+        return self.take_behind([first], now_ms) if first is not None else []
+
+    def take_behind(self, failed: Sequence[AppendRequest], now_ms: int = 0) -> list[AppendRequest]:
+        """Take the waiting append requests that have batches of the same connections as ``failed``, or have expired."""
+        connections = {target[0] for append in failed for target in append.targets}
+        taken, kept = [], []
+        for append in (*self.waiting, *self._open.values()):
+            own = {target[0] for target in append.targets}
+            if append.deadline_ms <= now_ms or not own.isdisjoint(connections):
+                connections |= own
+                taken.append(append)
+            else:
+                kept.append(append)
+        self.waiting = kept
+        self._open.clear()
+        return taken
 
     def take_waiting(self) -> list[AppendRequest]:
         """Take all append requests that were not sent: the partition is being deleted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final
 
-from ...errors import ApplianceError, ClientFault, InvalidRequest, InvalidTimestamp
+from ...errors import ApplianceError, ClientFault, DuplicateSequence, InvalidRecord, InvalidRequest, InvalidTimestamp
 from ...log import Log
 from ...records.batch import BatchInfo, check, place, stamp
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, SegmentTable
@@ -53,7 +53,10 @@ class Appender:
                     base, end, position = self._admit(arena, positions[index], positions[index + 1], position, group)
                     results += (0, base, end)
                 except ClientFault as error:
-                    refused += 1
+                    if isinstance(error, DuplicateSequence):
+                        self._table.count(COUNT_DUPLICATES, 1)
+                    else:
+                        refused += 1
                     results += (error.code, -1, -1)
                     if len(messages) < TEXTS_MAX:
                         messages[index // 2] = str(error)[:TEXT_CHARACTERS_MAX]
@@ -114,12 +117,13 @@ class Appender:
             raise InvalidTimestamp(f"largest timestamp is {max_timestamp} ms: must be -1 (none) or later")
         if producer_id >= 0:
             if sequence < 0:
-                raise InvalidRequest(f"producer {producer_id}: base sequence {sequence}")
+                raise InvalidRecord(f"producer {producer_id}: base sequence {sequence}")
             repeat = self._sequences.check(producer_id, epoch, sequence, count)
             if repeat is not None:
                 self._table.count(COUNT_DUPLICATES, 1)
                 return *repeat, position
-            self._sequences.record(producer_id, epoch, sequence, count, end - count, end)
+            timestamp_ms = max_timestamp if self._append_ms < 0 else self._append_ms
+            self._sequences.record(producer_id, epoch, sequence, count, end - count, end, timestamp_ms)
         if self._append_ms >= 0:
             stamp(arena, start, size, self._append_ms)
         place(arena, start, position, size, count)

@@ -7,20 +7,18 @@ synced, renamed, and the directory synced.  So the disk never holds a snapshot o
 
 When a writer opens its partition, with ``base`` the first segment and ``written`` the log end offset::
 
-    snapshot                          base    state                                       unknown producers
-    --------------------------------  ------  ------------------------------------------  --------------------
-    base <= its end <= written        any     the snapshot, and the headers from its end  as the snapshot says
-    none, damaged, another version    0       the headers                                 start at sequence 0
-    none, damaged, another version    > 0     the headers                                 may start anywhere
-    its end > written: (a)            0       the headers                                 start at sequence 0
-    its end > written: (a)            > 0     the headers                                 may start anywhere
-    its end < base: (b)               > 0     the headers                                 may start anywhere
+    snapshot                          state
+    --------------------------------  ------------------------------------------
+    base <= its end <= written        the snapshot, and the headers from its end
+    none, damaged, another version    the headers
+    its end > written: (a)            the headers
+    its end < base: (b)               the headers
 
 (a) ``log repair`` has truncated the log.  The snapshot is removed before the log can grow up to its end.
 (b) There was no room to store a newer one.  The batches between may have changed any producer.
 
-Kafka's brokers also let an unknown producer start anywhere: a live producer whose state is gone must not fail.  In all
-cases a batch is acknowledged as a repeat only if the headers or the snapshot contain it (``broker.sequences``).
+A producer that neither has may go on anywhere: a live one whose state is gone must not fail.  In all cases a batch is
+acknowledged as a repeat only if the headers or the snapshot contain it (``broker.sequences``).
 
 A snapshot is due every ``SNAPSHOT_BYTES`` of log (so opening reads about that much), before retention removes a segment
 that the last one does not cover, and when the writer retires.  A snapshot that cannot be stored costs time at the next
@@ -71,11 +69,12 @@ class Producers:
             self._stored_end = start = found.end
         else:
             start = log.bases[0]
-            sequences.forgotten = start > 0
         for info, base, end in log.headers(start):
             if info.producer_id >= 0:
-                sequences.record(info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end)
-        sequences.commit()
+                sequences.record(
+                    info.producer_id, info.producer_epoch, info.base_sequence, info.count, base, end, info.max_timestamp
+                )
+                sequences.commit()
         self._frozen_end = start
         if found is not None and found.end > log.end_offset:
             self._remove()
