@@ -31,6 +31,7 @@ from ...errors import ApplianceError, ProtocolFault
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
+from ...log.recovery import boot_id
 from ...security.audit_log import Audit
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
@@ -104,6 +105,17 @@ async def _beat(heart: Heart) -> None:
         await asyncio.sleep(heart.beat_ms / 1000)
 
 
+def owner_of(instance: str, config: Config, host: str, boot: tuple[int, int]) -> str:
+    """A name for the data directory with this ``instance``, by which this broker knows what it registered earlier.
+
+    Copies of one machine have the same inodes, and some the same host name: what such a one has registered in an
+    ensemble of others is not ours.  They were booted apart.  After a reboot of our own our earlier registration is a
+    stranger's, too, until its session is over.
+    """
+    booted = f"/{boot[0]:016x}{boot[1]:016x}" if config.zookeeper.connect else ""
+    return f"{instance}@{host}{booted}"
+
+
 class Coordinator:
     """Composes the parts of this process, and connects them with its sockets.
 
@@ -125,7 +137,7 @@ class Coordinator:
         self._partitions = Partitions(self._send)
         self._registry = RegistrySession(
             config,
-            f"{instance}@{socket.gethostname()}",  # inodes alone repeat between copies of one machine
+            owner_of(instance, config, socket.gethostname(), boot_id()),
             describe=lambda: self._brokers.registration(self._catalog.hosted(config.broker.id)),
             login=lambda: login_of(config.zookeeper, data_dir),
             on_state=self._on_zookeeper_state,
