@@ -6,22 +6,27 @@ Kafka's jars are those of the Java client; where they cannot be had, only the ap
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from appliance.bench import brokers
-from appliance.errors import DuplicateSequence, OutOfOrderSequence
+from appliance.client.admin import Admin
+from appliance.errors import DuplicateSequence, InvalidRequest, OutOfOrderSequence, UnknownGroup
 from appliance.records.encode import encode_values
+from appliance.wire.kafka.codes import Code
 
 from ..kafka_peer import KafkaPeer
 from ..sequence_cases import APPENDED, CASES, EMPTIED, MADE_AGAIN
+from ..server import wait_for
 from .adapters import KAFKA_CLIENT, KAFKA_JARS, jars, new_topic
 from .conftest import Broker
 
 SMALL_JVM = ["-Xmx400m", "-Xms128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 PRODUCER = 7
+NO_COORDINATOR_YET = (Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR)
 NOT_YET = (3, 5, 6)
 """Kafka leads a new partition a moment after it has been created."""
 
@@ -35,8 +40,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("KAFKA_LIB", str(KAFKA_JARS or jars("java", KAFKA_CLIENT)))
         patch.setattr(brokers, "JVM", SMALL_JVM)
         broker = brokers.Kafka(tmp_path_factory.mktemp("kafka"))
+    with KafkaPeer(broker.address) as peer:  # that makes the topic of the coordinators
+        wait_for(lambda: find(peer, "any").error_code == 0, "a coordinator of groups")
     yield broker.address
     broker.stop()
+
+
+def find(peer: KafkaPeer, group: str) -> Any:
+    return peer.ask("FindCoordinator", 3, key=group, key_type=0)
 
 
 @pytest.fixture(params=["appliance", "kafka"])
@@ -56,13 +67,14 @@ def delete(peer: KafkaPeer, topic: str) -> None:
 
 
 def produce(peer: KafkaPeer, topic: str, batch: bytes) -> Any:
-    for _ in range(1_000):
-        part = {"name": topic, "partition_data": [{"index": 0, "records": batch}]}
+    part = {"name": topic, "partition_data": [{"index": 0, "records": batch}]}
+
+    def ask() -> Any:
         reply = peer.ask("Produce", 8, acks=-1, timeout_ms=10_000, topic_data=[part])
         answer = reply.responses[0].partition_responses[0]
-        if answer.error_code not in NOT_YET:
-            return answer
-    raise AssertionError(f"{topic} is not led")
+        return answer if answer.error_code not in NOT_YET else None
+
+    return wait_for(ask, f"{topic} to be led")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,3 +102,127 @@ def test_numbers_of_idempotent_producers(peer: KafkaPeer, name: str) -> None:
                 assert (said.error_code, said.base_offset) == (0, bases[answer[1]]), what
             else:
                 assert said.error_code == (OutOfOrderSequence if answer is DuplicateSequence else answer).code, what
+
+
+# ---- groups: the same condition, asked with every verb
+
+
+def join(peer: KafkaPeer, group: str, *, comes_back: bool = True) -> tuple[str, int]:
+    """Become the only member of a group, or only take an id for it; the member id and generation."""
+    times = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 30_000}
+    offer = {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": bytes(10)}]}
+
+    def ask() -> Any:
+        reply = peer.ask("JoinGroup", 5, group_id=group, member_id="", group_instance_id=None, **times, **offer)
+        return reply if reply.error_code not in NO_COORDINATOR_YET else None
+
+    given = wait_for(ask, "the coordinator to be ready")
+    assert given.error_code == Code.MEMBER_ID_REQUIRED, given
+    if not comes_back:
+        return given.member_id, -1
+    name = {"group_id": group, "group_instance_id": None}
+    joined = peer.ask("JoinGroup", 5, member_id=given.member_id, **name, **times, **offer)
+    assert joined.error_code == 0, joined
+    mine = [{"member_id": joined.member_id, "assignment": bytes(10)}]
+    member = {"member_id": joined.member_id, "generation_id": joined.generation_id}
+    assert peer.ask("SyncGroup", 3, **name, **member, assignments=mine).error_code == 0
+    return joined.member_id, joined.generation_id
+
+
+def leave(peer: KafkaPeer, group: str, member_id: str) -> None:
+    member = [{"member_id": member_id, "group_instance_id": None}]
+    assert peer.ask("LeaveGroup", 3, group_id=group, members=member).error_code == 0
+
+
+def commit(peer: KafkaPeer, group: str, topic: str, offset: int = 1) -> int:
+    part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "note"}
+    row = {"name": topic, "partitions": [part]}
+
+    def ask() -> list[int]:
+        reply = peer.ask("OffsetCommit", 3, group_id=group, generation_id_or_member_epoch=-1, topics=[row])
+        code = reply.topics[0].partitions[0].error_code
+        return [code] if code not in NO_COORDINATOR_YET else []
+
+    (code,) = wait_for(ask, "the coordinator to be ready")
+    return int(code)
+
+
+def only_given_an_id(peer: KafkaPeer, group: str, topic: str) -> None:
+    join(peer, group, comes_back=False)
+
+
+def with_a_member(peer: KafkaPeer, group: str, topic: str) -> None:
+    join(peer, group)
+
+
+def emptied(peer: KafkaPeer, group: str, topic: str) -> None:
+    leave(peer, group, join(peer, group)[0])
+
+
+def emptied_with_a_commit(peer: KafkaPeer, group: str, topic: str) -> None:
+    emptied(peer, group, topic)
+    commit(peer, group, topic)
+
+
+def only_committed(peer: KafkaPeer, group: str, topic: str) -> None:
+    commit(peer, group, topic)
+
+
+def never_there(peer: KafkaPeer, group: str, topic: str) -> None:
+    commit(peer, f"{group}-other", topic)  # the coordinator is there
+
+
+STANDINGS = {
+    # described, listed, its topic's offset deleted, itself deleted, listed after that
+    only_given_an_id: ("Empty", True, 0, 0, False),
+    with_a_member: ("Stable", True, 0, Code.NON_EMPTY_GROUP, True),
+    emptied: ("Empty", True, 0, 0, False),
+    emptied_with_a_commit: ("Empty", True, 0, 0, False),
+    only_committed: ("Empty", True, 0, 0, False),
+    never_there: ("Dead", False, Code.GROUP_ID_NOT_FOUND, Code.GROUP_ID_NOT_FOUND, False),
+}
+
+
+@pytest.mark.parametrize("make", STANDINGS)
+def test_every_verb_knows_the_same_groups(peer: KafkaPeer, make: Callable[[KafkaPeer, str, str], None]) -> None:
+    topic = new_topic()
+    group = f"group-of-{topic}"
+    create(peer, topic)
+    make(peer, group, topic)
+
+    def listed() -> bool:
+        return group in {row.group_id for row in peer.ask("ListGroups", 4, states_filter=[]).groups}
+
+    (described,) = peer.ask("DescribeGroups", 4, groups=[group]).groups
+    if make is only_given_an_id and described.group_state == "Dead":
+        described.group_state = "Empty"  # Kafka describes what it has stored, and lists what it has in memory
+    before = described.group_state, listed()
+    row = {"name": topic, "partitions": [{"partition_index": 0}]}
+    offsets = peer.ask("OffsetDelete", 0, group_id=group, topics=[row]).error_code
+    (deleted,) = peer.ask("DeleteGroups", 1, groups_names=[group]).results
+    assert (*before, offsets, deleted.error_code, listed()) == STANDINGS[make]
+
+
+@pytest.mark.parametrize("make", STANDINGS)
+def test_native_verbs_know_the_same_groups(broker: Broker, make: Callable[[KafkaPeer, str, str], None]) -> None:
+    topic = new_topic()
+    group = f"group-of-{topic}"
+    states = {"Empty": "empty", "Stable": "stable"}
+    described, listed, _, deleted, after = STANDINGS[make]
+
+    def shown(admin: Admin) -> list[str]:
+        return [row["state"] for row in admin.groups() if row["group"] == group]
+
+    with KafkaPeer(broker.kafka) as peer, Admin(broker.native) as admin:
+        create(peer, topic)
+        make(peer, group, topic)
+        assert shown(admin) == ([states[described]] if listed else [])
+        if listed:
+            assert admin.group(group)["state"] == states[described]
+        else:
+            with pytest.raises(UnknownGroup):
+                admin.group(group)
+        error = {0: None, Code.NON_EMPTY_GROUP: InvalidRequest, Code.GROUP_ID_NOT_FOUND: UnknownGroup}[deleted]
+        with pytest.raises(error) if error else nullcontext():
+            admin.delete_offsets(group)
+        assert bool(shown(admin)) is after

@@ -182,7 +182,7 @@ class Coordinator:
             partitions,
             self._measurements,
             self._groups,
-            self._kafka_groups.groups,
+            self._kafka_groups,
             self._authorizer,
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)

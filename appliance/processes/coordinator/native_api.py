@@ -17,7 +17,8 @@ from ...broker.metadata_answers import MetadataAnswers
 from ...broker.sequences import new_producer_id
 from ...catalog import Topic
 from ...errors import ApplianceError, InvalidRequest, NotPermitted, UnknownGroup
-from ...groups.group_state import Group, State
+from ...groups.group_coordinator import GroupCoordinator
+from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
 from ...security.acls import Access, Operation, ResourceType
@@ -27,6 +28,7 @@ from ...security.rule_changes import NO_AUTHORIZER, Deletion, added, filter_from
 from ...security.scram import decode_verifier
 from ...security.user_changes import drop_verifiers, set_verifiers
 from ...wire import native, native_admin
+from ...wire.kafka.codes import Code
 from ...wire.native_admin import (
     AddAcls,
     AlterTopic,
@@ -66,7 +68,7 @@ STATES = {
 class NativeApi:
     """Answers requests of all connections, side by side.
 
-    ``kafka_groups``: the groups with members that this coordinator keeps for the Kafka listener.
+    ``kafka_groups``: what this coordinator keeps of groups of the Kafka listener.
 
     It has more than 20 methods: one for each verb.
     """
@@ -78,7 +80,7 @@ class NativeApi:
         partitions: Partitions,
         measurements: Measurements,
         groups: RegisteredGroups,
-        kafka_groups: Callable[[], Mapping[str, Group]],
+        kafka_groups: GroupCoordinator,
         authorizer: Authorizer,
     ) -> None:
         self._broker = broker
@@ -227,16 +229,20 @@ class NativeApi:
 
     async def _list_groups(self, wanted: Nothing, access: Access) -> list[dict[str, Any]]:
         every = access.may(Operation.DESCRIBE, ResourceType.CLUSTER)
+        registered = {group.name: group for group in await self._groups.groups()}
+        names = registered.keys() | self._kafka_groups.emptied().keys() | self._kafka_groups.groups().keys()
+        groups = {name: self._of_both(name, registered.get(name)) for name in sorted(names)}
         return [
-            {"group": group.name, **self._standing(group), "members": len(group.members)}
-            for group in await self._groups.groups()
-            if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, group.name)
+            {"group": name, **self._standing(group), "members": len(group.members)}
+            for name, group in groups.items()
+            if every or access.may(Operation.DESCRIBE, ResourceType.GROUP, name)
         ]
 
     async def _group(self, wanted: OneGroup, access: Access) -> dict[str, Any]:
-        group = await self._groups.group(wanted.group)
-        if group is None:
+        registered = await self._groups.group(wanted.group)
+        if registered is None and not self._is_kept(wanted.group):
             raise UnknownGroup(f"there is no group {wanted.group!r}")
+        group = self._of_both(wanted.group, registered)
         committed = await self._groups.committed(wanted.group, None)
         owners = {part: member.id for member in group.members for part in member.partitions}
         members = [
@@ -253,8 +259,18 @@ class NativeApi:
         ]
         return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
 
+    def _is_kept(self, name: str) -> bool:
+        """Whether this coordinator knows the group as one of the Kafka listener."""
+        return self._kafka_groups.has_members(name) or name in self._kafka_groups.emptied()
+
+    def _of_both(self, name: str, registered: RegisteredGroup | None) -> RegisteredGroup:
+        """The group as this coordinator keeps it, whose registration follows; else as it is registered."""
+        if registered is not None and (registered.native or not self._is_kept(name)):
+            return registered
+        return RegisteredGroup(name, native=False, members=tuple(self._kafka_groups.registration(name)))
+
     def _standing(self, group: RegisteredGroup) -> dict[str, str]:
-        kept = self._kafka_groups().get(group.name)
+        kept = self._kafka_groups.membership.get(group.name)
         if kept is not None:
             return {"protocol": "kafka", "state": STATES[kept.state]}
         if not group.members:
@@ -282,10 +298,26 @@ class NativeApi:
         if await self._groups.carried_out_elsewhere(wanted.group, "delete_offsets", arguments, wanted.forwarded):
             return
         if wanted.partitions is None:
-            await self._groups.forget(wanted.group)
+            await self._delete_group(wanted.group)
         else:
             dropped = [TopicPartition(*key) for key in wanted.partitions]
             await self._groups.commit(wanted.group, dict.fromkeys(dropped))
+
+    async def _delete_group(self, name: str) -> None:
+        """Delete a group with all its offsets.
+
+        Raises:
+            InvalidRequest: it has members.
+            UnknownGroup: there is no such group.
+        """
+        known = self._kafka_groups.delete(name)
+        if known is Code.NON_EMPTY_GROUP:
+            raise InvalidRequest(f"group {name!r} has live members; stop them first")
+        try:
+            await self._groups.forget(name)
+        except UnknownGroup:
+            if known is Code.GROUP_ID_NOT_FOUND:
+                raise
 
     # ---- access rules
 
