@@ -236,4 +236,4 @@ def test_producer_ids_in_every_version(version: int) -> None:
     assert ids[0].producer_id != ids[1].producer_id and all(0 <= each.producer_id < 2**62 for each in ids)
     assert run(client.ask("InitProducerId", version, transactional_id="")).error_code == Code.INVALID_REQUEST
     refused = run(client.ask("InitProducerId", version, transactional_id="tx"))
-    assert (refused.error_code, refused.producer_id) == (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+    assert (refused.error_code, refused.producer_id) == (Code.UNSUPPORTED_VERSION, -1)

@@ -1,8 +1,8 @@
 """Answers FindCoordinator, DescribeGroups, ListGroups and DeleteGroups.
 
-There are no transactions.  A transactional producer is refused at its first request, FindCoordinator (older clients:
-InitProducerId), with TRANSACTIONAL_ID_AUTHORIZATION_FAILED: at this code all clients give up at once instead of
-retrying for ever, and newer ones print our message.
+There are no transactions.  A transactional producer is refused at its first request, FindCoordinator, with
+UNSUPPORTED_VERSION: clients give up at once, and show a text that is true, Java's our message.  librdkafka, which asks
+in version 2, repeats every refusal but TRANSACTIONAL_ID_AUTHORIZATION_FAILED for ever; of that it shows our message.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .store import GroupStore, RegisteredGroup
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 NO_TRANSACTIONS: Final = "transactions are not supported here: unset transactional.id (idempotence works without it)"
+VERSION_OF_LIBRDKAFKA: Final = 2
 GROUP_TYPE: Final = "classic"
 """Kafka's name for groups whose members compute the assignment, unlike those of the "consumer" protocol."""
 
@@ -57,7 +58,9 @@ class GroupLookupApi:
     def _found(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
         error, message, broker = Code.NONE, None, Broker(-1, "", -1)
         if key_type == TRANSACTION_KEY:
-            error, message = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
+            repeats = call.version == VERSION_OF_LIBRDKAFKA
+            error = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if repeats else Code.UNSUPPORTED_VERSION
+            message = NO_TRANSACTIONS
         elif key_type != GROUP_KEY:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"
         elif not call.may(Operation.DESCRIBE, ResourceType.GROUP, key):

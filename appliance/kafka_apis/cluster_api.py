@@ -242,6 +242,6 @@ class ClusterApi:
         none = {"producer_id": -1, "producer_epoch": -1}
         transactional_id = call.request.transactional_id
         if transactional_id is not None:
-            refused = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if transactional_id else Code.INVALID_REQUEST
+            refused = Code.UNSUPPORTED_VERSION if transactional_id else Code.INVALID_REQUEST
             return none | {"error_code": refused}
         return {"error_code": Code.NONE, "producer_id": new_producer_id(), "producer_epoch": 0}
