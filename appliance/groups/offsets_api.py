@@ -60,8 +60,6 @@ class OffsetsApi:
                     codes[key] = Code.UNKNOWN_TOPIC_OR_PARTITION
                 elif len(note.encode()) > NOTE_BYTES_MAX:
                     codes[key] = Code.OFFSET_METADATA_TOO_LARGE
-                elif each.committed_offset < 0:  # no committed offset: OffsetFetch answers -1 for that
-                    changes[key] = None
                 else:
                     changes[key] = Commit(each.committed_offset, note, max(-1, each.committed_leader_epoch))
         if changes:

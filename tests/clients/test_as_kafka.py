@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.bench import brokers
-from appliance.client.admin import Admin
+from appliance.client import Admin, GroupConsumer, Producer
 from appliance.errors import DuplicateSequence, InvalidRequest, OutOfOrderSequence, UnknownGroup
 from appliance.records.encode import encode_values
 from appliance.wire.kafka.codes import Code
@@ -60,6 +60,12 @@ def peer(request: pytest.FixtureRequest) -> Iterator[KafkaPeer]:
 def create(peer: KafkaPeer, topic: str) -> None:
     row = {"name": topic, "num_partitions": 1, "replication_factor": 1}
     assert peer.ask("CreateTopics", 4, topics=[row], timeout_ms=30_000).topics[0].error_code == 0
+
+    def known() -> bool:
+        (found,) = peer.ask("Metadata", 4, topics=[{"name": topic}], allow_auto_topic_creation=False).topics
+        return found.error_code == 0 and found.partitions[0].leader_id >= 0
+
+    wait_for(known, f"{topic} to be led")
 
 
 def delete(peer: KafkaPeer, topic: str) -> None:
@@ -226,3 +232,29 @@ def test_native_verbs_know_the_same_groups(broker: Broker, make: Callable[[Kafka
         with pytest.raises(error) if error else nullcontext():
             admin.delete_offsets(group)
         assert bool(shown(admin)) is after
+
+
+@pytest.mark.parametrize("offset", [5, 0, -1, -2, -5, 2**63 - 1])
+def test_every_offset_that_is_committed_is_returned(peer: KafkaPeer, offset: int) -> None:
+    topic = new_topic()
+    group = f"group-of-{topic}"
+    create(peer, topic)
+    assert commit(peer, group, topic, offset) == 0
+    for topics in ([{"name": topic, "partition_indexes": [0]}], None):
+        (row,) = peer.ask("OffsetFetch", 5, group_id=group, topics=topics).topics
+        (found,) = row.partitions
+        assert (found.committed_offset, found.metadata, found.error_code) == (offset, "note", 0)
+
+
+def test_a_negative_offset_is_none_to_native_groups(broker: Broker) -> None:
+    topic = new_topic()
+    group = f"group-of-{topic}"
+    with KafkaPeer(broker.kafka) as peer, Admin(broker.native) as admin:
+        create(peer, topic)
+        assert commit(peer, group, topic, -2) == 0
+        assert admin.offsets(group) == {} and admin.group(group)["partitions"] == []
+    with Producer(broker.native) as producer:
+        producer.send(topic, b"first").result(60)
+    with GroupConsumer(broker.native, group) as consumer:
+        (stream,) = consumer.create_message_streams({topic: 1})[topic]
+        assert next(iter(stream)).value == b"first"

@@ -243,7 +243,7 @@ class NativeApi:
         if registered is None and not self._is_kept(wanted.group):
             raise UnknownGroup(f"there is no group {wanted.group!r}")
         group = self._of_both(wanted.group, registered)
-        committed = await self._groups.committed(wanted.group, None)
+        committed = await self._committed(wanted.group)
         owners = {part: member.id for member in group.members for part in member.partitions}
         members = [
             {"id": member.id, "client": member.client_id, "host": member.host, "partitions": member.partitions}
@@ -278,9 +278,14 @@ class NativeApi:
         return {"protocol": "native" if group.native else "kafka", "state": STATES[State.STABLE]}
 
     async def _offsets(self, wanted: OneGroup, access: Access) -> list[list[Any]]:
-        committed = await self._groups.committed(wanted.group, None)
+        committed = await self._committed(wanted.group)
         may = access.describable
         return [[*key, commit.offset] for key, commit in sorted(committed.items()) if may[key.topic]]
+
+    async def _committed(self, group: str) -> dict[TopicPartition, Commit]:
+        """The committed offsets of a group, without the negative ones that Kafka's clients may store."""
+        committed = await self._groups.committed(group, None)
+        return {key: commit for key, commit in committed.items() if commit.offset >= 0}
 
     async def _commit(self, wanted: CommitOffsets, access: Access) -> None:
         offsets: dict[TopicPartition, Commit | None] = {}
