@@ -14,6 +14,7 @@ import pytest
 
 from appliance.bench import brokers
 from appliance.client import Admin, GroupConsumer, Producer
+from appliance.config import TOPIC_KEYS
 from appliance.errors import DuplicateSequence, InvalidRequest, OutOfOrderSequence, UnknownGroup
 from appliance.records.encode import encode_values
 from appliance.wire.kafka.codes import Code
@@ -258,3 +259,33 @@ def test_a_negative_offset_is_none_to_native_groups(broker: Broker) -> None:
     with GroupConsumer(broker.native, group) as consumer:
         (stream,) = consumer.create_message_streams({topic: 1})[topic]
         assert next(iter(stream)).value == b"first"
+
+
+# ---- settings
+
+OTHER_VALUES = {
+    "retention.ms": "3600000", "retention.bytes": "1073741824", "segment.bytes": "2097152", "segment.ms": "3600000",
+    "max.message.bytes": "2000000", "flush.messages": "0", "flush.ms": "5000", "flush.bytes": "65536",
+    "message.timestamp.type": "LogAppendTime", "index.interval.bytes": "8192",
+}  # fmt: skip
+TOPIC_RESOURCE, SET = 2, 0
+
+
+def test_what_kafkas_tools_are_shown_can_be_copied_to_a_kafka(broker: Broker, kafka: str) -> None:
+    """Method: a topic has another value for everything that it can set; all that is shown is set at a Kafka."""
+    topic = new_topic()
+    assert OTHER_VALUES.keys() == TOPIC_KEYS.keys()
+    with Admin(broker.native) as admin:
+        admin.create_topic(topic, 1, OTHER_VALUES)
+    with KafkaPeer(broker.kafka) as ours, KafkaPeer(kafka) as theirs:
+        create(theirs, topic)
+        asked = [{"resource_type": TOPIC_RESOURCE, "resource_name": topic, "configuration_keys": None}]
+        (shown,) = ours.ask("DescribeConfigs", 3, resources=asked).results
+        (known,) = theirs.ask("DescribeConfigs", 3, resources=asked).results
+        assert {row.name for row in shown.configs} <= {row.name for row in known.configs}
+        rows = [{"name": row.name, "config_operation": SET, "value": row.value} for row in shown.configs]
+        change = [{"resource_type": TOPIC_RESOURCE, "resource_name": topic, "configs": rows}]
+        (answer,) = theirs.ask("IncrementalAlterConfigs", 1, resources=change).responses
+        assert answer.error_code == 0, answer
+        (back,) = ours.ask("IncrementalAlterConfigs", 1, resources=change).responses
+        assert back.error_code == 0, back
