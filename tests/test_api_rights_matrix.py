@@ -130,8 +130,8 @@ OTHERS: dict[tuple[str, ResourceType], dict[str, Any]] = {
     },
 }
 """Another request where an API asks different rights for different resources: it needs that right alone."""
-NEVER_GRANTED = {("FindCoordinator", ResourceType.TRANSACTIONAL_ID), ("InitProducerId", ResourceType.TRANSACTIONAL_ID)}
-"""There are no transactions: refused with the code of a missing right in any case."""
+NEVER_GRANTED = {("InitProducerId", ResourceType.TRANSACTIONAL_ID)}
+"""It needs the right to any producer id, too, since there are no transactions."""
 WITHOUT_GROUPS = {("OffsetFetch", ResourceType.TOPIC), ("OffsetDelete", ResourceType.TOPIC)}
 """This appliance has no ZooKeeper, so there are no groups to ask about topics of: see the tests of these APIs."""
 

@@ -142,7 +142,7 @@ def test_kafka_python_learns_that_there_is_none(python: KafkaAdminClient, made: 
     assert python.find_hanging_transactions() == []
     with pytest.raises(UnsupportedVersionError):  # it asks for the coordinator first
         python.describe_transactions(["tx"])
-    assert python.describe_producers([part])[part].active_producers == []
+    assert python.describe_producers([part])[part].active_producers == [], "nobody has produced"
     assert python.describe_user_scram_credentials() == {}
     pattern = PythonPattern(PythonKind.TOPIC, made, ACLResourcePatternType.ANY)
     rules = ACLFilter("User:a", "*", ACLOperation.ANY, ACLPermissionType.ANY, pattern)

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from appliance.errors import StorageFault
+from appliance.kafka_apis.appliance import Producer
 from appliance.kafka_apis.cluster_api import CREATIONS_MAX
 from appliance.wire.kafka.apis import APIS
 from appliance.wire.kafka.codes import Code
@@ -237,3 +238,22 @@ def test_producer_ids_in_every_version(version: int) -> None:
     assert run(client.ask("InitProducerId", version, transactional_id="")).error_code == Code.INVALID_REQUEST
     refused = run(client.ask("InitProducerId", version, transactional_id="tx"))
     assert (refused.error_code, refused.producer_id) == (Code.UNSUPPORTED_VERSION, -1)
+
+
+def test_the_producers_of_a_partition() -> None:
+    cluster = FakeCluster()
+    cluster.add("t", 3)
+    cluster.all["t"].partitions[2] = [9]
+    cluster.extents["t", 1] = StorageFault("offline")
+    cluster.known_producers["t", 0] = [Producer(2**62 - 1, 7, 2**31 - 1, 1_000), Producer(0, 0, 0, -1)]
+    topics = [{"name": name, "partition_indexes": [0, 1, 2, 3]} for name in ("t", "none", "a/b")]
+    reply = run(Client(cluster).ask("DescribeProducers", topics=topics))
+    unknown = Code.UNKNOWN_TOPIC_OR_PARTITION
+    codes = [[part.error_code for part in topic.partitions] for topic in reply.topics]
+    assert codes == [[0, 56, 6, unknown], [unknown] * 4, [Code.INVALID_TOPIC_EXCEPTION] * 4]
+    assert [bool(part.error_message) for part in reply.topics[0].partitions] == [False, True, True, True]
+    shown = [
+        (one.producer_id, one.producer_epoch, one.last_sequence, one.last_timestamp, one.current_txn_start_offset)
+        for one in reply.topics[0].partitions[0].active_producers
+    ]
+    assert shown == [(2**62 - 1, 7, 2**31 - 1, 1_000, -1), (0, 0, 0, -1, -1)]

@@ -15,12 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from appliance.broker.sequences import Snapshot
+from appliance.broker.sequences import SNAPSHOT_NAME, Snapshot
 from appliance.errors import OutOfOrderSequence, StorageFault
 from appliance.log.files import SYSTEM, System
 from appliance.log.repair import repair
 from appliance.processes.writer import producers
-from appliance.processes.writer.producers import SNAPSHOT_NAME
 
 from .long import LONG
 from .power_loss import Disk, plant

@@ -36,6 +36,8 @@ from ..records.batch import SEQUENCE_MASK
 
 PRODUCER_ID_BITS: Final = 62
 """Tasks of the Spark sink have ids of their own, from 2**62 on (``spark.sink``)."""
+SNAPSHOT_NAME: Final = "producers"
+"""The file in a partition's directory with the last stored :class:`Snapshot`."""
 RECENT_MAX: Final = 5
 KNOWN_MAX: Final = SEQUENCE_MASK >> 1
 VERSION: Final = 3

@@ -58,8 +58,9 @@ class GroupLookupApi:
     def _found(self, call: Call, key: str, key_type: int, brokers: Sequence[Broker]) -> dict[str, Any]:
         error, message, broker = Code.NONE, None, Broker(-1, "", -1)
         if key_type == TRANSACTION_KEY:
+            may = call.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key)
             repeats = call.version == VERSION_OF_LIBRDKAFKA
-            error = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if repeats else Code.UNSUPPORTED_VERSION
+            error = Code.UNSUPPORTED_VERSION if may and not repeats else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
             message = NO_TRANSACTIONS
         elif key_type != GROUP_KEY:
             error, message = Code.INVALID_REQUEST, f"there are no coordinators of key type {key_type}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -289,3 +290,50 @@ def test_what_kafkas_tools_are_shown_can_be_copied_to_a_kafka(broker: Broker, ka
         assert answer.error_code == 0, answer
         (back,) = ours.ask("IncrementalAlterConfigs", 1, resources=change).responses
         assert back.error_code == 0, back
+
+
+# ---- producers
+
+
+def producers_of(peer: KafkaPeer, topic: str) -> list[tuple[int, ...]]:
+    row = {"name": topic, "partition_indexes": [0]}
+    (part,) = peer.ask("DescribeProducers", 0, topics=[row]).topics[0].partitions
+    assert part.error_code == 0, part
+    return sorted(
+        (one.producer_id, one.producer_epoch, one.last_sequence, one.last_timestamp, one.current_txn_start_offset)
+        for one in part.active_producers
+    )
+
+
+def write_as(peer: KafkaPeer, topic: str, producer_id: int, epoch: int, sequence: int, count: int) -> None:
+    numbers = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
+    batch = encode_values([b"v"] * count, 1_000 * producer_id, **numbers)
+    assert produce(peer, topic, batch).error_code == 0
+
+
+def test_producers_are_described(peer: KafkaPeer) -> None:
+    topic = new_topic()
+    create(peer, topic)
+    assert producers_of(peer, topic) == []
+    produce(peer, topic, encode_values([b"plain"], 1_000))
+    assert producers_of(peer, topic) == []
+    write_as(peer, topic, 7, 0, 0, 3)
+    write_as(peer, topic, 7, 0, 3, 2)
+    write_as(peer, topic, 8, 2, 40, 1)
+    assert producers_of(peer, topic) == [(7, 0, 4, 7_000, -1), (8, 2, 40, 8_000, -1)]
+    write_as(peer, topic, 7, 1, 0, 1)
+    assert producers_of(peer, topic) == [(7, 1, 0, 7_000, -1), (8, 2, 40, 8_000, -1)]
+
+
+def test_producers_are_described_whatever_became_of_their_writer(tmp_path: Path) -> None:
+    topic = new_topic()
+    with Broker(tmp_path / "data", {"zookeeper.nodes": 0}) as broker:
+        with KafkaPeer(broker.kafka) as peer:
+            create(peer, topic)
+            write_as(peer, topic, 7, 0, 0, 3)
+            broker.kill(broker.pid_of("writer"))
+            assert producers_of(peer, topic) == [(7, 0, 2, 7_000, -1)]
+        broker.stop()
+        broker.start()
+        with KafkaPeer(broker.kafka) as peer:
+            assert producers_of(peer, topic) == [(7, 0, 2, 7_000, -1)] and not broker.pids("writer")

@@ -137,6 +137,10 @@ class Partitions:
         """Seal the active segment, so that it can be removed."""
         self._send(["roll", topic, partition])
 
+    def store_producers(self, topic: str, partition: int) -> None:
+        """Store what the partition's writer knows of its producers now."""
+        self._send(["store_producers", topic, partition])
+
     async def repair(self, topic: str, partition: int, cut: bool) -> dict[str, Any]:
         """Take a partition out of service, repair its log and let it come back; see ``supervisor/repairs.py``.
 

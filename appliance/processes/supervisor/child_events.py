@@ -14,7 +14,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     to a side process  ["reload", {...}]                       ["stop"]
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
-                       ["reload", {...}]
+                       ["reload", {...}]                       ["store_producers"]
     to the nursery     see :mod:`.nursery`; for a writer it sends ["forked", pid] or ["lacking", reason, limit]
     from a writer      ["forked", pid]  (:mod:`.children`)     ["opened"]  ["idle"]  ["closed"]
                        ["offline", reason]                     ["lacking", reason, limit]
@@ -36,6 +36,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
                        ["published"]           a worker has its first snapshot
                        ["disk", [size, used] | nil]    less than disk.free_bytes_warn is free, or enough again
                        ["roll", topic, partition]             ["repair", token, topic, partition, cut]
+                       ["store_producers", topic, partition]
 
 ``error`` is the name of a class of ``errors``, "" after success.
 """
@@ -156,8 +157,8 @@ class ChildEvents:
                     self._set(TopicPartition(topic, number), settings)
             case ["delete_before", topic, number, offset]:
                 self._order_writer(TopicPartition(topic, number), ["delete_before", offset])
-            case ["roll", topic, number]:
-                self._order_writer(TopicPartition(topic, number), ["roll"])
+            case ["roll" | "store_producers" as order, topic, number]:
+                self._order_writer(TopicPartition(topic, number), [order])
             case ["repair", token, topic, number, cut]:
                 self._repairs.order(token, TopicPartition(topic, number), cut)
                 self._on_change()

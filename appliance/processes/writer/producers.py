@@ -33,13 +33,12 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from ...broker.sequences import Sequences, Snapshot
+from ...broker.sequences import SNAPSHOT_NAME, Sequences, Snapshot
 from ...errors import StorageFault
 from ...log import Log, files
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_NAME: Final = "producers"
 SNAPSHOT_BYTES: Final = 64 << 20
 
 

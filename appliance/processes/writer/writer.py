@@ -322,6 +322,10 @@ class Writer:
                     self._delete_before(offset)
                 case ["roll"]:
                     self._roll()
+                case ["store_producers"]:
+                    with self._heart.working():
+                        self._unflushed.flush_and_wait()
+                        self._producers.store_all()
                 case ["retire"]:
                     self._retire_ms = now_ms()
                     self._handed_over.recall()
