@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from ..errors import (
     ApplianceError,
-    CorruptBatch,
+    InvalidRecord,
     InvalidTimestamp,
     OffsetOutOfRange,
     StorageFault,
@@ -35,7 +35,7 @@ PARTS_GIVEN_MAX: Final = 500
 """Largest number of parts of a fetch that get data: finding it takes some 20 ms."""
 PART_BYTES: Final = 1024
 """Added for each part of a request about offsets to the bytes looked at."""
-EMPTY_BATCH = CorruptBatch("a produce request without record batches")
+EMPTY_BATCH = InvalidRecord("a produce request without record batches")
 
 
 class Reader(Protocol):

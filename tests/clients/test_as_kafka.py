@@ -59,8 +59,8 @@ def peer(request: pytest.FixtureRequest) -> Iterator[KafkaPeer]:
         yield connected
 
 
-def create(peer: KafkaPeer, topic: str) -> None:
-    row = {"name": topic, "num_partitions": 1, "replication_factor": 1}
+def create(peer: KafkaPeer, topic: str, partitions: int = 1) -> None:
+    row = {"name": topic, "num_partitions": partitions, "replication_factor": 1}
     assert peer.ask("CreateTopics", 4, topics=[row], timeout_ms=30_000).topics[0].error_code == 0
 
     def known() -> bool:

@@ -29,8 +29,8 @@ from itertools import islice
 from typing import Final
 
 from ...errors import (
-    CorruptBatch,
     DuplicateSequence,
+    InvalidRecord,
     InvalidRequest,
     InvalidTopic,
     OutOfOrderSequence,
@@ -272,7 +272,7 @@ def _as_kafka(result: ProduceResult) -> ProduceResult:
 
 def _refuse_internal(result: ProduceResult) -> ProduceResult:
     """Replace the error for missing batches by the one for internal topics: the batches were removed."""
-    if result.error != CorruptBatch.code:
+    if result.error != InvalidRecord.code:
         return result
     return ProduceResult(InvalidTopic.code, -1, -1, -1, "internal topics take no messages of clients")
 
