@@ -164,15 +164,12 @@ def check_promises(promises: Promises, reopened: Partition) -> None:
 
 
 def _check_producers(promises: Promises, reopened: Partition, there: set[tuple[int, int]]) -> None:
-    log, sequences = reopened.log, reopened.producers.sequences
+    log = reopened.log
     removed = {(batch.producer, batch.sequence) for batch in promises.batches if batch.end <= log.bases[0]}
     every = promises.batches + promises.other
     for batch in every:
         try:
-            repeat = sequences.check(batch.producer, 0, batch.sequence, batch.count)
-            known = repeat is not None
-        except DuplicateSequence:
-            known = True
+            known = _is_known(reopened, batch.producer, batch.sequence, batch.count)
         except OutOfOrderSequence:
             continue
         if known:
@@ -184,6 +181,14 @@ def _check_producers(promises: Promises, reopened: Partition, there: set[tuple[i
             last = acknowledged[-1]
             sequence = last.sequence + last.count
             if not promises.lacked_room:  # its answer may have got lost, so it may come again
-                assert sequences.check(producer, 0, last.sequence, last.count) is not None, "forgotten"
-        repeat = sequences.check(producer, 0, sequence, count_of(producer, sequence))  # raises: a live one is refused
-        assert repeat is None or (producer, sequence) in there
+                assert _is_known(reopened, producer, last.sequence, last.count), "forgotten"
+        known = _is_known(reopened, producer, sequence, count_of(producer, sequence))  # raises: a live one is refused
+        assert not known or (producer, sequence) in there
+
+
+def _is_known(reopened: Partition, producer: int, sequence: int, count: int) -> bool:
+    """Whether a batch is taken for a repeat; a producer with many in flight is told so by DuplicateSequence."""
+    try:
+        return reopened.producers.sequences.check(producer, 0, sequence, count) is not None
+    except DuplicateSequence:
+        return True

@@ -23,7 +23,7 @@ from appliance.wire import native
 
 from .kafka_peer import KafkaPeer
 from .native_peer import Peer
-from .server import Server
+from .server import Server, runs, wait_for
 
 GROUP = "g"
 
@@ -145,7 +145,9 @@ def test_a_producer_goes_on_in_a_restored_log_beside_new_ones(make_appliance: Ca
         old = begin()
         for sequence in range(20):
             assert write(old, sequence, b"old %d" % sequence)[0] == 0
+    writers = [row["pid"] for row in server.processes("writer")]
     server.kill_supervisor()
+    wait_for(lambda: not any(map(runs, writers)), "the writers to close their logs")
     shutil.rmtree(server.data_dir)
     server.data_dir.with_name("copy").rename(server.data_dir)
     server.start()

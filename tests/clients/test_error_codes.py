@@ -49,7 +49,7 @@ def to_look_up(*wanted: int, topic: str = "{topic}", partition: int = 0, at: int
 
 
 def to_describe(*wanted: int, topic: str, creates: bool = False) -> Row:
-    return "Metadata", 8, {"topics": [{"name": topic}], "allow_auto_topic_creation": creates}, set(wanted)
+    return "Metadata", 8, {"topics": [{"name": topic}], "allow_auto_topic_creation": creates}, {0, *wanted}
 
 
 def to_commit(

@@ -267,7 +267,18 @@ class NativeApi:
         """The group as this coordinator keeps it, whose registration follows; else as it is registered."""
         if registered is not None and (registered.native or not self._is_kept(name)):
             return registered
-        return RegisteredGroup(name, native=False, members=tuple(self._kafka_groups.registration(name)))
+        topics = self._broker.topics()
+        members = [  # without what a leader has invented, as in the registration
+            member._replace(
+                partitions=tuple(
+                    part
+                    for part in member.partitions
+                    if part.topic in topics and part[1] in topics[part.topic].partitions
+                )
+            )
+            for member in self._kafka_groups.registration(name)
+        ]
+        return RegisteredGroup(name, native=False, members=tuple(members))
 
     def _standing(self, group: RegisteredGroup) -> dict[str, str]:
         kept = self._kafka_groups.membership.get(group.name)
