@@ -145,9 +145,9 @@ def test_a_producer_goes_on_in_a_restored_log_beside_new_ones(make_appliance: Ca
         old = begin()
         for sequence in range(20):
             assert write(old, sequence, b"old %d" % sequence)[0] == 0
-    writers = [row["pid"] for row in server.processes("writer")]
+    writer = server.pid_of("writer")
     server.kill_supervisor()
-    wait_for(lambda: not any(map(runs, writers)), "the writers to close their logs")
+    wait_for(lambda: not runs(writer), "the writer to close its log")
     shutil.rmtree(server.data_dir)
     server.data_dir.with_name("copy").rename(server.data_dir)
     server.start()

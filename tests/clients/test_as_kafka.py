@@ -63,11 +63,15 @@ def create(peer: KafkaPeer, topic: str, partitions: int = 1) -> None:
     row = {"name": topic, "num_partitions": partitions, "replication_factor": 1}
     assert peer.ask("CreateTopics", 4, topics=[row], timeout_ms=30_000).topics[0].error_code == 0
 
-    def known() -> bool:
-        (found,) = peer.ask("Metadata", 4, topics=[{"name": topic}], allow_auto_topic_creation=False).topics
-        return found.error_code == 0 and found.partitions[0].leader_id >= 0
+    # A Kafka names leaders before they lead: only what the log itself answers says that it serves.
+    rows = [{"partition_index": number, "current_leader_epoch": -1, "timestamp": -1} for number in range(partitions)]
 
-    wait_for(known, f"{topic} to be led")
+    def served() -> bool:
+        asked = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": topic, "partitions": rows}]}
+        (found,) = peer.ask("ListOffsets", 5, **asked).topics
+        return all(part.error_code == 0 for part in found.partitions)
+
+    wait_for(served, f"{topic} to be led")
 
 
 def delete(peer: KafkaPeer, topic: str) -> None:
