@@ -16,6 +16,7 @@
     │   ├── InvalidSetting
     │   ├── OutOfOrderSequence
     │   ├── StaleProducerEpoch
+    │   ├── InvalidRecord
     │   ├── OffsetsFull
     │   ├── UnknownGroup
     │   ├── UnknownUser
@@ -140,6 +141,12 @@ class OutOfOrderSequence(ClientFault):
 
 class StaleProducerEpoch(ClientFault):
     code = 47
+
+
+class InvalidRecord(ClientFault):
+    """A batch with a right checksum that no client could read.  Sent again it would be refused again."""
+
+    code = 87
 
 
 class OffsetsFull(ClientFault):
@@ -421,6 +428,7 @@ WORDS: dict[int, str] = {
     InvalidRequest.code: "the request is not valid",
     OutOfOrderSequence.code: "a batch of the producer is missing before this one",
     StaleProducerEpoch.code: "a newer producer has this producer id",
+    InvalidRecord.code: "a batch cannot be read: its records contradict its header, or cannot be unpacked",
     StorageFault.code: "the partition is offline or its disk is full: `appliance status` says which, and why",
     UnknownGroup.code: "there is no such group",
     UnknownUser.code: "there is no such user",
