@@ -177,6 +177,11 @@ class Disk:
             os.close(fd)
         self._pins.clear()
 
+    def settle(self) -> None:
+        """All that is there now is durable: somebody has changed and synced files without us."""
+        self.close()
+        self.__init__(self.root, self.observe)  # type: ignore[misc]
+
     def image(self) -> Image:
         self._look_at_mapped()
         return Image({number: node.copy() for number, node in self._nodes.items()})

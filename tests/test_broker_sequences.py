@@ -80,6 +80,23 @@ def test_the_producer_silent_longest_is_forgotten_first_and_may_come_back() -> N
         sequences.check(1, 0, 77, 1)
 
 
+@given(st.lists(st.integers(1, 6), max_size=9), st.lists(st.integers(1, 6), min_size=1, max_size=9))
+def test_a_group_that_is_rolled_back_leaves_nothing_whoever_it_made_forgotten(
+    before: list[int], group: list[int]
+) -> None:
+    sequences = Sequences(ids_max=3)
+    end = 0
+    for producer in before:
+        end += 10
+        sequences.record(producer, 0, end, 1, end - 1, end)
+    sequences.commit()
+    snapshot = sequences.snapshot(end)
+    for number, producer in enumerate(group, 1):
+        sequences.record(producer, 1, number, 1, end + number - 1, end + number)
+    sequences.rollback()
+    assert sequences.snapshot(end) == snapshot
+
+
 producers = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, SEQUENCE_MASK), st.integers(1, 9)), max_size=40
 )

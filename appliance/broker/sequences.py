@@ -68,7 +68,8 @@ class Sequences:
         self._ids_max = ids_max
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._undo: dict[int, Entry | None] = {}
-        self.forgotten = False
+        """What the producers that have changed since the last commit were then; None: unknown."""
+        self.forgotten = self._was_forgotten = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -122,12 +123,14 @@ class Sequences:
         )
         self._entries.move_to_end(producer_id)
         if len(self._entries) > self._ids_max:
-            self._entries.popitem(last=False)
+            silent_longest, entry = self._entries.popitem(last=False)
+            self._undo.setdefault(silent_longest, entry)
             self.forgotten = True
 
     def commit(self) -> None:
         """Keep the records since the last commit: their batches are in the log."""
         self._undo.clear()
+        self._was_forgotten = self.forgotten
 
     def rollback(self) -> None:
         """Undo the records since the last commit: their batches are not in the log."""
@@ -136,6 +139,9 @@ class Sequences:
                 self._entries.pop(producer_id, None)
             else:
                 self._entries[producer_id] = entry
+        # The one silent longest comes first again: its last batch ends at the lowest offset.
+        self._entries = OrderedDict(sorted(self._entries.items(), key=lambda item: item[1][3][-1][2]))
+        self.forgotten = self._was_forgotten
         self._undo.clear()
 
     def snapshot(self, end: int) -> Snapshot:
@@ -147,5 +153,5 @@ class Sequences:
         """Replace the state by that of a snapshot."""
         entries = snapshot.entries[-self._ids_max :]
         self._entries = OrderedDict(entries)
-        self.forgotten = snapshot.forgotten or len(entries) < len(snapshot.entries)
+        self.forgotten = self._was_forgotten = snapshot.forgotten or len(entries) < len(snapshot.entries)
         self._undo.clear()

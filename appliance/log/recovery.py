@@ -180,6 +180,20 @@ class RecoveryPoint(Point):
         self._map.close()
 
 
+class Derived(NamedTuple):
+    """All that is known of a log beside its batches.  It follows from them: recovery derives the same from the files.
+
+    ``retired``: bases of segments that are no part of the log any more, but whose files may be there.
+    """
+
+    bases: tuple[int, ...]
+    start: int
+    high_watermark: int
+    flushed: int
+    state: State
+    retired: tuple[int, ...] = ()
+
+
 class LogSummary(NamedTuple):
     """The extent of a cleanly stopped log."""
 

@@ -65,6 +65,8 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
 _REFUSED = TRANSACTIONAL | CONTROL | DELETE_HORIZON
+NOT_FOR_CLIENTS: Final = 0xFFFF & ~CODEC_MASK
+"""The bits that a client must not set; a log may have them."""
 
 
 class BatchInfo(NamedTuple):

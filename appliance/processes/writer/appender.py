@@ -7,7 +7,7 @@ from typing import Final
 
 from ...errors import ApplianceError, ClientFault, InvalidRecord, InvalidRequest, InvalidTimestamp
 from ...log import Log
-from ...records.batch import CODEC_MAX, LOG_APPEND_TIME, BatchInfo, check, place, restamp
+from ...records.batch import LOG_APPEND_TIME, NOT_FOR_CLIENTS, BatchInfo, check, place, restamp
 from ...records.validation import check_records, unpacked_bytes_max
 from ...shared.table import COUNT_DUPLICATES, COUNT_REFUSED, SegmentTable
 from ..answers import FOR_ALL, Answer
@@ -118,7 +118,7 @@ class Appender:
         end = position + size
         if size < stop - start:
             return self._admit_several(arena, start, stop, position, group)
-        if attributes > CODEC_MAX:
+        if attributes & NOT_FOR_CLIENTS:
             raise _unsettable(attributes)
         if producer_id >= 0:
             if sequence < 0:
@@ -171,4 +171,4 @@ def _unsettable(attributes: int) -> InvalidTimestamp | InvalidRecord:
     """The error for attributes of a batch that a client must not set."""
     if attributes & LOG_APPEND_TIME:
         return InvalidTimestamp("a batch with LogAppendTime, which only a broker may set: send it with CreateTime")
-    return InvalidRecord(f"a batch with attributes {attributes:#06x}, some of which mean nothing")
+    return InvalidRecord(f"a batch with attributes {attributes & 0xFFFF:#06x}, some of which mean nothing")
