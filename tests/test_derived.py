@@ -96,7 +96,7 @@ class Failing:
         self.calls: dict[str, int] = {}
         """How many more calls succeed, by name."""
         self.error = errno.EIO
-        self._system = disk.system()
+        self._disk, self._system = disk, disk.system()
 
     def system(self) -> System:
         names = ("writev", "pwrite", "fdatasync", "open", "fsync")
@@ -109,6 +109,8 @@ class Failing:
             if name in self.calls and (name != "open" or arguments[1] & os.O_CREAT):
                 if not self.calls[name]:
                     del self.calls[name]
+                    if name in ("fdatasync", "fsync"):
+                        self._disk.fail_sync(arguments[0])
                     raise OSError(self.error, os.strerror(self.error))
                 self.calls[name] -= 1
             return call(*arguments)
@@ -352,8 +354,13 @@ class PartitionMachine(RuleBasedStateMachine):
     def publish_without_a_flush(self) -> None:
         self.publish()
 
-    @rule(calls=st.integers(0, 2), name=st.sampled_from(["fdatasync", "fsync"]))
-    def a_flush_fails(self, calls: int, name: str) -> None:
+    @rule(
+        calls=st.integers(0, 2),
+        name=st.sampled_from(["fdatasync", "fsync"]),
+        then=st.none() | st.integers(0, 1 << 16),
+    )
+    def a_flush_fails(self, calls: int, name: str, then: int | None) -> None:
+        """And, once the partition is open again, the power."""
         self.failing.calls, self.failing.error = {name: calls}, errno.EIO
         try:
             self.flush()
@@ -361,6 +368,8 @@ class PartitionMachine(RuleBasedStateMachine):
             assert self.log.state == OFFLINE
             self.failing.calls = {}
             self.kill()
+            if then is not None:
+                self.lose_power(then)
         self.failing.calls = {}
 
     @rule()

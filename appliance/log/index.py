@@ -139,12 +139,14 @@ class Builder:
         if self._kept < len(self._old):
             self._look = min(self._due, self._old[self._kept])
 
-    def store(self, path: Path, system: System = SYSTEM) -> None:
-        """Write the index to its file."""
+    def store(self, path: Path, system: System = SYSTEM, *, whole: bool = False) -> None:
+        """Write the index to its file: what is wrong there, or, so that it is flushed, the ``whole``."""
         position = 8 * self._kept
         file = File(path, os.O_RDWR | os.O_CREAT, system)
         if self._old_bytes > position:
             system.ftruncate(file.fd, position)
+        if whole:
+            write_at(file.fd, self._old.tobytes(), 0, system)
         write_at(file.fd, self.rest, position, system)
 
 
