@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .addresses import PLAINTEXT, Listener, parse_listeners
-from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides
+from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides, text_of
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
 from .kafka_settings import ACCEPTED
@@ -230,7 +230,8 @@ _TOPIC_NAMES = {
     name.replace(".", "_"): name
     for name in (
         "retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "max.message.bytes",
-        "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "index.interval.bytes",
+        "flush.messages", "flush.ms", "flush.bytes", "message.timestamp.type", "message.validate",
+        "index.interval.bytes",
     )
 }  # fmt: skip
 
@@ -276,6 +277,9 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         Literal["CreateTime", "LogAppendTime"],
         Meta(description="timestamp of messages: the producer's time or the broker's"),
     ] = "CreateTime"
+    message_validate: Annotated[
+        bool, Meta(description="refuse batches whose records cannot be read; false: look at their headers only")
+    ] = True
     index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="bytes of log per index entry")] = 4096
 
     @staticmethod
@@ -320,7 +324,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
         return {name: values[name] if name in values else ACCEPTED[name].parse(given[name]) for name in sorted(given)}
 
     def as_kafka(self) -> dict[str, str]:
-        return {key.name: str(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
+        return {key.name: text_of(getattr(self, key.attribute)) for key in TOPIC_KEYS.values()}
 
 
 class Topics(TopicSettings, frozen=True, kw_only=True):

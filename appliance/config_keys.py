@@ -84,6 +84,11 @@ def _check_listeners(table: str, text: str, attribute: str) -> None:
         raise ValueError("must be one address for each protocol: clients get only one")
 
 
+def text_of(value: Scalar) -> str:
+    """A value as text that :meth:`Key.parse` takes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _parse_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value

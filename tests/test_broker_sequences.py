@@ -94,20 +94,22 @@ class Staging(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.here, self.model = Sequences(ids_max=3), Sequences(ids_max=3)
+        self.end = 0
 
     @rule(
         producers=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=6),
         fails=st.booleans(),
     )
     def turn(self, producers: list[tuple[int, int]], fails: bool) -> None:
-        for number, (producer, sequence) in enumerate(producers):
+        for offset, (producer, sequence) in enumerate(producers, self.end):
             for sequences in (self.here, *([] if fails else [self.model])):
-                sequences.record(producer, 0, sequence, 1, number, number + 1, 0)
+                sequences.record(producer, 0, sequence, 1, offset, offset + 1, 0)
         if fails:
             self.here.rollback()
         else:
             self.here.commit()
             self.model.commit()
+            self.end += len(producers)
         assert self.here.snapshot(0) == self.model.snapshot(0)
 
 
@@ -124,6 +126,23 @@ def test_the_producer_silent_longest_is_forgotten_first_and_may_come_back() -> N
     assert len(sequences) == 2
     assert append(sequences, 1, 0, 77, 1, 9) == OutOfOrderSequence
     assert append(sequences, 2, 0, 77, 1, 9) == APPENDED
+
+
+@given(st.lists(st.integers(1, 6), max_size=9), st.lists(st.integers(1, 6), min_size=1, max_size=9))
+def test_a_group_that_is_rolled_back_leaves_nothing_whoever_it_made_forgotten(
+    before: list[int], group: list[int]
+) -> None:
+    sequences = Sequences(ids_max=3)
+    end = 0
+    for producer in before:
+        end += 10
+        sequences.record(producer, 0, end, 1, end - 1, end, 0)
+    sequences.commit()
+    snapshot = sequences.snapshot(end)
+    for number, producer in enumerate(group, 1):
+        sequences.record(producer, 1, number, 1, end + number - 1, end + number, 0)
+    sequences.rollback()
+    assert sequences.snapshot(end) == snapshot
 
 
 producers = st.lists(

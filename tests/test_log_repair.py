@@ -347,6 +347,18 @@ def test_a_wrong_index_is_built_again(path: Path, number: int) -> None:
     assert {base: index_path(path, base).read_bytes() for base in log.bases} == before
 
 
+@pytest.mark.parametrize("bits", [1, 9])
+def test_a_wrong_index_of_a_damaged_segment_is_built_again(path: Path, bits: int) -> None:
+    """Whether its batch is mended or becomes a hole: the index of such a segment is not compared before."""
+    log = filled(path, RAWS)
+    log.close(clean=False)
+    file = index_path(path, log.bases[0])
+    overwrite(file, file.stat().st_size - 16, b"\xfe")
+    overwrite(log_path(path, 0), 70, (b"0"[0] ^ bits).to_bytes(1, "big"))
+    repair(path, SETTINGS.index_interval_bytes)
+    assert verify(path).problems == []
+
+
 # ---- cut
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from appliance.log.files import log_path
+from appliance.log.files import index_path, log_path
 from appliance.log.scrub import DamagedRange
 from appliance.processes.supervisor.scrubber import FILE_NAME, RANGES_MAX, merged
+from appliance.records.encode import encode_values
+from appliance.wire import native
 
 from .command_line import run, succeeding
+from .native_peer import Peer
 from .server import Server, wait_for
 
 LINES = [b"line %d\n" % number for number in range(100)]
@@ -91,6 +94,35 @@ def test_a_scrubber_that_dies_is_started_again(server: Server) -> None:
     wait_for(lambda: server.pids("scrubber") not in ([], [pid]), "another one runs")
     wait_for(lambda: (server.data_dir / FILE_NAME).exists(), "it stores where it is")
     assert server.stop() == 0 and server.leftovers() == []
+
+
+def test_a_wrong_index_is_mended_and_readers_look_again(tmp_path: Path) -> None:
+    """Goal: what an index says wrong of the times of messages ends with the scrubber's next round.
+
+    Method: the index of a sealed segment forgets its largest time; a worker is asked before and after.
+    """
+    config = tmp_path / "a.toml"
+    config.write_text("[scrub]\nevery_ms = 3_600_000\n")
+    with Server(tmp_path / "data", config) as server, Peer(server.native) as peer:
+        peer.create("web", segment_bytes=1024)
+        for number in range(8):
+            assert peer.produce("web", encode_values([b"x" * 400], 1_000 + number))[0] == 0
+        path = index_path(server.data_dir / "web-0", 0)
+        right = path.read_bytes()
+        first_ms, last_ms = 1_000, int.from_bytes(right[-16:-8], "little")
+
+        def asked() -> int:
+            header, _ = peer.call([native.OFFSETS, 4, [["web", 0, last_ms, -1]]])
+            return int(header[2][0][2])
+
+        path.write_bytes(right[:-16] + first_ms.to_bytes(8, "little") + right[-8:])
+        assert asked() > last_ms, "a message of the next segment"
+        config.write_text("[scrub]\nevery_ms = 100\n")
+        succeeding("reload", "--data", str(server.data_dir))
+        wait_for(lambda: f"an index was wrong, and is made anew from its segment: {path}:" in server.log(), "a round")
+        assert path.read_bytes() == right
+        wait_for(lambda: asked() == last_ms, "the worker looks again")
+        assert run("status", "--data", str(server.data_dir)).status == 0, "it is no damage"
 
 
 def test_many_ranges_become_few() -> None:

@@ -45,11 +45,11 @@ class Reader(Protocol):
 
     def locate(self, bases: tuple[int, ...], end: int, offset: int, bytes_max: int) -> FileRange | None: ...
 
-    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int) -> Found | None: ...
+    def by_time(self, bases: tuple[int, ...], end: int, timestamp: int, start: int) -> Found | None: ...
 
-    def max_timestamp(self, bases: tuple[int, ...], end: int) -> Found | None: ...
+    def max_timestamp(self, bases: tuple[int, ...], end: int, start: int) -> Found | None: ...
 
-    def first_record(self, bases: tuple[int, ...], end: int, batch: Found, timestamp: int) -> Found: ...
+    def first_record(self, bases: tuple[int, ...], end: int, batch: Found, timestamp: int, start: int) -> Found: ...
 
     def at(self, bases: tuple[int, ...], end: int, offset: int) -> tuple[int, int]: ...
 
@@ -210,13 +210,12 @@ def _offsets(part: OffsetsPart, snapshot: TableSnapshot, partition: Readable, co
     if part.timestamp == EARLIEST:
         return OffsetsResult(0, start, -1, reader.at(bases, end, start)[1] if counted else -1)
     if part.timestamp == MAX_TIMESTAMP:
-        found = reader.max_timestamp(bases, end)
+        found = reader.max_timestamp(bases, end, start)
     elif part.timestamp >= 0:
-        found = reader.by_time(bases, end, part.timestamp)
+        found = reader.by_time(bases, end, part.timestamp, start)
     else:
         raise InvalidTimestamp(f"timestamp {part.timestamp}: must be ms >= 0, or -1 latest, -2 earliest, -3 largest")
     if found is None:  # no record is that recent: Kafka answers without an offset
         return OffsetsResult(0, -1, -1, -1)
     wanted = part.timestamp if part.timestamp >= 0 else found.timestamp
-    offset, timestamp, records = reader.first_record(bases, end, found, wanted)
-    return OffsetsResult(0, max(offset, start), timestamp, records)
+    return OffsetsResult(0, *reader.first_record(bases, end, found, wanted, start))

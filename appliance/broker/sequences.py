@@ -18,7 +18,7 @@ restored one.  One whose first batches were refused only because nothing could b
 the first of these again, or begin a new epoch.  Otherwise what it has sent behind them would enter before them.  (When
 a writer dies, workers end the connections whose batches it had: ``network.producing``.)
 
-The batches of a turn are staged: :meth:`Sequences.commit` keeps them once they are in the log.
+The batches of a turn are recorded at once, and :meth:`Sequences.rollback` undoes it if they do not get into the log.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Sequences:
     def __init__(self, ids_max: int) -> None:
         self._ids_max = ids_max
         self._entries: OrderedDict[int, Entry] = OrderedDict()
-        """The producers with batches in the log, the one silent longest first."""
-        self._staged: dict[int, Entry] = {}
-        """The producers of this turn, the last one last."""
+        """The producers with batches in the log or in this turn, the one silent longest first."""
+        self._undo: dict[int, Entry | None] = {}
+        """What the producers that have changed since the last commit were then; None: unknown."""
         self._refused: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Epoch and sequence of the first refused batch of producers that have none in the log."""
 
@@ -104,7 +104,7 @@ class Sequences:
             OutOfOrderSequence: batches before this one are missing: send them first.
             StaleProducerEpoch: a newer incarnation of this producer has written.
         """
-        entry = self._staged.get(producer_id) or self._entries.get(producer_id)
+        entry = self._entries.get(producer_id)
         if entry is None:
             if self._refused:
                 self._check_refused(producer_id, epoch, sequence)
@@ -135,51 +135,54 @@ class Sequences:
     def record(
         self, producer_id: int, epoch: int, sequence: int, count: int, base: int, end: int, timestamp_ms: int
     ) -> None:
-        """Stage an admitted batch of ``count`` records at offsets ``base`` to ``end`` - 1."""
-        entry = self._staged.pop(producer_id, None) or self._entries.get(producer_id)
+        """Record an admitted batch of ``count`` records at offsets ``base`` to ``end`` - 1."""
+        entry = self._entries.get(producer_id)
         if entry is not None and entry[0] == epoch and entry[1] == sequence:
             known, recent = min(entry[2] + count, KNOWN_MAX), entry[3][1 - RECENT_MAX :]
         else:
             known, recent = min(count, KNOWN_MAX), ()
-        self._staged[producer_id] = (
+        self._undo.setdefault(producer_id, entry)
+        self._entries[producer_id] = (
             epoch,
             (sequence + count) & SEQUENCE_MASK,
             known,
             (*recent, (sequence, base, end)),
             timestamp_ms,
         )
+        # At once, as recovery does: who is forgotten does not depend on where a turn ends.
+        self._entries.move_to_end(producer_id)
+        if len(self._entries) > self._ids_max:
+            silent_longest, forgotten = self._entries.popitem(last=False)
+            self._undo.setdefault(silent_longest, forgotten)
 
     def commit(self) -> None:
-        """Keep what is staged: it is in the log."""
-        if not self._staged:
-            return
-        entries = self._entries
-        for producer_id, entry in self._staged.items():
-            entries[producer_id] = entry
-            entries.move_to_end(producer_id)
-            if len(entries) > self._ids_max:
-                entries.popitem(last=False)
+        """Keep the records since the last commit: their batches are in the log."""
         if self._refused:
-            for producer_id in self._staged:
+            for producer_id in self._undo:
                 self._refused.pop(producer_id, None)
-        self._staged.clear()
+        self._undo.clear()
 
     def rollback(self) -> None:
-        """Drop what is staged: it is not in the log."""
-        for producer_id, (epoch, next_sequence, known, *_) in self._staged.items():
-            if producer_id not in self._entries:
+        """Undo the records since the last commit: their batches are not in the log."""
+        for producer_id, before in self._undo.items():
+            if before is not None:
+                self._entries[producer_id] = before
+            elif (entry := self._entries.pop(producer_id, None)) is not None:
+                epoch, next_sequence, known, *_ = entry
                 self._refused[producer_id] = epoch, (next_sequence - known) & SEQUENCE_MASK
                 if len(self._refused) > self._ids_max:
                     self._refused.popitem(last=False)
-        self._staged.clear()
+        # The one silent longest comes first again: its last batch ends at the lowest offset.
+        self._entries = OrderedDict(sorted(self._entries.items(), key=lambda item: item[1][3][-1][2]))
+        self._undo.clear()
 
     def snapshot(self, end: int) -> Snapshot:
-        """Take a snapshot after every batch below offset ``end``.  Nothing must be staged."""
-        assert not self._staged
+        """Take a snapshot after every batch below offset ``end``.  Everything must be committed."""
+        assert not self._undo
         return Snapshot(end, tuple(self._entries.items()))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace the state by that of a snapshot."""
         self._entries = OrderedDict(snapshot.entries[-self._ids_max :])
-        self._staged.clear()
+        self._undo.clear()
         self._refused.clear()

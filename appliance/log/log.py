@@ -49,9 +49,9 @@ from ..records.batch import BatchInfo
 from . import files
 from .files import SYSTEM, File, System, index_path, log_path, remove
 from .flush_ticket import FlushTicket, Unsynced
-from .recovery import MARKER_NAME, Boot, Marker, RecoveryPoint, boot_id, recover
+from .recovery import MARKER_NAME, Boot, Derived, Marker, RecoveryPoint, boot_id, recover
 from .segment import Batches, Segment
-from .segment_list import SegmentList
+from .segment_list import SegmentList, headers_from
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +170,12 @@ class Log:
     def records(self) -> int:
         """Number of records written over the life of the log."""
         return self._segments.active.state.records
+
+    @property
+    def derived(self) -> Derived:
+        """What this process knows of the log beside its batches."""
+        state = self._segments.active.state
+        return Derived(tuple(self.bases), self.start, self.high_watermark, self.flushed, state, tuple(self._retired))
 
     # ---- writing
 
@@ -292,17 +298,18 @@ class Log:
         that it can be removed too.  Without room for a new segment it stays and only the start moves.  Publish the new
         start to readers, then call :meth:`unlink_retired`.
         """
-        start = min(offset, self.high_watermark, self.flushed)
-        if start <= self.start:
-            return
-        with self._disk():
-            self._remove_marker()
-            if start == self._segments.active.end:
-                self._roll_if_room()
-            self.start = start
-            self._point.set_start(start)
-            # Before files are unlinked: recovery must not take a missing segment for a lost one.
-            self._point.sync()
+        start = max(self.start, min(offset, self.high_watermark, self.flushed))
+        active = self._segments.active
+        all_goes = offset >= start == active.end > active.base  # also when there was no room for that the last time
+        if start > self.start or all_goes:
+            with self._disk():
+                self._remove_marker()
+                if all_goes:
+                    self._roll_if_room()
+                self.start = start
+                self._point.set_start(start)
+                # Before files are unlinked: recovery must not take a missing segment for a lost one.
+                self._point.sync()
         while len(self.bases) > 1 and self.bases[1] <= start:
             self._retired.append(self.bases.pop(0))
 
@@ -335,7 +342,7 @@ class Log:
 
     def headers(self, offset: int) -> Iterator[tuple[BatchInfo, int, int]]:
         """Yields header, base offset and end offset of each batch, from the one that contains ``offset`` on."""
-        return self._segments.headers(offset)
+        return headers_from(self.path, self.bases, self.end_offset, offset)
 
     def close(self, clean: bool = True) -> None:
         """Flush and store the marker that lets the next open skip recovery; ``clean=False`` only closes the files."""

@@ -8,7 +8,7 @@ keeps some of them, so a consumer that reads on needs no index for its start.
 
 An offset from an index is checked against the batch header in the log.  A wrong or missing index only makes fetching
 slower: the search begins at an earlier entry, or at the base of the segment.  Times and counts of records are not
-checked here; recovery checks them.
+checked here; recovery and scrubbing check them (``index_check``).
 
 When retention has just unlinked a segment, the reader raises :class:`OffsetOutOfRange`, as it would a moment later.
 
@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import ClientFault, OffsetOutOfRange, StorageFault
+from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, StorageFault
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
@@ -138,8 +138,8 @@ class LogReader:
         self._files = files
         self._young: set[int] = set()
         self._old: set[int] = set()
-        self._peaks: dict[int, int] = {}
-        """Largest timestamps of sealed segments by base."""
+        self._peaks: dict[tuple[int, int], int] = {}
+        """Largest timestamps of sealed segments, by base and by the offset from which on messages count."""
         self.looked_bytes = 0
         """Bytes of the log that look-ups of offsets have read so far."""
 
@@ -228,49 +228,60 @@ class LogReader:
 
     # ---- offsets by time and lag
 
-    def by_time(self, bases: Sequence[int], end: int, timestamp: int) -> Found | None:
-        """The first batch with a timestamp of at least ``timestamp`` ms; None without one."""
+    def by_time(self, bases: Sequence[int], end: int, timestamp: int, start: int = 0) -> Found | None:
+        """The first batch from offset ``start`` on with a timestamp of at least ``timestamp`` ms; None without one.
+
+        ``start`` may lie in a batch: then those of its records count that are not before it.
+        """
         self.looked_bytes += QUESTION_BYTES
         for base, limit in _segments(bases, end):
             try:
-                if self._peak(base, limit, sealed=limit in bases) < timestamp:
+                if limit <= start or self._peak(base, limit, base, sealed=limit in bases) < timestamp:
                     continue
-                found = self._search(base, limit, timestamp)
+                found = self._search(base, limit, timestamp, start)
             except FileNotFoundError:
                 continue  # just retired
             if found is not None:
                 return found
         return None
 
-    def max_timestamp(self, bases: Sequence[int], end: int) -> Found | None:
-        """The first batch with the largest timestamp of the log; None when the log is empty."""
+    def max_timestamp(self, bases: Sequence[int], end: int, start: int = 0) -> Found | None:
+        """The first batch from ``start`` on with the largest timestamp of all; None when there is no batch."""
         largest = None
         for base, limit in _segments(bases, end):
+            if limit <= start:
+                continue
             try:
-                peak = self._peak(base, limit, sealed=limit in bases)
+                peak = self._peak(base, limit, max(base, start), sealed=limit in bases)
             except FileNotFoundError:
                 continue
             largest = peak if largest is None else max(largest, peak)
-        return None if largest is None else self.by_time(bases, end, largest)
+        return None if largest is None else self.by_time(bases, end, largest, start)
 
-    def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int) -> Found:
-        """The first record with a timestamp of at least ``timestamp`` ms, in a batch that :meth:`by_time` found.
+    def first_record(self, bases: Sequence[int], end: int, batch: Found, timestamp: int, start: int = 0) -> Found:
+        """The first record from ``start`` on with at least ``timestamp`` ms, in a batch that :meth:`by_time` found.
 
-        Returns ``batch`` itself when it cannot be unpacked or is too large to unpack.
+        Returns the first one that counts when the batch cannot be unpacked or is too large to unpack.
         """
-        times = self._files.times(self._prefix, batch.offset)
-        if times is None:
-            piece = self.locate(bases, end, batch.offset, 1)
-            if piece is None:
-                return batch
-            times = self._times(piece)
-            self._files.remember_times(self._prefix, batch.offset, times)
+        skipped = max(0, start - batch.offset)
+        times = self._times_from(bases, end, batch.offset, skipped)
         number = bisect_left(times, timestamp)
-        if number == len(times):
-            return batch
-        return Found(batch.offset + number, times[number], batch.records + number)
+        time = times[number] if number < len(times) else batch.timestamp
+        number = skipped + (number if number < len(times) else 0)
+        return Found(batch.offset + number, time, batch.records + number)
 
-    def _times(self, piece: FileRange) -> array[int]:
+    def _times_from(self, bases: Sequence[int], end: int, offset: int, skipped: int) -> array[int]:
+        """As :func:`largest_times` for the batch at ``offset``, without its first records."""
+        times = self._files.times(self._prefix, offset + skipped)
+        if times is None:
+            piece = self.locate(bases, end, offset, 1)
+            if piece is None:
+                return array("q")
+            times = self._times(piece, skipped)
+            self._files.remember_times(self._prefix, offset + skipped, times)
+        return times
+
+    def _times(self, piece: FileRange, skipped: int) -> array[int]:
         """As :func:`largest_times` for the one batch in ``piece``; empty when it is not unpacked."""
         from ..records.timestamps import largest_times  # imports the codecs; a worker needs them only here
 
@@ -279,7 +290,9 @@ class LogReader:
         data = os.pread(piece.file.fd, piece.count, piece.position)
         self.looked_bytes += len(data)
         try:
-            times, unpacked_bytes = largest_times(data, bytes_max=UNPACKED_BYTES_MAX, records_max=RECORDS_MAX)
+            times, unpacked_bytes = largest_times(
+                data, bytes_max=UNPACKED_BYTES_MAX, records_max=RECORDS_MAX, skipped=skipped
+            )
         except ClientFault:
             self.looked_bytes += UNPACKED_BYTES_MAX  # at most: the exact number is not known
             return array("q")
@@ -323,43 +336,83 @@ class LogReader:
             return Entry(base, -1, 0)
         number, _ = index.floor(offset, limit)
         for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
-            entry = index.entry(candidate)
+            try:
+                entry = index.entry(candidate)
+            except CorruptLog:  # it was mended since its offsets were kept, and has fewer entries
+                continue
+            if entry.offset > offset:  # likewise: the entry of this number is another one now
+                continue
             if entry.offset == limit or has_header(log, base, entry.offset - base, limit - base):
                 return entry
         first = index.entry(0) if number >= 0 else Entry(base, -1, 0)
         return Entry(base, -1, first.records)
 
-    def _peak(self, base: int, limit: int, sealed: bool) -> int:
-        """The largest timestamp in the segment below ``limit``."""
-        peak = self._peaks.get(base) if sealed else None
+    def _peak(self, base: int, limit: int, start: int, sealed: bool) -> int:
+        """The largest timestamp in the segment below ``limit``, of the messages from ``start`` on."""
+        peak = self._peaks.get((base, start)) if sealed else None
         if peak is not None:
             return peak
         self.looked_bytes += QUESTION_BYTES
         log = self._log(base)
-        entry = self._entry(log, base, limit, limit)
-        peak = entry.timestamp
-        for _, info in headers(log, base, entry.offset - base, limit - base):
+        last = self._entry(log, base, limit, limit)
+        if start > base:
+            peak, position = self._peak_behind(log, base, limit, start, last)
+        else:
+            peak, position = last.timestamp, last.offset - base
+        for _, info in headers(log, base, position, limit - base):
             peak = max(peak, info.max_timestamp)
             self.looked_bytes += info.size
         if sealed:
             if len(self._peaks) >= 2 * FILES_MAX:
                 self._peaks.clear()
-            self._peaks[base] = peak
+            self._peaks[base, start] = peak
         return peak
 
-    def _search(self, base: int, limit: int, timestamp: int) -> Found | None:
-        """The first batch of the segment with at least ``timestamp``."""
+    def _peak_behind(self, log: File, base: int, limit: int, start: int, last: Entry) -> tuple[int, int]:
+        """The largest timestamp from ``start``, inside the segment, up to a position; and that position.
+
+        The ``last`` entry of the index has the largest timestamp of all before it, of which a part is deleted.  So it
+        tells something only if nothing before ``start`` has as large a one.
+        """
+        entry = self._entry(log, base, limit, start)
+        gone = entry.timestamp
+        for position, info in headers(log, base, entry.offset - base, limit - base):
+            self.looked_bytes += info.size
+            stop = position + info.size
+            if base + stop > start:
+                break
+            gone = max(gone, info.max_timestamp)
+        peak, offset = info.max_timestamp, base + stop - info.count
+        if offset < start:
+            gone = max(gone, peak)
+            peak = self._largest(base, limit, offset, start - offset, peak)
+        if last.timestamp > gone and last.offset - base >= stop:
+            return max(peak, last.timestamp), last.offset - base
+        return peak, stop
+
+    def _largest(self, base: int, limit: int, offset: int, skipped: int, otherwise: int) -> int:
+        """The largest timestamp of the batch at ``offset`` without its first records, if it can be unpacked."""
+        times = self._times_from((base,), limit, offset, skipped)
+        return times[-1] if times else otherwise
+
+    def _search(self, base: int, limit: int, timestamp: int, start: int) -> Found | None:
+        """The first batch of the segment that has at least ``timestamp`` from ``start`` on."""
         log, index = self._log(base), self._index(base)
         entry = Entry(base, -1, 0)
         if index is not None:
             reached = index.reached(timestamp, index.before(limit))
-            entry = self._entry(log, base, limit, index.entry(reached - 1).offset if reached else base)
+            offset = index.entry(reached - 1).offset if reached else base
+            entry = self._entry(log, base, limit, max(offset, start))
         records = entry.records
         for position, info in headers(log, base, entry.offset - base, limit - base):
             self.looked_bytes += info.size
-            if info.max_timestamp >= timestamp:
-                return Found(base + position + info.size - info.count, info.max_timestamp, records)
+            found = Found(base + position + info.size - info.count, info.max_timestamp, records)
             records += info.count
+            skipped = start - found.offset
+            if found.timestamp < timestamp or skipped >= info.count:
+                continue
+            if skipped <= 0 or self._largest(base, limit, found.offset, skipped, found.timestamp) >= timestamp:
+                return found
         return None
 
 

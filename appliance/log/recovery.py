@@ -17,6 +17,10 @@ process.  It does not survive a power loss, which may restore any content since 
 means nothing, and FLUSHED may be too low.  The same holds after a failed flush: the page cache may hold data that the
 disk does not.  So the *trusted point* is max(FLUSHED, HIGH_WATERMARK) in the same boot without a fault, else FLUSHED.
 
+After a failed flush the kernel takes the pages for written, and the next flush would succeed without them.  So recovery
+writes all batches behind FLUSHED again, and the index files of their segments, before it flushes them.  It does not
+matter which of them are read from the page cache and which from the disk.
+
 The recovery point is synced when a log is opened, before the first append: without it, recovery could not distinguish a
 torn write from damage.  It is also synced when START moves, before files are unlinked.
 
@@ -73,6 +77,8 @@ MARKER_BYTES_MAX: Final = 1 << 20
 MAGIC_V1: Final = 0x31_56_43_45_52_4C_50_41  # b"APLRECV1", read little-endian
 MAGIC, BOOT_HIGH, BOOT_LOW, FLUSHED, HIGH_WATERMARK, START, START_CHECK, BORN_MS, FAULTED = range(9)
 CELL_MASK: Final = (1 << 64) - 1
+NOTHING: Final = 1 << 63
+"""An offset behind any log."""
 
 Boot = tuple[int, int]
 
@@ -180,6 +186,20 @@ class RecoveryPoint(Point):
         self._map.close()
 
 
+class Derived(NamedTuple):
+    """All that is known of a log beside its batches.  It follows from them: recovery derives the same from the files.
+
+    ``retired``: bases of segments that are no part of the log any more, but whose files may be there.
+    """
+
+    bases: tuple[int, ...]
+    start: int
+    high_watermark: int
+    flushed: int
+    state: State
+    retired: tuple[int, ...] = ()
+
+
 class LogSummary(NamedTuple):
     """The extent of a cleanly stopped log."""
 
@@ -264,7 +284,7 @@ def recover(
         if logs[base] != following - base:
             path = str(log_path(directory, base))
             raise CorruptLog(path, logs[base], f"must have {following - base} bytes: the next segment starts there")
-    scanner = _Scanner(directory, trusted, point.faulted, interval_bytes, system)
+    scanner = _Scanner(directory, trusted, point.flushed if point.faulted else NOTHING, interval_bytes, system)
     records, rebuilt = _count_sealed(directory, bases[: first + 1], interval_bytes, system)
     for base, following in pairwise(bases[: first + 1]):
         if following > point.flushed or base in rebuilt:
@@ -361,12 +381,18 @@ class _Scanner:
     """Checks segments in order, and truncates a torn tail."""
 
     def __init__(
-        self, directory: Path, trusted: int | None, faulted: bool, interval_bytes: int, system: System
+        self,
+        directory: Path,
+        trusted: int | None,
+        rewritten_from: int,
+        interval_bytes: int,
+        system: System,
     ) -> None:
+        """``rewritten_from``: the offset from which on all batches are written again, to be flushed."""
         self._system = system
         self._directory = directory
         self._trusted = trusted
-        self._faulted = faulted
+        self._rewritten_from = rewritten_from
         self._interval_bytes = interval_bytes
         self.touched: list[File] = []
         self.builder: Builder
@@ -375,13 +401,13 @@ class _Scanner:
     def segment(self, base: int, size: int, following: int | None, records: int) -> bool:
         """Check the segment at ``base``.  Returns False when it was truncated: then no segment may follow."""
         file = File(log_path(self._directory, base), os.O_RDWR, self._system)
-        if self._faulted:  # the page cache may hold data that the disk does not
-            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         builder = self.builder = Builder(read_index(self._directory, base), base, records, self._interval_bytes)
         torn: CorruptLog | None = None
         try:
-            for _, info, _ in scan(file, base, 0, size):
+            for position, info, data in scan(file, base, 0, size):
                 builder.batch(info.size, info.count, info.max_timestamp)
+                if base + position >= self._rewritten_from:
+                    files.write_at(file.fd, data, position, self._system)
         except CorruptLog as error:
             torn = error
         if torn is None and following is not None and size != following - base:
@@ -391,7 +417,8 @@ class _Scanner:
         if torn is not None:
             self._truncate(file, base, size, torn, following is not None)
         builder.finish(sealed=following is not None and torn is None)
-        builder.store(index_path(self._directory, base), self._system)
+        whole = builder.offset > self._rewritten_from
+        builder.store(index_path(self._directory, base), self._system, whole=whole)
         self.touched += (file, File(index_path(self._directory, base)))
         return torn is None
 

@@ -201,6 +201,8 @@ class _Repair:
                 if not self._dry_run:
                     self._keep(path, position, position + size, "damaged")
                     self._own(path)
+                    # Nobody has compared it: what it has to say was not sure while the segment was damaged.
+                    self._shorten_index(index_path(self._directory, base))
                     target = File(path, os.O_RDWR)
                     files.write_at(target.fd, data, position)
                     os.fsync(target.fd)

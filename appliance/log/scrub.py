@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import CorruptLog
+from ..records.batch import BatchInfo
 from .files import File, log_path
 from .segment import find_valid, scan
 
@@ -33,7 +34,18 @@ Pace = Callable[[int], None]
 """Called after each piece with its number of bytes: waits as long as the rate demands."""
 
 
-def scrub(directory: Path, bases: Sequence[int], start: int, stop: int, pace: Pace) -> Iterator[DamagedRange]:
+OnBatch = Callable[[int, BatchInfo], None]
+"""Called for each sound batch, with the offset at which it begins."""
+
+
+def scrub(
+    directory: Path,
+    bases: Sequence[int],
+    start: int,
+    stop: int,
+    pace: Pace,
+    on_batch: OnBatch = lambda start, info: None,
+) -> Iterator[DamagedRange]:
     """Yields the damage in the batches from offset ``start`` on, where a batch begins, up to ``stop``.
 
     ``bases`` and ``stop`` come from one snapshot of the log.  Segments that retention removes meanwhile are left out.
@@ -44,7 +56,7 @@ def scrub(directory: Path, bases: Sequence[int], start: int, stop: int, pace: Pa
     for base, following in zip(bases, [*bases[1:], stop], strict=True):
         if following > start:
             try:
-                yield from _segment(log_path(directory, base), base, max(start, base), following, pace)
+                yield from _segment(log_path(directory, base), base, max(start, base), following, pace, on_batch)
             except FileNotFoundError:
                 continue
 
@@ -53,13 +65,13 @@ def still_damaged(directory: Path, found: DamagedRange) -> bool:
     """Read a damaged range again, from the disk.  False also when it was removed."""
     base = found.start - found.position
     try:
-        again = _segment(log_path(directory, base), base, found.start, found.stop, lambda _: None)
+        again = _segment(log_path(directory, base), base, found.start, found.stop, lambda _: None, lambda *_: None)
         return next(again, None) is not None
     except FileNotFoundError:
         return False
 
 
-def _segment(path: Path, base: int, start: int, stop: int, pace: Pace) -> Iterator[DamagedRange]:
+def _segment(path: Path, base: int, start: int, stop: int, pace: Pace, on_batch: OnBatch) -> Iterator[DamagedRange]:
     file = File(path)
     position, end = start - base, stop - base
     while position < end:
@@ -70,6 +82,7 @@ def _segment(path: Path, base: int, start: int, stop: int, pace: Pace) -> Iterat
         first = position
         try:
             for at, info, _ in scan(file, base, position, end):
+                on_batch(base + at, info)
                 position = at + info.size
                 if position >= window:
                     break

@@ -3,7 +3,8 @@
 A :class:`Channel` is one end of a ``SOCK_SEQPACKET`` socketpair.  One message is one msgpack array of at most
 ``MESSAGE_BYTES_MAX`` bytes, optionally with file descriptors (SCM_RIGHTS).  Neither end ever blocks: messages that the
 kernel does not take wait in a queue of at most ``QUEUE_BYTES_MAX`` bytes.  A dead peer is an EOF: ``closed`` becomes
-true.  When the queue is full, the peer counts as dead.
+true.  When the queue is full, the peer counts as dead, and learns it by an EOF: what it has sent and we have not
+received is dropped, since we could not answer.
 
 A receiver that has no room for the descriptors of a message gets ``["refused", *message]`` without descriptors, and
 sends that back.  A sender that has no room gets the OSError, and nothing is sent.
@@ -113,7 +114,7 @@ class Channel:
         size = len(packed) + QUEUE_OVERHEAD_BYTES
         if self._queue_bytes + size > QUEUE_BYTES_MAX:
             logger.warning("a process does not take its messages: %d bytes wait for it; given up", self._queue_bytes)
-            self._give_up()
+            self._cut_off()
             return
         copies: list[int] = []
         try:
@@ -167,6 +168,14 @@ class Channel:
         self._give_up()
         with contextlib.suppress(OSError):
             self._socket.close()
+
+    def _cut_off(self) -> None:
+        """Give up a peer that may live: nothing goes to it or comes from it any more, and both ends see an EOF."""
+        self._give_up()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+            while self._socket.recv(1):  # one message each; the kernel closes its descriptors
+                pass
 
     def _give_up(self) -> None:
         self.closed = True

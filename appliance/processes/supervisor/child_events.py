@@ -22,6 +22,7 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from an opener     ["opened", [[topic, partition, error, message] ...]]       ["lacking", reason, limit]
     from the remover   ["removed", [[topic, partition, error, message] ...]]
     from the scrubber  ["damaged", topic, partition, [[start, stop, file, position, reason] ...]]
+                       ["mended", topic, partition]    index files: readers forget what they know of them
     to it              ["reload", {...}]        ["stop"]
     from the repairer  ["repaired", topic, partition, error, message, {what was done}]
     to the coordinator ["table" | "drop" | "forget", ...]         ["worker", index] +fd
@@ -135,6 +136,9 @@ class ChildEvents:
             case ["damaged", topic, number, ranges]:
                 self._scrubbing.on_damaged(TopicPartition(topic, number), ranges)
                 self._on_change()
+            case ["mended", topic, number]:
+                self._workers.send_all(["forget", topic, number])
+                self._coordinator.send(["forget", topic, number])
             case ["zookeeper", state]:
                 self._coordinator.zookeeper = state
                 self._on_change()

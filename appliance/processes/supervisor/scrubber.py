@@ -2,7 +2,8 @@
 
 A round goes through the partitions by name.  It begins ``scrub.every_ms`` after the begin of the one before, or when
 that one has ended.  The rate is ``scrub.bytes_per_second`` over all partitions.  The scrubber has the lowest priority
-of processor and disk, reads only below the high watermark, and never writes to a log.
+of processor and disk, and reads only below the high watermark.  It writes to nothing but index files of sealed segments
+that are wrong.  An index follows from its segment, so that is no damage, and its writer does not touch it any more.
 
 The file ``scrub.json`` in the data directory keeps where it is, so that a restart goes on there, and the damage that
 is known, which is looked at again at each start: so the appliance does not serve damaged ranges that it has found once.
@@ -16,7 +17,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from ...catalog import replace_file
 from ...config import Config
 from ...disk_settings import Scrub
 from ...errors import ApplianceError, StorageFault, WriterGone
+from ...log.index_check import IndexCheck, MendedIndex
 from ...log.scrub import DamagedRange, scrub, still_damaged
 from ...shared import memory
 from ...shared.heartbeats import Heart
@@ -152,17 +154,23 @@ class Scrubber:
         if start < seen.bases[0] or start > seen.high_watermark:
             start = seen.bases[0]
         self._progress.offset = start
+        check = IndexCheck(directory, seen.bases, lambda: self._snapshot(name) is not None, self._pace)
         try:
-            for found in scrub(directory, seen.bases, start, seen.high_watermark, self._pace):
+            for found in scrub(directory, seen.bases, start, seen.high_watermark, self._go_on, check.on_batch):
                 now = self._snapshot(name)  # not while it is repaired
                 if now is not None and found.stop > now.start and still_damaged(directory, found):
                     self._add(name, found)
+            check.finish()
         except (StorageFault, OSError) as error:
             logger.error("%s cannot be scrubbed: %s", name, error)
+        self._tell_mended(name, check.mended)
+
+    def _go_on(self, size: int) -> None:
+        self._progress.offset += size
+        self._pace(size)
 
     def _pace(self, size: int) -> None:
         """Wait until the rate allows to read on."""
-        self._progress.offset += size
         now_s = self._clock_s()
         self._free_s = max(self._free_s, now_s) + size / max(1, self._settings.bytes_per_second)
         self._wait(0)
@@ -205,6 +213,14 @@ class Scrubber:
         topic, _, partition = name.rpartition("-")
         self._control.send(["damaged", topic, int(partition), ranges])
         self._save()
+
+    def _tell_mended(self, name: str, mended: Sequence[MendedIndex]) -> None:
+        """Readers forget what they remember of index files that were wrong."""
+        for one in mended:
+            logger.warning("%s: an index was wrong, and is made anew from its segment: %s", name, one)
+        if mended:
+            topic, _, partition = name.rpartition("-")
+            self._control.send(["mended", topic, int(partition)])
 
     def _save(self) -> None:
         self._saved_s = self._clock_s()
