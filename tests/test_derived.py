@@ -28,8 +28,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from appliance.broker import plan
 from appliance.config import TopicSettings
 from appliance.errors import (
-    DuplicateSequence,
     DiskFull,
+    DuplicateSequence,
     InvalidRecord,
     InvalidRequest,
     InvalidTimestamp,

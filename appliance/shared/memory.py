@@ -1,9 +1,13 @@
 """Makes, maps and removes POSIX shared memory objects.  The supervisor makes them, and removes them when it stops.
 
 Names are ``/appliance.<instance>.<what>.<random>``.  ``instance`` identifies the data directory, so that a restart
-removes the objects of a killed instance of the same directory, and no others.  The random part is new for each object.
-Every user may make names in /dev/shm, so no other user may know a name before the object exists.  An object with such a
-name that belongs to another user is not removed.
+removes the objects of a killed instance of the same directory.  The random part is new for each object.  Every user may
+make names in /dev/shm, so no other user may know a name before the object exists.  An object with such a name that
+belongs to another user is not removed.
+
+A directory may be gone for ever, or be replaced by its backup, which is another instance.  So the first object of an
+instance is its *owner*, an empty one on which its supervisor holds a file lock: the kernel frees it with the process.
+Any start removes the objects of instances of the same user whose owners are free (:func:`sweep`).
 
 An object is created exclusively, readable only by its owner, and with its pages reserved.  So a full /dev/shm is an
 error here instead of a SIGBUS at the first store.
@@ -12,10 +16,12 @@ error here instead of a SIGBUS at the first store.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import mmap
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Final
@@ -112,6 +118,60 @@ def attach_elsewhere(name: str, pid: int) -> mmap.mmap:
         raise FileNotFoundError(name) from error
     try:
         return mmap.mmap(fd, os.fstat(fd).st_size, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+
+
+OWNER: Final = "owner"
+_OWNERS: Final = re.compile(r"appliance\.([0-9a-f]+)\.owner\.[0-9a-f]+")
+
+
+def own(instance: str) -> int:
+    """Make the owner object of an instance.  Returns a descriptor: the instance lives as long as it is open.
+
+    Raises:
+        OSError, posix_ipc.Error: no room in /dev/shm, or no descriptor.
+    """
+    for _ in range(NAMES_TRIED_MAX):
+        memory = _create_exclusively(name_of(instance, OWNER))
+        os.fchmod(memory.fd, MODE)
+        fcntl.flock(memory.fd, fcntl.LOCK_EX)
+        if os.fstat(memory.fd).st_nlink:
+            fd: int = memory.fd
+            return fd
+        memory.close_fd()  # another start has taken it for a dead one, before it was locked
+    raise posix_ipc.ExistentialError(f"{NAMES_TRIED_MAX} owners of {instance} were removed")
+
+
+def sweep() -> list[str]:
+    """Remove the objects of instances of this user that no supervisor owns any more.  Returns their names."""
+    names = [path.name for path in SHM_DIR.iterdir()]  # before any lock: a new instance makes its owner first
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        if found := _OWNERS.fullmatch(name):
+            owners.setdefault(found[1], []).append(name)
+    stale: list[str] = []
+    for instance, own_names in owners.items():
+        if all(map(_is_free, own_names)):
+            prefix = name_of(instance, "")[1:]
+            stale += [f"/{name}" for name in names if name.startswith(prefix)]
+    return [name for name in stale if unlink(name)]
+
+
+def _is_free(owner: str) -> bool:
+    """Whether an owner object is ours, and its supervisor has ended."""
+    try:
+        fd = os.open(SHM_DIR / owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
     finally:
         os.close(fd)
 

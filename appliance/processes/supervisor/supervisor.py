@@ -226,9 +226,12 @@ class Supervisor:
         Raises:
             OSError, ConfigFault, StorageFault: see :func:`run`.
         """
-        with surviving("removing what a killed instance left in /dev/shm"):
-            for name in memory.unlink_all(self._instance):
+        with surviving("removing what killed instances left in /dev/shm"):
+            for name in memory.unlink_all(self._instance) + memory.sweep():
                 logger.info("removed shared memory of a killed instance: %s", name)
+        with surviving("marking our shared memory as ours"):
+            owner_fd = memory.own(self._instance)
+            self._children.close_in_child(lambda: os.close(owner_fd))
         _raise_file_limit()
         if self._config.zookeeper.connect:
             login_of(self._config.zookeeper, self._data_dir)
