@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.client import Producer
+
 from .command_line import run, succeeding
+from .log_batches import batch, filled
 from .server import Server
 
 
@@ -18,10 +21,12 @@ def stopped(make_appliance: Callable[..., Server]) -> Iterator[Server]:
     """A stopped appliance with one topic of two partitions, five batches of lines in the first."""
     server = make_appliance()
     at = ("--data", str(server.data_dir))
-    succeeding("topics", "create", "web", "--partitions", "2", *at)
-    for number in range(5):
-        lines = b"".join(b"line %d of batch %d\n" % (line, number) for line in range(20))
-        succeeding("produce", "web", "--partition", "0", *at, stdin=lines)
+    succeeding("topics", "create", "web", "--partitions", "1", *at)
+    for number in range(5):  # send_many puts all into one batch, however loaded the machine is
+        lines = [b"line %d of batch %d" % (line, number) for line in range(20)]
+        with Producer(server.native) as producer:
+            producer.send_many("web", lines)
+    succeeding("topics", "alter", "web", "--partitions", "2", *at)
     server.stop()
     yield server
 
@@ -79,6 +84,24 @@ def test_verify_names_file_and_position_and_repair_mends(stopped: Server) -> Non
     stopped.start()
     said = succeeding("consume", "web", "--from", "earliest", "--timeout", "0.3", *at)
     assert len(said.out.splitlines()) == sum(row["messages"] for row in before if row != before[2])
+
+
+@pytest.mark.parametrize("value_bytes", [0, 1, 4, 17, 100])
+def test_a_hole_of_any_size_says_which_bytes_are_missing(tmp_path: Path, value_bytes: int) -> None:
+    """The smallest has no room for a reason at all."""
+    path = tmp_path / "web-0"
+    raws = [batch([b"before"]), batch([b"x" * value_bytes]), batch([b"behind"])]
+    filled(path, raws).close()
+    start, size = len(raws[0]), len(raws[1])
+    file = path / f"{0:020d}.log"
+    data = bytearray(file.read_bytes())
+    data[start + 62 : start + 64] = b"??"
+    file.write_bytes(data)
+    succeeding("log", "repair", str(path))
+    said = succeeding("log", "dump", str(path))
+    hole = f"{file}:{start}: a hole: {size} bytes at offset {start} are missing: "
+    assert said.err.startswith(hole) and said.err.removeprefix(hole).strip()
+    assert len(said.out.splitlines()) == 1 + 2
 
 
 def test_cut_ends_the_log_at_the_damage(stopped: Server) -> None:

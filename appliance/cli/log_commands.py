@@ -109,7 +109,12 @@ def dump(
             output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
             continue
         if found.is_hole:
-            output.remark(f"{found.path}:{found.position}: a hole: {reason_of(found.data)}")
+            # Size and offset are those of the hole itself: a small one has no room for more than a word of the reason.
+            at = int(found.path.stem) + found.position
+            why = reason_of(found.data) or "there was no room for the reason"
+            output.remark(
+                f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
+            )
             continue
         for row in _record_rows(found) if records else [_batch_row(found)]:
             if as_json:
