@@ -155,6 +155,24 @@ def test_a_repair_says_who_has_the_lock_when_it_is_no_appliance(
     assert done["hole_bytes"] == third["bytes"]
 
 
+def test_a_topic_is_all_of_its_partitions(stopped: Server, tmp_path: Path) -> None:
+    at = ("--data", str(stopped.data_dir))
+    for name in ("web", str(stopped.data_dir / "web")):
+        rows = succeeding("log", "verify", name, "--json", *at).json
+        assert [row["partition"] for row in rows] == ["web-0", "web-1"], name
+    assert succeeding("log", "repair", "web", "web-0", *at).out == "nothing to repair\n"
+    said = run("log", "dump", "web", *at)
+    assert said.status == 2 and "web has 2 partitions: name one, such as web-0" in said.err
+    for name, says in [
+        ("web-7", "web-7: no such partition or topic in"),
+        ("web-7", "web has 2, from web-0 on"),
+        ("wep", "did you mean 'web'?"),
+        ("zzz", "TOPIC-NUMBER, such as web-0"),
+    ]:
+        said = run("log", "verify", name, *at)
+        assert said.status == 66 and says in said.err, said
+
+
 @pytest.mark.parametrize("command", ["dump", "verify", "repair"])
 def test_what_is_not_there(command: str, tmp_path: Path) -> None:
     said = run("log", command, "web-0", "--data", str(tmp_path))
