@@ -119,4 +119,9 @@ def _parse_address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65_535:
         raise ValueError('must be "host:port" or "[v6 address]:port", several separated by commas')
-    return match[1] or match[2], int(match[3])
+    host = match[1] or match[2]
+    try:
+        host.encode("idna")  # as the resolver of names does, which would raise something that nobody expects
+    except UnicodeError:
+        raise ValueError(f"{host!r}: the labels of a name of a host must have 1 to 63 characters") from None
+    return host, int(match[3])

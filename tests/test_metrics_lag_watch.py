@@ -11,8 +11,10 @@ from appliance.client import Producer
 from appliance.client.admin import Admin
 from appliance.metrics.lag_watch import Lag, LagWatch
 from appliance.names import TopicPartition
+from appliance.records.encode import encode_values
 from appliance.zookeeper.ensemble import Ensemble
 
+from .native_peer import Peer
 from .server import Server, wait_for
 from .zookeeper_fixture import ACCESS, fresh_connect
 
@@ -62,3 +64,15 @@ def test_what_did_not_change_is_not_measured_again(server: Server) -> None:
         known = watch._known["once", TopicPartition("u", 0)]
         assert watch.measure().by_group["once", "u"].messages == first.by_group["once", "u"].messages == 1
         assert watch._known["once", TopicPartition("u", 0)] is known
+
+
+def test_a_message_without_a_time_is_of_no_age(server: Server) -> None:
+    """Not as old as 1970, neither for the metrics nor for `groups describe`."""
+    with Admin(server.native) as admin, Peer(server.native) as peer:
+        admin.create_topic("untimed", 1)
+        assert peer.produce("untimed", encode_values([b"x"], -1), acks=-1)[0] == 0
+        admin.commit("untimed", {("untimed", 0): 0})
+        server.wait_for_tables("untimed")
+        lag = LagWatch(server.data_dir).measure().by_group["untimed", "untimed"]
+        (row,) = admin.group("untimed")["partitions"]
+    assert (lag.messages, lag.seconds) == (row["lag_messages"], row["lag_seconds"]) == (1, 0.0)

@@ -1,12 +1,14 @@
 """``appliance log``: prints, verifies and repairs the files of partitions.
 
-A partition is named by its directory (``/tmp/box/web-0``) or, with ``--data``, by its name (``web-0``).  Dump and
+A partition is named by its directory (``/tmp/box/web-0``) or, with ``--data``, by its name (``web-0``); the name of a
+topic (``web``) stands for all of its partitions here.  Dump and
 verify only read, and work while the appliance serves.  Repair then lets the appliance do it, because only one process
 may write a partition's files.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import units
-from ..errors import AlreadyRunning, NoDirectory
+from ..errors import AlreadyRunning, NoDirectory, UnknownPartition
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
 from .faults import STORAGE
@@ -39,18 +41,20 @@ RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 
 Partitions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PARTITION]...", help="Directories, or with --data names such as web-0; all if none."),
+    typer.Argument(
+        metavar="[PARTITION]...", help="Directories, or with --data names: web-0, or all of web; all if none."
+    ),
 ]
 
 
 def directories(names: list[str] | None, data: Path | None) -> list[Path]:
-    """The directories of the partitions named on the command line; of all partitions if none is.
+    """The directories of the partitions named on the command line, a topic being all of its; of all if none is.
 
     Raises:
         FileNotFoundError: a directory does not exist.
+        UnknownPartition: the data directory has no such partition or topic.
         NoDirectory: a directory is no partition's, or no appliance has used the data directory.
     """
-    from ..log.partition_directory import DELETED_SUFFIX
     from ..log.tools import is_partition
     from ..status import LOCK_FILE
 
@@ -62,18 +66,47 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
             raise FileNotFoundError(2, "No such file or directory", str(root))
         if not (root / LOCK_FILE).exists():
             raise NoDirectory(f"{root}: no appliance has been started here")
-        found_here = (path.parent.name for path in root.glob("*/*.log") if path.stem.isdecimal())
-        names = sorted(name for name in found_here if not name.endswith(DELETED_SUFFIX))
-        return [root / name for name in dict.fromkeys(names)]
-    found = []
+        return _partitions(root)
+    found: list[Path] = []
     for name in names:
         path = root / name if root is not None and "/" not in name else Path(name)
-        if not path.is_dir():
+        paths = [path] if path.is_dir() else _of_topic(path)
+        if not paths and root is not None and "/" not in name:
+            raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
+        if not paths:
             raise FileNotFoundError(2, "No such file or directory", str(path))
-        if not is_partition(path):
-            raise NoDirectory(f"{path}: no partition's directory: it has neither segments nor a recovery point")
-        found.append(path)
-    return found
+        for one in paths:
+            if not is_partition(one):
+                raise NoDirectory(f"{one}: no partition's directory: it has neither segments nor a recovery point")
+        found += paths
+    return list(dict.fromkeys(found))
+
+
+def _partitions(root: Path) -> list[Path]:
+    from ..log.partition_directory import DELETED_SUFFIX
+
+    found_here = {path.parent for path in root.glob("*/*.log") if path.stem.isdecimal()}
+    return sorted(path for path in found_here if not path.name.endswith(DELETED_SUFFIX))
+
+
+def _of_topic(path: Path) -> list[Path]:
+    """The partitions of a topic, by what their directories are called without the number."""
+    numbered = [each for each in path.parent.glob("*-*") if each.name.rpartition("-")[0] == path.name]
+    return sorted(
+        (each for each in numbered if each.is_dir() and each.name.rpartition("-")[2].isdecimal()),
+        key=lambda each: int(each.name.rpartition("-")[2]),
+    )
+
+
+def _near(root: Path, name: str) -> str:
+    """The end of a message about a name that there is not."""
+    known = [path.name for path in _partitions(root)]
+    topics = {partition.rpartition("-")[0] for partition in known}
+    if topic := name.rpartition("-")[0] if name.rpartition("-")[0] in topics else "":
+        count = sum(partition.rpartition("-")[0] == topic for partition in known)
+        return f": {topic} has {count}, from {topic}-0 on"
+    near = difflib.get_close_matches(name, [*known, *topics], 1)
+    return f": did you mean {near[0]!r}?" if near else ": name a TOPIC, or a partition as TOPIC-NUMBER, such as web-0"
 
 
 @app.command()
@@ -100,7 +133,10 @@ def dump(
     from ..log import tools
     from ..records.holes import reason_of
 
-    (directory,) = directories([partition], data)
+    chosen = directories([partition], data)
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"{partition} has {len(chosen)} partitions: name one, such as {chosen[0].name}")
+    (directory,) = chosen
     columns = RECORD_COLUMNS if records else BATCH_COLUMNS
     if not as_json:
         output.print_fields(columns)
@@ -109,7 +145,12 @@ def dump(
             output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
             continue
         if found.is_hole:
-            output.remark(f"{found.path}:{found.position}: a hole: {reason_of(found.data)}")
+            # Size and offset are those of the hole itself: a small one has no room for more than a word of the reason.
+            at = int(found.path.stem) + found.position
+            why = reason_of(found.data) or "there was no room for the reason"
+            output.remark(
+                f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
+            )
             continue
         for row in _record_rows(found) if records else [_batch_row(found)]:
             if as_json:
@@ -164,6 +205,8 @@ def verify(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
     [b]Examples[/b]
 
         appliance log verify --data /tmp/box
+
+        appliance log verify web --data /tmp/box
 
         appliance log verify /tmp/box/web-0 --json
     """

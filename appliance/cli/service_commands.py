@@ -15,7 +15,7 @@ from ..config import KEYS
 from ..health.findings import exit_status, seen_in, wrong
 from ..processes.clock import wall_s
 from . import ending, output, starting
-from .target import Connect, Data, Json, cluster, data_dir
+from .target import Connect, Data, Json, cluster, data_dir, directory_path
 
 
 def _complete_key(incomplete: str) -> list[str]:
@@ -41,7 +41,10 @@ Overrides = Annotated[
 
 def start(
     data: Annotated[
-        Path, typer.Option("--data", metavar="DIR", readable=False, help="Where logs are kept; made if need be.")
+        Path,
+        typer.Option(
+            "--data", metavar="DIR", readable=False, parser=directory_path, help="Where logs are kept; made if need be."
+        ),
     ],
     config: ConfigFile = None,
     settings: Overrides = None,

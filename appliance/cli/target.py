@@ -27,12 +27,29 @@ def _complete_settings(incomplete: str) -> list[str]:
     return [f"{name}=" for name in TopicSettings().as_kafka() if name.startswith(incomplete)]
 
 
+def directory_path(text: str) -> Path:
+    """The path of a data directory.
+
+    Raises:
+        BadParameter: nothing, as from a variable that is not set, which would be the working directory; or not UTF-8,
+            which state.json and the configuration of ZooKeeper are.
+    """
+    if not text:
+        raise typer.BadParameter("name a directory; the working directory is .")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{text!r} is not UTF-8") from None
+    return Path(text)
+
+
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
         metavar="DIR",
         readable=False,
+        parser=directory_path,
         help="Data directory of an appliance on this host [dim](or APPLIANCE_DATA)[/dim].",
     ),
 ]
@@ -60,7 +77,7 @@ Settings = Annotated[
 def data_dir(data: Path | None) -> Path | None:
     """The data directory from the command line or the environment."""
     named = os.environ.get("APPLIANCE_DATA")
-    return data or (Path(named) if named else None)
+    return data or (directory_path(named) if named else None)
 
 
 _VERBS: dict[type[ApplianceError], str] = {UnknownPartition: "topics", UnknownGroup: "groups", UnknownUser: "users"}

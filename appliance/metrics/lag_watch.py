@@ -105,7 +105,8 @@ class LagWatch:
                         continue
                     known[group, part] = measured
                     messages, size, since_ms = measured[1]
-                    lag = Lag(messages, size, max(0, wall_ms() - since_ms) / 1000 if size else 0.0)
+                    age_ms = max(0, wall_ms() - since_ms) if size and since_ms >= 0 else 0  # -1: it has no time
+                    lag = Lag(messages, size, age_ms / 1000)
                     found[group, topic] = found.get((group, topic), Lag()).with_partition(lag)
         self._known = known
         self._files.drop_unlinked()

@@ -205,10 +205,12 @@ class Ensemble:
         write(node / "jaas.conf", self._jaas)
         for name, text in LOGGING_FILES.items():
             write(node / name, text.format(file=node / "zookeeper.log", bytes=LOG_BYTES_MAX, files=LOG_FILES_MAX))
-        argv = [str(java), f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
-        argv += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
-        argv += [f"-Djava.security.auth.login.config={node}/jaas.conf"]
-        argv += ["-cp", f"{node}:{classpath}", MAIN_CLASS, str(node / "zoo.cfg")]
+        options = [f"-Xmx{self._config.heap_mb or HEAP_MB_MIN}m", *JVM_FLAGS]
+        options += [f"-XX:ErrorFile={node}/crash.log", f"-Djava.io.tmpdir={node}/tmp"]
+        options += [f"-Djava.security.auth.login.config={node}/jaas.conf", "-cp", f"{node}:{classpath}"]
+        # In a file, because who looks at processes would see nothing but a class path of two kilobytes.
+        write(node / "java.options", "".join(f"{_quoted(option)}\n" for option in options))
+        argv = [str(java), f"@{node}/java.options", MAIN_CLASS, str(node / "zoo.cfg")]
         # Options meant for other Java programs would change this one's heap and agents.
         dropped = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "CLASSPATH"}
         env = {key: value for key, value in self._environ.items() if key not in dropped}
@@ -298,6 +300,12 @@ class Ensemble:
                 log.debug("process %d: %s", pid, error)
             finally:
                 os.close(descriptor)
+
+
+def _quoted(option: str) -> str:
+    """An option as the files for arguments of java(1) have it."""
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 class _DieWith:

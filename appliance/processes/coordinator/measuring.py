@@ -27,7 +27,7 @@ FLUSH_POLL_S: Final = 0.005
 class Lag(NamedTuple):
     """The distance of a committed offset from the high watermark; all 0 when there is nothing left to read.
 
-    ``seconds``: the age of the next message to be read, by its timestamp.
+    ``seconds``: the age of the next message to be read, by its timestamp; 0 when it has none (-1).
     """
 
     messages: int
@@ -126,7 +126,8 @@ class Measurements:
     def _lag(self, offset: int, end: int, messages: int, timestamp: int) -> Lag:
         if offset >= end:
             return Lag(0, 0, 0.0)
-        return Lag(messages, end - offset, max(0, self._clock_ms() - timestamp) / 1000)
+        age_ms = max(0, self._clock_ms() - timestamp) if timestamp >= 0 else 0
+        return Lag(messages, end - offset, age_ms / 1000)
 
     # ---- files that are kept open
 
