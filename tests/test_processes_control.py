@@ -177,13 +177,15 @@ def test_a_living_peer_that_is_given_up_is_told_and_not_listened_to(monkeypatch:
     assert left.receive() == left.receive(rest=True) == [] and left.take() == (None, [])
     poll = select.poll()
     poll.register(left.fileno(), select.POLLIN)
-    assert poll.poll(0), "the loop wakes up, and sees that it is closed"
+    assert not poll.poll(0), "a hang-up would say that the peer has ended"
     assert os.read(read_end, 1) == b"", "no descriptor is left in the channel"
     received = right.receive()
     assert right.closed and all(message == [bytes(10_000)] for message, _ in received)
     right.send(["too late"])
-    for channel in (left, right):
-        channel.close()
+    right.close()
+    assert poll.poll(0), "the loop wakes up when the peer has ended"
+    assert left.receive(rest=True) == [] and left.take() == (None, [])
+    left.close()
     os.close(read_end)
 
 

@@ -54,7 +54,7 @@ class Channel:
         self._socket = sock
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._queue_bytes = 0
-        self.closed = False
+        self.closed = self._is_cut = False
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -128,6 +128,8 @@ class Channel:
 
     def take(self) -> tuple[list[Any] | None, list[int]]:
         """Receive one message, at the least cost; None when none has come.  Else as :meth:`receive`."""
+        if self._is_cut:
+            return None, []
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([_buffer], FDS_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -151,7 +153,8 @@ class Channel:
     def receive(self, rest: bool = False) -> list[tuple[list[Any], list[int]]]:
         """Receive all messages that have arrived; set ``closed`` at EOF.  The caller owns the descriptors.
 
-        ``rest``: the peer has ended; receive its last messages also after a message to it has failed.
+        ``rest``: the peer has ended; receive its last messages also after a message to it has failed.  Those of a peer
+        that was given up are not received: it could not be answered.
         """
         messages: list[tuple[list[Any], list[int]]] = []
         while rest or not self.closed:
@@ -172,8 +175,10 @@ class Channel:
     def _cut_off(self) -> None:
         """Give up a peer that may live: nothing goes to it or comes from it any more, and both ends see an EOF."""
         self._give_up()
+        self._is_cut = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not SHUT_RDWR: epoll would show a hang-up, by which the supervisor knows that a process has ended.
+            self._socket.shutdown(socket.SHUT_WR)
             while self._socket.recv(1):  # one message each; the kernel closes its descriptors
                 pass
 
