@@ -12,7 +12,8 @@ Three rules, in this order, each delete whole segments from the old end:
 If that is not enough, large active segments are rolled.  The next run can delete them and keep the newest messages.
 
 Sizes: ``bytes`` is the segment's part of the log, ``disk_bytes`` the space of its file (less if the file is sparse).  A
-segment's time is its file's modification time in ms: a sealed segment is never written again.
+segment's time is its file's modification time in ms, since a sealed segment is never written again; later, if the clock
+was behind then (``processes/coordinator/trusted_clock.py``, which also gives the time).
 """
 
 from __future__ import annotations
@@ -129,6 +130,11 @@ def _aged(use: PartitionUse, now_ms: int) -> int:
             break
         count += 1
     return count
+
+
+def aged_bytes(uses: Iterable[PartitionUse], now_ms: int) -> int:
+    """Bytes of the logs that are too old at this time."""
+    return sum(segment.bytes for use in uses for segment in use.segments[: _aged(use, now_ms)])
 
 
 def _oversized(use: PartitionUse) -> int:

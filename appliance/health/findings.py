@@ -213,6 +213,19 @@ def _limits(seen: Seen) -> Iterator[Finding]:
         yield _finding(of.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)
 
 
+def _clock(seen: Seen) -> Iterator[Finding]:
+    assert seen.state is not None
+    clock = seen.state.get("clock")
+    if not clock:
+        return
+    jump_ms, kept = clock["jump_ms"], clock["kept_bytes"]
+    span = duration(abs(jump_ms) / 1000)
+    when = f"believed in {duration(max(0, clock['believed'] - seen.now_s))}" if seen.now_s is not None else ""
+    why = f"{size(kept)} of messages that are old only by it are kept" if kept else "nothing is deleted by it"
+    what = f"the clock has jumped {'ahead' if jump_ms > 0 else 'back'} by {span}"
+    yield _finding(of.CLOCK_JUMPED, what, "; ".join(filter(None, (why, when))))
+
+
 def _zookeeper(seen: Seen) -> Iterator[Finding]:
     assert seen.state is not None
     zookeeper = seen.state["zookeeper"].get("state", "off")
@@ -340,7 +353,7 @@ def _groups(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(_state, _partitions, _limits, _disk, _zookeeper, _processes, _restarts),
+    *(_state, _partitions, _limits, _disk, _clock, _zookeeper, _processes, _restarts),
     *(_refusals, _floods, _groups, _insecure, _certificates),
 )
 

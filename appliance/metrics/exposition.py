@@ -90,6 +90,9 @@ class Snapshot(Collector):
         yield _gauge("actions_refused", about, ["action"], rows)
         about = "What was refused to clients: logins, rights, quotas, TLS."
         yield _counter("client_refusals", about, ["reason"], _by(state.get("refusals", {})))
+        about = "The wall clock minus the time by which ages are judged, while a jump is not believed; else 0."
+        rows = [([], ((state.get("clock") or {}).get("jump_ms", 0)) / 1000)]
+        yield _gauge("clock_jump_seconds", about, [], rows)
         about = "Listeners that other hosts reach without TLS and authentication."
         yield _gauge("insecure_listeners", about, [], [([], len(state.get("insecure", ())))])
 

@@ -24,6 +24,7 @@
     zookeeper_login {}                                    {scheme, user, password} for members of native groups, who
                                                           register in ZooKeeper themselves; {}: it is open;
                                                           {local: path}: only trusted clients get it, ask there
+    accept_clock    {}                                    {jump_ms}; believe the clock after a jump, 0: there is none
     acls            {FILTER}                              [ACL]; those that the filter selects
     add_acls        {acls: [ACL]}                         nil
     delete_acls     {FILTER, dry_run?}                    [ACL]; those that were deleted, or would be
@@ -187,6 +188,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "put_user": PutUser,
     "delete_user": OneUser,
     "zookeeper_login": Nothing,
+    "accept_clock": Nothing,
     "acls": SelectAcls,
     "add_acls": AddAcls,
     "delete_acls": DeleteAcls,

@@ -15,7 +15,7 @@ import msgspec
 from ... import status
 from ...broker.metadata_answers import MetadataAnswers
 from ...catalog import Topic
-from ...errors import ApplianceError, InvalidRequest, NotPermitted, UnknownGroup
+from ...errors import ApplianceError, InvalidRequest, NotPermitted, RequestTimedOut, UnknownGroup
 from ...groups.group_state import Group, State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
@@ -52,6 +52,7 @@ from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
 from .topics import Topics
+from .trusted_clock import TrustedClock
 
 STATES = {
     State.EMPTY: "empty",
@@ -79,8 +80,9 @@ class NativeApi:
         groups: RegisteredGroups,
         kafka_groups: Callable[[], Mapping[str, Group]],
         authorizer: Authorizer,
+        clock: TrustedClock,
     ) -> None:
-        self._broker = broker
+        self._broker, self._clock = broker, clock
         self._topics = topics
         self._partitions = partitions
         self._measurements = measurements
@@ -107,6 +109,7 @@ class NativeApi:
             "put_user": self._put_user,
             "delete_user": self._delete_user,
             "zookeeper_login": self._zookeeper_login,
+            "accept_clock": self._accept_clock,
             "acls": self._acls,
             "add_acls": self._add_acls,
             "delete_acls": self._delete_acls,
@@ -195,6 +198,11 @@ class NativeApi:
 
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
+
+    async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
+        if not self._clock.begun:
+            raise RequestTimedOut("the clock has not been looked at yet: try again")
+        return {"jump_ms": self._clock.believe(self._broker.config.disk.clock_jump_hold_ms)}
 
     async def _zookeeper_login(self, wanted: Nothing, access: Access) -> dict[str, str]:
         own = self._broker.zookeeper_login
