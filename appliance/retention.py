@@ -45,8 +45,11 @@ class PartitionUse(NamedTuple):
     retention_bytes: int
 
 
+REASONS: Final = ("age", "size", "room")
+
+
 class Deletion(NamedTuple):
-    """A deletion before ``offset``, where a segment starts or the log ends; ``reason``: age, size or room."""
+    """A deletion before ``offset``, where a segment starts or the log ends; ``reason``: one of REASONS."""
 
     topic: str
     partition: int
@@ -135,6 +138,14 @@ def _aged(use: PartitionUse, now_ms: int) -> int:
 def aged_bytes(uses: Iterable[PartitionUse], now_ms: int) -> int:
     """Bytes of the logs that are too old at this time."""
     return sum(segment.bytes for use in uses for segment in use.segments[: _aged(use, now_ms)])
+
+
+def lost_bytes(committed: int | None, start: int) -> int:
+    """What a log that starts at this offset has lost before the group that committed the other one has read it.
+
+    It needs no memory of what was removed, and stays until the group commits an offset beyond.
+    """
+    return max(0, start - committed) if committed is not None and committed >= 0 else 0
 
 
 def _oversized(use: PartitionUse) -> int:

@@ -18,6 +18,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min"},     of the configuration
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
+     "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
@@ -61,6 +62,7 @@ NOTHING: dict[str, Any] = {
     "refused": [],
     "limits": [],
     "clock": None,
+    "retention": {},
     "refusals": {},
     "version": None,
     "started": None,

@@ -180,7 +180,9 @@ class Coordinator:
         )
         self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, self._clock), on_disk=lambda seen: self._send(["disk", seen])
+            *(data_dir, topics, partitions, self._clock),
+            on_disk=lambda seen: self._send(["disk", seen]),
+            on_removed=lambda removed: self._send(["shown", "retention", removed]),
         )
         self._change_log = ChangeLog(self._audit)
         self._refusal_log = RefusalLog(self._audit)
