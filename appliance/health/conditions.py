@@ -219,6 +219,19 @@ GROUP_LAGS = Condition(
         "group {{ $labels.group }} is {{ $value | humanizeDuration }} behind in {{ $labels.topic }}",
     ),
 )
+GROUP_LOST = Condition(
+    *(
+        "GroupLost",
+        WARNING,
+        "groups",
+        "keep more; it ends with appliance groups reset GROUP --topic TOPIC --to earliest",
+    ),
+    rule=Rule(
+        "appliance_group_lost_bytes > 0",
+        "",
+        "{{ $value | humanize1024 }}B of {{ $labels.topic }} were removed unread by group {{ $labels.group }}",
+    ),
+)
 GROUPS_UNKNOWN = Condition("GroupsUnknown", WARNING, "groups", "appliance groups list")
 INSECURE = Condition(
     *("InsecureListener", WARNING, "security", "use SASL_SSL, or SSL with tls.client_auth, or listen on loopback"),
@@ -285,6 +298,6 @@ CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING),
     *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, CLOCK_JUMPED, ZOOKEEPER_AWAY, LIMIT_REACHED, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, CLIENTS_REFUSED, FLOOD),
-    *(GROUP_LAGS, GROUPS_UNKNOWN, INSECURE, CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE),
+    *(GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, INSECURE, CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL, OTHERS),
 )

@@ -19,6 +19,7 @@ from ...errors import ApplianceError, InvalidRequest, NotPermitted, RequestTimed
 from ...groups.group_state import Group, State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
+from ...retention import lost_bytes
 from ...security.acls import Access, Operation, ResourceType
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
@@ -255,7 +256,7 @@ class NativeApi:
         measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
         rows = [
             {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
-            | _lag(measured.get(key))
+            | _lag(measured.get(key), offset)
             for key, offset in offsets.items()
         ]
         return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
@@ -331,7 +332,10 @@ def _extent(measured: Measured | None) -> dict[str, int | None]:
     return {"start": start, "end": end, "bytes": end - start, "messages": messages}
 
 
-def _lag(measured: Measured | None) -> dict[str, float | None]:
-    end: dict[str, float | None] = {"end": None if measured is None else measured.end}
+def _lag(measured: Measured | None, offset: int | None) -> dict[str, float | None]:
+    end: dict[str, float | None] = {
+        "end": None if measured is None else measured.end,
+        "lost_bytes": None if measured is None else lost_bytes(offset, measured.start),
+    }
     lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
     return end | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))
