@@ -30,7 +30,9 @@ class Bench(Broker):
         self.tree = tree
         self.offsets._clock_ms = lambda: tree.clock_ms
         coordinates = lambda group: group not in self.elsewhere  # noqa: E731
-        self.clock = TrustedClock(Path("/nonexistent"), lambda report: None, lambda: Now(tree.clock_ms, 0, "b"))
+        clocks = lambda: Now(tree.clock_ms, tree.clock_ms, "b")  # noqa: E731
+        self.clock = TrustedClock(Path("/nonexistent"), lambda report: None, clocks)
+        self.clock.begin(0, HOLD_MS)
         self.expiry = Expiry(self.zookeeper, self.offsets, coordinates, self.clock)
 
     async def look(self) -> None:

@@ -69,6 +69,15 @@ def clock(tmp_path: Path, machine: Machine, told: Told | None = None, newest_ms:
     return made
 
 
+def test_nothing_is_old_before_the_first_look(tmp_path: Path) -> None:
+    """A coordinator may reach ZooKeeper, and judge the ages of its nodes, before it has found its newest log."""
+    machine = Machine()
+    judged = TrustedClock(tmp_path, Told().append, machine)
+    assert judged.judging_ms() == 0
+    judged.begin(0, HOLD)
+    assert judged.judging_ms() == machine.real_ms
+
+
 @pytest.mark.parametrize("days", [-10, 10])
 def test_a_jump_is_told_and_moves_nothing_until_it_has_lasted(tmp_path: Path, days: int) -> None:
     machine, told = Machine(), Told()

@@ -150,7 +150,7 @@ class Coordinator:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
         steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
         steps.on_change = self._publish_soon
-        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.now_ms)
+        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:

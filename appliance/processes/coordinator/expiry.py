@@ -82,7 +82,7 @@ class Expiry:
         self._offsets.counted(sizes)
 
     async def _check(self, group: str, seen: Seen, retention_ms: int) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.judging_ms()
         if seen.members or self._offsets.claims.has_members(group):
             if seen.nodes and now_ms - seen.info.active_ms > retention_ms // NOTES_PER_RETENTION:
                 await self._offsets.note_active(group)

@@ -68,7 +68,7 @@ class RetentionEnforcer:
         self._watch_disk(disk.free_bytes_warn)
         uses = await self._uses()
         lacking = disk.free_bytes_min - _free_bytes(self._data_dir) if disk.free_bytes_min else 0
-        now_ms = self._clock.now_ms() if self._clock.begun else 0  # nothing is old before the first look at the clock
+        now_ms = self._clock.judging_ms()
         deletions, lacking, rolls = plan(uses, now_ms, bytes_max=disk.bytes_max, lacking_bytes=lacking)
         self._ends = {key: end for key, end in self._ends.items() if key in self._sealed}
         self._ordered = {key: offset for key, offset in self._ordered.items() if offset <= self._ends.get(key, -1)}

@@ -212,7 +212,7 @@ def newest_log_ms(directories: Iterable[Path]) -> int:
 class TrustedClock:
     """Keeps the trusted time of a data directory.  ``on_change`` gets the report for ``status`` when it has changed.
 
-    Before :meth:`begin` it is the wall clock, and nothing may be deleted by it.
+    Before :meth:`begin` it is the wall clock; what deletes takes :meth:`judging_ms`.
     """
 
     def __init__(
@@ -263,6 +263,10 @@ class TrustedClock:
         """The trusted time."""
         now = self._clocks()
         return now.wall_ms if self._look is None else _expected(self._look, now, 0)[0]
+
+    def judging_ms(self) -> int:
+        """The time to judge ages by: the trusted time, or 0 before the first look, when nothing is old yet."""
+        return self.now_ms() if self.begun else 0
 
     def wall_ms(self) -> int:
         return self._clocks().wall_ms
