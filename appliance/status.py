@@ -17,6 +17,8 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "restarts": {"network": 1}, "hangs": {"writer": 1},      by role; hangs: those that were killed because they hung
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min"},     of the configuration
+     "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
+     "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
@@ -25,7 +27,8 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
 ``start`` and ``end`` are offsets, so ``bytes`` is their difference.  ``messages`` is null when counting would need to
 read the log: the partition was not stopped cleanly and is not served.  ``limits``: :mod:`appliance.machine_limits` has
 names and units; ``process`` is empty for limits of the whole machine or service; unknown values of ``value``,
-``in_use`` and ``since`` are null.
+``in_use`` and ``since`` are null.  ``clock``: by how much it has jumped, when that is believed (seconds since 1970, by
+this clock), and the bytes of logs that are old only by it.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ NOTHING: dict[str, Any] = {
     "processes": [],
     "refused": [],
     "limits": [],
+    "clock": None,
+    "retention": {},
     "refusals": {},
     "version": None,
     "started": None,

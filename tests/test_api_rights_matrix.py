@@ -154,6 +154,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "put_user": {"name": "nobody", "verifiers": {"SCRAM-SHA-256": "wrong"}, "new": True},
     "delete_user": {"name": "nobody"},
     "zookeeper_login": {},
+    "accept_clock": {},
     "acls": {},
     "add_acls": {"acls": []},
     "delete_acls": {"name": "none", "dry_run": True},

@@ -41,7 +41,7 @@ def test_lag_is_what_the_coordinator_says(server: Server) -> None:
         admin.commit("all", {("t", 0): ends[0], ("t", 1): ends[1]})
         found = watch.measure()
         assert found.left_out == 0
-        assert found.by_group["all", "t"] == Lag(0, 0, 0.0)
+        assert found.by_group["all", "t"] == Lag(0, 0, 0.0, 0)
         told = {row["partition"]: row for row in admin.group("half")["partitions"]}
         half = found.by_group["half", "t"]
         assert (half.messages, half.bytes) == (told[0]["lag_messages"], told[0]["lag_bytes"])
@@ -76,3 +76,19 @@ def test_a_message_without_a_time_is_of_no_age(server: Server) -> None:
         lag = LagWatch(server.data_dir).measure().by_group["untimed", "untimed"]
         (row,) = admin.group("untimed")["partitions"]
     assert (lag.messages, lag.seconds) == (row["lag_messages"], row["lag_seconds"]) == (1, 0.0)
+
+
+def test_what_is_removed_unread_is_lost_and_no_progress(server: Server) -> None:
+    with Admin(server.native) as admin, Producer(server.native, acks=-1) as producer:
+        middle = [producer.send("v", b"x" * 100).result(60) for _ in range(2)][1].offset
+        admin.commit("late", {("v", 0): 0})
+        server.wait_for_tables("v")
+        watch = LagWatch(server.data_dir)
+        assert watch.measure().by_group["late", "v"].lost_bytes == 0
+        admin.delete_records("v", 0, middle)
+        wait_for(lambda: watch.measure().by_group["late", "v"].lost_bytes == middle, "the loss to be seen")
+        assert watch.measure().by_group["late", "v"].messages == 1
+        (told,) = admin.group("late")["partitions"]
+        assert told["lost_bytes"] == middle
+        admin.commit("late", {("v", 0): middle})
+        assert watch.measure().by_group["late", "v"].lost_bytes == 0

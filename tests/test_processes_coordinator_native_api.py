@@ -241,8 +241,8 @@ def test_what_other_brokers_store_is_asked_from_them(grouped: Rig) -> None:
             assert read_frame(received)[2] == [["logs", 0, -2, -1], ["logs", 0, -1, -1], ["logs", 0, -2, 70]]
             peer.sendall(native.encode_frame([2, 0, [[0, 50, -1, 5], [0, 100, -1, 15], [0, 70, 0, 9]]]))
             here, gone = grouped.result(token)[2]["partitions"]
-        assert (here["end"], here["lag_messages"], here["lag_bytes"]) == (100, 6, 30)
-        assert (gone["offset"], gone["end"], gone["lag_messages"]) == (5, None, None)
+        assert (here["end"], here["lag_messages"], here["lag_bytes"], here["lost_bytes"]) == (100, 6, 30, 0)
+        assert (gone["offset"], gone["end"], gone["lag_messages"], gone["lost_bytes"]) == (5, None, None, None)
 
         # A peer that hangs up, or answers nonsense, costs its own numbers only.
         for answer in (b"", b"\xff" * 8, native.encode_frame([1, 0, 1, 9, {}]) + native.encode_frame([2, 0, [[1]]])):
@@ -296,6 +296,7 @@ def test_lag_is_exact_in_messages_bytes_and_seconds(grouped: Rig) -> None:
         "end": starts[3],
         "lag_messages": 14,
         "lag_bytes": starts[3] - middle,
+        "lost_bytes": 0,
     }
     assert (second["lag_messages"], second["lag_bytes"], second["lag_seconds"]) == (0, 0, 0.0)
 

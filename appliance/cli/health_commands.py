@@ -1,4 +1,4 @@
-"""``appliance health`` and ``appliance reload``: one answer for scripts, one command for service managers."""
+"""``appliance health``, ``reload`` and ``accept-clock``: one answer for scripts, and what a running one is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import typer
 
 from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
 from ..processes.clock import now_ms, wall_s
+from ..units import duration, size
 from . import output
+from .asking import DryRun, Yes, confirm
 from .target import Connect, Data, Json, cluster, data_dir
 
 RELOAD_MS_MAX = 20_000
@@ -110,6 +112,41 @@ def reload(data: Data = None, as_json: Json = False) -> None:
         output.say(f"needs a restart: {key}: {was} -> {now}")
 
 
+def accept_clock(
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    data: Data = None,
+    connect: Connect = None,
+    as_json: Json = False,
+) -> None:
+    """Believe the clock of the machine after it has jumped: messages that are old by it are deleted.
+
+    A jump deletes nothing by itself before it has lasted for disk.clock_jump_hold_ms.  Say this when the clock is right
+    now, such as after a machine was paused or off for days.
+
+    [b]Examples[/b]
+
+        appliance accept-clock --dry-run --data /var/lib/appliance
+
+        appliance accept-clock --yes --data /var/lib/appliance
+    """
+    with cluster(data, connect) as asked:
+        clock = asked.admin("status", {})["clock"]
+        row = {"jump_ms": clock["jump_ms"], "kept_bytes": clock["kept_bytes"]} if clock else None
+        if row is not None and not dry_run:
+            text = f"{'ahead' if row['jump_ms'] > 0 else 'back'} by {duration(abs(row['jump_ms']) / 1000)}"
+            lost = f"{size(row['kept_bytes'])} of messages are old by it, and go"
+            confirm([lost], f"The clock has jumped {text}: believe it?", yes=yes)
+            asked.admin("accept_clock", {})
+    if as_json:
+        output.print_json(row)
+    elif row is None:
+        output.say("the clock has not jumped")
+    else:
+        output.print_rows([row], ["jump_ms", "kept_bytes"], as_json=False)
+
+
 def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Running one")(health)
     app.command(rich_help_panel="Running one")(reload)
+    app.command(rich_help_panel="Running one")(accept_clock)

@@ -104,6 +104,11 @@ class Admin:
         found: dict[str, Any] = self._ask("status")
         return found
 
+    def accept_clock(self) -> int:
+        """Believe the clock after a jump.  Returns by how many ms it had jumped; 0: not at all."""
+        found: int = self._ask("accept_clock")["jump_ms"]
+        return found
+
     def init_producer(self) -> dict[str, int]:
         """A new, unique producer id."""
         found: dict[str, int] = self._ask("init_producer")

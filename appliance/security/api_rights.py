@@ -151,6 +151,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "put_user": _cluster(_O.ALTER),
     "delete_user": _cluster(_O.ALTER),
     "zookeeper_login": _cluster(_O.CLUSTER_ACTION),
+    "accept_clock": _cluster(_O.ALTER),
     "acls": _cluster(_O.DESCRIBE),
     "add_acls": _cluster(_O.ALTER),
     "delete_acls": _cluster(_O.ALTER),

@@ -184,12 +184,24 @@ class Ensemble:
         raise ConfigFault(f"no {count} free ports were found on {LOOPBACK} for the local ZooKeeper ensemble")
 
     def _seed_new_nodes(self, present: int) -> None:
+        """Copy the first node's data to the new ones.  What a new one has already is kept under another name.
+
+        It may be of an ensemble that has grown, shrunk and grown: as two of three nodes with older data it would win.
+        Or ``ensemble.json`` is not the one that goes with the data: then it is the only copy.
+        """
         source = self._node_directory(0) / "data" / "version-2"
+        if not source.exists():
+            return
         for i in range(present, self.count):
             target = self._node_directory(i) / "data" / "version-2"
-            shutil.rmtree(target, ignore_errors=True)
-            if source.exists():
-                shutil.copytree(source, target)
+            copied = target.with_name("version-2.new")
+            shutil.rmtree(copied, ignore_errors=True)  # of a start that was interrupted here
+            shutil.copytree(source, copied)
+            if target.exists():
+                kept = _free_name(target.with_name("version-2.before"))
+                target.rename(kept)
+                log.warning("node %d of the ensemble begins with the data of the first; %s has its own", i + 1, kept)
+            copied.rename(target)
 
     # --- a node's files
 
@@ -342,6 +354,14 @@ def probe(port: int, timeout_ms: int = 200) -> str | None:
         if line.startswith("Mode: "):
             return line.removeprefix("Mode: ").strip()
     return None
+
+
+def _free_name(path: Path) -> Path:
+    """This path, or the first with a number behind it that does not exist."""
+    name, number = path, 2
+    while name.exists():
+        name, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return name
 
 
 def _is_free(port: int) -> bool:

@@ -34,7 +34,7 @@ KAFKA_CHANGES: Final = frozenset(
 NATIVE_CHANGES: Final = frozenset(
     {
         *("create_topic", "alter_topic", "delete_topic", "delete_records", "commit", "delete_offsets"),
-        *("put_user", "delete_user", "add_acls", "delete_acls", "zookeeper_login"),
+        *("put_user", "delete_user", "add_acls", "delete_acls", "zookeeper_login", "accept_clock"),
     }
 )
 NAMES: Final = ("name", "resource_name", "group_id", "user")

@@ -17,7 +17,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +30,7 @@ from ...errors import ApplianceError, ProtocolFault
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.messages import Limits as GroupLimits
 from ...kafka_apis.handlers import KafkaApis
+from ...log.partition_directory import directory_of
 from ...log.recovery import boot_id
 from ...security.audit_log import Audit
 from ...security.authorizer import Authorizer
@@ -44,7 +44,7 @@ from ...wire.kafka.call import Call
 from ...zookeeper.login import login_of
 from ...zookeeper.session import SessionState
 from ..child import give_back_memory, set_log_level
-from ..clock import now_ms
+from ..clock import now_ms, wall_ms
 from ..control import Channel
 from .change_log import ChangeLog
 from .expiry import Expiry
@@ -61,16 +61,13 @@ from .this_broker import ThisBroker
 from .topic_steps import TopicSteps
 from .topic_sync import TopicSync
 from .topics import Topics
+from .trusted_clock import TrustedClock, newest_log_ms
 from .worker_stream import WorkerStream
 
 log = logging.getLogger(__name__)
 
 REFUSALS_S: Final = 1
 """How long refusals are counted before the supervisor gets their numbers."""
-
-
-def clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def run(
@@ -125,7 +122,7 @@ class Coordinator:
     def __init__(
         self, config: Config, data_dir: Path, instance: str, channel: Channel, counters: Counters | None = None
     ) -> None:
-        self._config = config
+        self._config, self._data_dir = config, data_dir
         self._counters = counters or Counters()
         self._channel = channel
         self._loop = asyncio.get_running_loop()
@@ -133,6 +130,7 @@ class Coordinator:
         self._bug: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[int, WorkerStream] = {}
+        self._clock = TrustedClock(data_dir, lambda report: self._send(["shown", "clock", report]))
         self._audit = Audit(now_ms, lambda: self._loop.call_later(REFUSALS_S, self._send_refusals))
         self._partitions = Partitions(self._send)
         self._registry = RegistrySession(
@@ -161,21 +159,21 @@ class Coordinator:
         broker_id, partitions, registry = config.broker.id, self._partitions, self._registry
         steps = TopicSteps(broker_id, self._catalog, partitions, registry, config.topics.defaults)
         steps.on_change = self._publish_soon
-        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, clock_ms)
+        self._topic_sync = TopicSync(broker_id, steps, partitions, registry, self._spawn, self._clock.judging_ms)
         self._topics = Topics(config, steps, partitions, registry, self._topic_sync.synchronise_one)
 
     def _compose_apis(self, config: Config, data_dir: Path) -> None:
         topics, partitions, registry, brokers = self._topics, self._partitions, self._registry, self._brokers
         self._broker = ThisBroker(config, data_dir, brokers, topics, partitions, registry, self._security)
         self._groups = RegisteredGroups(
-            registry, brokers, self._broker.topics, self._spawn, clock_ms, offsets_max=config.committed_max
+            registry, brokers, self._broker.topics, self._spawn, self._clock.now_ms, offsets_max=config.committed_max
         )
         self._kafka_groups = GroupCoordinator(self._groups, GroupLimits(), lambda: uuid4().hex)
         claims = self._groups.offsets.claims
         claims.on_lost, claims.has_members = self._kafka_groups.lose, self._kafka_groups.has_members
         elements_max = forwarded.ELEMENTS_PER_PARTITION * Limits.of(config).parts_max
         self._kafka = KafkaApis(self._broker, self._kafka_groups, self._groups, self._authorizer, elements_max)
-        self._measurements = Measurements(data_dir, partitions, topics, brokers, clock_ms)
+        self._measurements = Measurements(data_dir, partitions, topics, brokers, wall_ms)
         self._native = NativeApi(
             self._broker,
             topics,
@@ -184,10 +182,13 @@ class Coordinator:
             self._groups,
             self._kafka_groups,
             self._authorizer,
+            self._clock,
         )
-        self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, clock_ms)
+        self._expiry = Expiry(registry, self._groups.offsets, brokers.coordinates, self._clock)
         self._retention = RetentionEnforcer(
-            *(data_dir, topics, partitions, clock_ms), on_disk=lambda seen: self._send(["disk", seen])
+            *(data_dir, topics, partitions, self._clock),
+            on_disk=lambda seen: self._send(["disk", seen]),
+            on_removed=lambda removed: self._send(["shown", "retention", removed]),
         )
         self._change_log = ChangeLog(self._audit)
         self._refusal_log = RefusalLog(self._audit)
@@ -202,6 +203,7 @@ class Coordinator:
             self._registry.connect(self._config.zookeeper.connect)
         else:
             self._topic_sync.found_cluster()
+        self._spawn(self._look_at_clock())
         self._spawn(self._maintain())
         try:
             await self._stopped.wait()
@@ -212,6 +214,9 @@ class Coordinator:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._clock.begun:
+                self._clock.look(self._config.disk.clock_jump_hold_ms)
+                self._clock.save()
             self._kafka_groups.close()
             self._kafka.close()
             self._registry.close()
@@ -289,6 +294,7 @@ class Coordinator:
             self._measurements.forget_unlinked_files()
             give_back_memory()
             steps = (
+                self._look_at_clock,
                 self._topic_sync.reconcile,
                 self._security.repeat,
                 lambda: self._retention.run(self._config),
@@ -301,7 +307,19 @@ class Coordinator:
                 except ApplianceError as error:
                     log.error("%s", error)
 
+    async def _look_at_clock(self) -> None:
+        """Compare the wall clock with the trusted time, which nothing is deleted without."""
+        hold_ms = self._config.disk.clock_jump_hold_ms
+        if self._clock.begun:
+            self._clock.look(hold_ms)
+            return
+        hosted = [directory_of(self._data_dir, *key) for key in self._catalog.hosted(self._config.broker.id)]
+        newest_ms = await asyncio.to_thread(newest_log_ms, hosted)
+        if not self._clock.begun:
+            self._clock.begin(newest_ms, hold_ms)
+
     async def _expire(self) -> None:
+        await self._look_at_clock()
         await self._expiry.run(self._config.offsets.retention_ms, int(self._loop.time() * 1000))
 
     # ---- ZooKeeper

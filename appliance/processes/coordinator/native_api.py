@@ -16,11 +16,12 @@ from ... import status
 from ...broker.metadata_answers import MetadataAnswers
 from ...broker.sequences import new_producer_id
 from ...catalog import Topic
-from ...errors import ApplianceError, InvalidRequest, NotPermitted, UnknownGroup
+from ...errors import ApplianceError, InvalidRequest, NotPermitted, RequestTimedOut, UnknownGroup
 from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
+from ...retention import lost_bytes
 from ...security.acls import Access, Operation, ResourceType
 from ...security.authorizer import Authorizer
 from ...security.principals import Origin
@@ -55,6 +56,7 @@ from .partitions import Partitions
 from .registered_groups import RegisteredGroups
 from .this_broker import ThisBroker
 from .topics import Topics
+from .trusted_clock import TrustedClock
 
 STATES = {
     State.EMPTY: "empty",
@@ -82,8 +84,9 @@ class NativeApi:
         groups: RegisteredGroups,
         kafka_groups: GroupCoordinator,
         authorizer: Authorizer,
+        clock: TrustedClock,
     ) -> None:
-        self._broker = broker
+        self._broker, self._clock = broker, clock
         self._topics = topics
         self._partitions = partitions
         self._measurements = measurements
@@ -110,6 +113,7 @@ class NativeApi:
             "put_user": self._put_user,
             "delete_user": self._delete_user,
             "zookeeper_login": self._zookeeper_login,
+            "accept_clock": self._accept_clock,
             "acls": self._acls,
             "add_acls": self._add_acls,
             "delete_acls": self._delete_acls,
@@ -199,6 +203,11 @@ class NativeApi:
     async def _status(self, wanted: Nothing, access: Access) -> dict[str, Any]:
         return await asyncio.to_thread(status.collect, Path(self._broker.data_dir))
 
+    async def _accept_clock(self, wanted: Nothing, access: Access) -> dict[str, int]:
+        if not self._clock.begun:
+            raise RequestTimedOut("the clock has not been looked at yet: try again")
+        return {"jump_ms": self._clock.believe(self._broker.config.disk.clock_jump_hold_ms)}
+
     async def _zookeeper_login(self, wanted: Nothing, access: Access) -> dict[str, str]:
         own = self._broker.zookeeper_login
         if own is None or access.trusted:
@@ -254,7 +263,7 @@ class NativeApi:
         measured = await self._measurements.measure({key: offset or 0 for key, offset in offsets.items()})
         rows = [
             {"topic": key.topic, "partition": key.partition, "offset": offset, "owner": owners.get(key, "")}
-            | _lag(measured.get(key))
+            | _lag(measured.get(key), offset)
             for key, offset in offsets.items()
         ]
         return {"group": group.name, **self._standing(group), "members": members, "partitions": rows}
@@ -372,7 +381,10 @@ def _extent(measured: Measured | None) -> dict[str, int | None]:
     return {"start": start, "end": end, "bytes": end - start, "messages": messages}
 
 
-def _lag(measured: Measured | None) -> dict[str, float | None]:
-    end: dict[str, float | None] = {"end": None if measured is None else measured.end}
+def _lag(measured: Measured | None, offset: int | None) -> dict[str, float | None]:
+    end: dict[str, float | None] = {
+        "end": None if measured is None else measured.end,
+        "lost_bytes": None if measured is None else lost_bytes(offset, measured.start),
+    }
     lag = (None, None, None) if measured is None or measured.lag is None else measured.lag
     return end | dict(zip(("lag_messages", "lag_bytes", "lag_seconds"), lag, strict=True))

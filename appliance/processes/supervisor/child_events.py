@@ -130,6 +130,9 @@ class ChildEvents:
             case ["published"]:
                 self._coordinator.published = True
                 self._workers.snapshot = ()
+            case ["shown", key, value]:
+                self._coordinator.shown[key] = value
+                self._on_change()
             case ["disk", seen]:
                 self._coordinator.on_disk(seen)
                 self._on_change()

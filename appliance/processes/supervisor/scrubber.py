@@ -112,7 +112,8 @@ class Scrubber:
             return IDLE_S
         if self._progress.name:
             return 0
-        return self._progress.begun_s + self._settings.every_ms / 1000 - wall_s()
+        every_s = self._settings.every_ms / 1000
+        return min(every_s, self._progress.begun_s + every_s - wall_s())  # the clock may have been ahead then
 
     def _round(self) -> None:
         """One round, or the rest of one that a restart has interrupted."""

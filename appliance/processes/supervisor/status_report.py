@@ -96,6 +96,7 @@ class StatusReport:
             "insecure": self.insecure,
             "tls": self._certificates.report,
             "zookeeper": self._coordinator.zookeeper,
+            **self._coordinator.shown,
             "processes": self._processes(),
             "restarts": dict(self._children.restarts.totals),
             "hangs": dict(self._children.hangs),
