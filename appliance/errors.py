@@ -50,6 +50,7 @@
     │   ├── UnknownKey
     │   ├── BadValue
     │   ├── NoDirectory
+    │   ├── OthersDirectory
     │   ├── AddressInUse
     │   └── AlreadyRunning
     └── ClientBroken           a client failed, its ``__cause__`` is the reason: make another one
@@ -336,6 +337,12 @@ class NoDirectory(ConfigFault):
     """A named directory is missing, or is not of the expected kind."""
 
     exit_status = 66
+
+
+class OthersDirectory(ConfigFault):
+    """Root would work in a directory of another user, who could exchange its files meanwhile."""
+
+    exit_status = 77  # EX_NOPERM
 
 
 class AddressInUse(ConfigFault):

@@ -10,6 +10,7 @@ end in order on SIGINT, SIGTERM, a closed terminal and a closed pipe (``ending.p
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import typer
 
 from .. import units
 from ..errors import ApplianceError, MessageTooLarge, Unavailable
+from ..owners import open_as_owner
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
 from .live_names import complete_groups, complete_topics
@@ -113,7 +115,7 @@ def produce(
         raise typer.BadParameter("--key-separator: an object of --input json has its own key")
     parse = make_parse(form, key, key_separator, parse_headers(headers or []))
     for path in files or []:
-        path.open("rb").close()  # all or none: a missing file is found before the first line is sent
+        open_as_owner(path).close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
     with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
@@ -227,10 +229,13 @@ def _sources(files: list[Path]) -> Iterator[list[bytes]]:
     if not files:
         yield from lines_of(sys.stdin.buffer, "standard input")
         return
-    total = sum(path.stat().st_size for path in files)
+    total = 0
+    for path in files:
+        with open_as_owner(path) as file:
+            total += os.fstat(file.fileno()).st_size
     with output.progress("sending", total) as advance:
         for path in files:
-            with path.open("rb") as file:
+            with open_as_owner(path) as file:
                 for lines in lines_of(file, str(path)):
                     yield lines
                     advance(sum(map(len, lines)) + len(lines))
