@@ -80,6 +80,8 @@ class Admission:
                 return False
             if not self._quotas:
                 return handler(connection, request, start, frame)
+            if metering.must_wait(connection, request, frame):
+                return False
             if kind is Fetch:
                 metering.limit_fetch(connection, request, frame)
             if not handler(connection, request, start, frame):
