@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
 import os
 import platform
 import signal
+import threading
 from typing import ClassVar, Final
 
 PR_SET_PDEATHSIG: Final = 1
@@ -66,6 +68,13 @@ def become_child(name: str, supervisor_pid: int) -> None:
     _take_short_turns()
     if os.getppid() != supervisor_pid:
         os._exit(0)
+
+
+def lower_priority_of_thread(niceness: int) -> None:
+    """Let this thread have what others leave of a busy core; never a higher priority than the process has."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(PermissionError):  # a container may forbid it
+        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def set_log_level(level: str) -> None:
