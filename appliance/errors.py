@@ -393,6 +393,11 @@ _BY_CODE = {
 }
 
 
+def branch_codes(branch: type[ApplianceError]) -> frozenset[int]:
+    """The codes of all errors of a branch."""
+    return frozenset(cls.code for cls in _classes(branch) if cls.code > 0)
+
+
 def named(name: str, message: str) -> ApplianceError:
     """Make an exception from the name of its class, which another process of the appliance has sent."""
     cls = _BY_NAME[name]

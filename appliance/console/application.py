@@ -220,6 +220,7 @@ class Console:
         query = _query(request, Query)
         visitor = self._visitor(request)
         visitor.check_see(Operation.READ, ResourceType.TOPIC, query.topic)
+        self._visitors.audit.read(visitor.access.principal, visitor.peer, "console", topic=query.topic)
         found = await self._search(query, visitor)
         return reply(
             {
@@ -232,6 +233,7 @@ class Console:
         query = _query(request, Query)
         visitor = self._visitor(request)
         visitor.check_see(Operation.READ, ResourceType.TOPIC, query.topic)
+        self._visitors.audit.read(visitor.access.principal, visitor.peer, "console", topic=query.topic)
         one = msgspec.structs.replace(query, order="oldest", limit=1, key="", text="", cursor="")
         found = await self._search(one, visitor)
         if not found.messages or found.messages[0].offset != query.offset:
