@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .addresses import PLAINTEXT, Listener, parse_listeners
+from .addresses import PLAINTEXT, Listener, parse_listeners, parse_networks
 from .config_keys import GIB, KIB, MIB, Scalar, keys_of, nearest, read_file, split_overrides, text_of
 from .disk_settings import Disk, Scrub
 from .errors import BadValue, InvalidSetting, UnknownKey
@@ -210,6 +210,9 @@ class Metrics(Struct, frozen=True):
         str,
         Meta(description='"host:port" of /metrics for Prometheus, and of /live and /ready, by HTTP; "" = off'),
     ] = ""
+    hosts: Annotated[
+        str, Meta(description='names in the address that monitors ask at, beside addresses and localhost: "a,b"')
+    ] = ""
 
 
 class Console(Struct, frozen=True):
@@ -219,6 +222,14 @@ class Console(Struct, frozen=True):
     hosts: Annotated[
         str, Meta(description='names that browsers may call the page by, beside addresses and localhost: "a,b"')
     ] = ""
+    proxies: Annotated[
+        str,
+        Meta(description='proxies before the page, which say who a visitor is: "127.0.0.1,10.0.0.0/24"; "" = none'),
+    ] = ""
+    anonymous: Annotated[
+        bool,
+        Meta(description="who is not logged in sees what User:ANONYMOUS may, although clients have to log in"),
+    ] = False
 
 
 class Log(Struct, frozen=True):
@@ -442,9 +453,15 @@ def _check_together(config: Config) -> None:
     ]
     for fault in faults_of(config.listeners, advertised, config.tls, config.security):
         raise BadValue(fault)
-    page = config.console.listen
-    if page and not config.security.allow_insecure and not is_loopback(Listener("console", PLAINTEXT, page)):
-        raise BadValue(
-            f"console.listen = {page}: other hosts reach this address, and passwords would come without TLS: must be"
-            " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
-        )
+    what_would_leak = {"console": "passwords would come", "metrics": "names of topics and groups would go"}
+    for table, what in what_would_leak.items():
+        page = str(config.value(f"{table}.listen"))
+        if page and not config.security.allow_insecure and not is_loopback(Listener(table, PLAINTEXT, page)):
+            raise BadValue(
+                f"{table}.listen = {page}: other hosts reach this address, and {what} without TLS: must be"
+                " loopback, reached by `ssh -L` or a proxy with TLS; or set security.allow_insecure = true"
+            )
+    try:
+        parse_networks(config.console.proxies)
+    except ValueError as error:
+        raise BadValue(f"console.proxies = {config.console.proxies}: {error}") from None

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from .addresses import parse_addresses, parse_listeners
 from .errors import BadValue
+from .owners import acting_as_owner
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PROTOCOLS = ("native", "kafka")
@@ -167,7 +168,8 @@ def read_toml(path: Path) -> dict[str, object]:
         OSError: it cannot be read.
     """
     try:
-        text = path.read_text()
+        with acting_as_owner(path):
+            text = path.read_text()
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadValue(f"{path}: {_explained(error, text)}") from None

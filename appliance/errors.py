@@ -52,6 +52,7 @@
     │   ├── UnknownKey
     │   ├── BadValue
     │   ├── NoDirectory
+    │   ├── OthersDirectory
     │   ├── AddressInUse
     │   └── AlreadyRunning
     └── ClientBroken           a client failed, its ``__cause__`` is the reason: make another one
@@ -352,6 +353,12 @@ class NoDirectory(ConfigFault):
     exit_status = 66
 
 
+class OthersDirectory(ConfigFault):
+    """Root would work in a directory of another user, who could exchange its files meanwhile."""
+
+    exit_status = 77  # EX_NOPERM
+
+
 class AddressInUse(ConfigFault):
     """Another program listens there: wait until it ends, or choose another address."""
 
@@ -398,6 +405,11 @@ _BY_NAME = {cls.__name__: cls for cls in _classes()}
 _BY_CODE = {
     cls.code: cls for cls in reversed(_BY_NAME.values()) if cls not in (StorageFault, CorruptLog, OutOfResources)
 }
+
+
+def branch_codes(branch: type[ApplianceError]) -> frozenset[int]:
+    """The codes of all errors of a branch."""
+    return frozenset(cls.code for cls in _classes(branch) if cls.code > 0)
 
 
 def named(name: str, message: str) -> ApplianceError:

@@ -27,6 +27,7 @@ ACTS = {
     ("log/files.py", "remove"): "unlinks for its callers, which are listed",
     ("log/files.py", "replace"): OWN,
     ("log/index.py", "Builder.store"): DERIVED,
+    ("log/index_check.py", "IndexCheck._mend"): DERIVED,
     ("log/log.py", "Log._remove_marker"): "the mark of a clean stop: without it more is checked",
     ("log/log.py", "Log.unlink_retired"): "segments before the start that retention or a person has moved, after the"
     " others are durable; ages are judged by the trusted time",
@@ -50,6 +51,7 @@ ACTS = {
     # ---- files of the data directory
     ("catalog.py", "replace_file"): OWN,
     ("data_directory/backup.py", "_Copy._copy_partition"): "its own copy, which retention was faster than",
+    ("data_directory/backup.py", "_make"): OWN,
     ("data_directory/backup.py", "back_up"): OWN,
     ("reserve.py", "_spend"): "holds nothing but room",
     ("reserve.py", "fill"): OWN,
@@ -62,6 +64,7 @@ ACTS = {
     ("processes/supervisor/opening.py", "Opening.drop"): "the table of a partition: " + DERIVED,
     ("processes/supervisor/workers.py", "Workers._make_arena"): "the arena of a worker that has ended",
     ("shared/memory.py", "create"): "the object that this call has made, for lack of room",
+    ("shared/memory.py", "sweep"): "objects of this user's instances whose supervisors have ended: no lock is held",
     ("shared/memory.py", "unlink_all"): "objects of this instance, whose directory lock is held",
     # ---- ZooKeeper
     ("processes/coordinator/member_registration.py", "_delete_own"): OURS,
@@ -84,7 +87,8 @@ ACTS = {
     ("zookeeper/security_nodes.py", "_changes"): "what a person has deleted; " + VERSION,
     # ---- Spark, demo, benchmarks
     ("bench/compiling.py", "_compiled"): OWN,
-    ("cli/demo/pipeline_step.py", "run"): "tables of an earlier demo, in a directory that only demos use",
+    ("cli/demo/pipeline_step.py", "tables_directory"): "tables of an earlier demo, in a directory of ours that only"
+    " demos use",
     ("cli/demo/sandbox.py", "clear"): "a demo's directory, whose lock nobody holds, or our own",
     ("spark/pipeline/parquet_compaction.py", "ParquetEvents.swap"): "files whose rows are, durably, in the one that was"
     " exchanged with them; refused when they are not those that were listed",

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "appliance"
 LAYERS = [  # a module may import from its own package and from lower layers
     {"errors", "extras", "kafka_settings"},
-    {"names", "addresses", "machine_limits", "partition_states", "reserve", "units"},
+    {"names", "addresses", "machine_limits", "owners", "partition_states", "reserve", "units"},
     {"config_keys", "disk_settings", "security"},
     {"config", "catalog"},
     {"records", "retention"},
@@ -63,7 +63,7 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
     ),
     r"\b(import|from) kafka\b": ({"wire/kafka/"}, "one module hides the library"),
 }
-MODULE_LINES_MAX = 1_000
+MODULE_LINES_MAX = 1_200
 CLASS_LINES_MAX = 1_000
 FUNCTION_LINES_MAX = 60
 MEMBERS_MAX = 60

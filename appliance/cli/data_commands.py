@@ -23,6 +23,7 @@ import typer
 
 from .. import units
 from ..errors import ApplianceError, Unavailable
+from ..owners import open_as_owner
 from ..wire.requests import EARLIEST, LATEST
 from . import ending, output
 from .invocation import any_bytes
@@ -135,7 +136,7 @@ def produce(
     general = parse_headers(headers or [])
     parse = _parse_of(form, long_lines, key, key_separator, general)
     for path in files or []:
-        path.open("rb").close()  # all or none: a missing file is found before the first line is sent
+        open_as_owner(path).close()  # all or none: a missing file is found before the first line is sent
     listener = address(data, connect)
     with cluster(None, listener) as asked:  # fails at once when nobody is there; a producer would go on trying
         asked.refresh([topic])
@@ -281,10 +282,13 @@ def _sources(files: list[Path], long: LongLines) -> Iterator[list[bytes]]:
     if not files:
         yield from LineReader(sys.stdin.buffer, "standard input", long)
         return
-    total = sum(path.stat().st_size for path in files)
+    total = 0
+    for path in files:
+        with open_as_owner(path) as file:
+            total += os.fstat(file.fileno()).st_size
     with output.progress("sending", total) as advance:
         for path in files:
-            with path.open("rb") as file:
+            with open_as_owner(path) as file:
                 for lines in LineReader(file, str(path), long):
                     yield lines
                     advance(sum(map(len, lines)) + len(lines))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import BadValue, BrokerAway, RequestTimedOut, Unavailable
+from ..owners import acting_as_owner, keeper_of
 from ..processes.clock import now_ms, wall_s
 from ..units import duration, size
 from . import output
@@ -64,7 +65,8 @@ def _seen(data: Path | None, connect: str | None) -> dict[str, Any] | None:
     if directory is not None:
         from ..status import collect
 
-        return collect(directory)
+        with acting_as_owner(directory):
+            return collect(directory)
     try:
         with cluster(None, connect) as asked:
             found: dict[str, Any] = asked.admin("status", {})
@@ -87,15 +89,13 @@ def reload(data: Data = None, as_json: Json = False) -> None:
     directory = data_dir(data)
     if directory is None:
         raise typer.BadParameter("--data DIR: name the data directory of a running appliance")
-    from ..status import read_state
-
-    state = read_state(directory)
+    state = _state(directory)
     if state is None or state.get("state") != "serving":
         raise BrokerAway(f"no appliance serves {directory}")
     before = state["reload"]["count"]
-    os.kill(state["pid"], signal.SIGHUP)
+    _ask_to_reload(directory, state["pid"])
     deadline_ms = now_ms() + RELOAD_MS_MAX
-    while (last := (read_state(directory) or state)["reload"])["count"] == before:
+    while (last := (_state(directory) or state)["reload"])["count"] == before:
         if now_ms() > deadline_ms:
             raise RequestTimedOut(f"the appliance has not reloaded within {RELOAD_MS_MAX // 1000} s: see its log")
         time.sleep(LOOK_S)
@@ -144,6 +144,44 @@ def accept_clock(
         output.say("the clock has not jumped")
     else:
         output.print_rows([row], ["jump_ms", "kept_bytes"], as_json=False)
+
+
+def _state(directory: Path) -> dict[str, Any] | None:
+    from ..status import read_state
+
+    with acting_as_owner(directory):
+        return read_state(directory)
+
+
+def _ask_to_reload(directory: Path, pid: int) -> None:
+    """Send SIGHUP to the supervisor.
+
+    Raises:
+        BrokerAway: it has ended, or the process is not one of the directory's owner, who may write any number there.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        raise BrokerAway(f"no appliance serves {directory}") from None
+    try:
+        owner = keeper_of(directory).uid
+        # Looked up while the process is held: its number cannot have become another's before the signal.
+        if os.geteuid() == 0 and owner and _user_of_process(pid) != owner:
+            raise BrokerAway(f"{directory} names process {pid}, which is not one of its owner")
+        signal.pidfd_send_signal(process, signal.SIGHUP)
+    except ProcessLookupError:
+        raise BrokerAway(f"no appliance serves {directory}") from None
+    finally:
+        os.close(process)
+
+
+def _user_of_process(pid: int) -> int:
+    """The user who runs a process, as proc(5) has it.  Raises ProcessLookupError."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        raise ProcessLookupError(pid) from None
+    return next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
 
 
 def register(app: typer.Typer) -> None:

@@ -20,12 +20,14 @@ import typer
 
 from .. import units
 from ..errors import AlreadyRunning, NoDirectory, UnknownPartition
+from ..owners import acting_as_owner
 from . import output
 from .asking import DryRun, Yes, confirm, how_many
 from .faults import STORAGE
 from .target import Data, Json, address, data_dir
 
 if TYPE_CHECKING:
+    from ..log.repair import Repaired
     from ..log.tools import Batch, Report
 
 REPAIR_MS_MAX = 3_600_000
@@ -62,22 +64,24 @@ def directories(names: list[str] | None, data: Path | None) -> list[Path]:
     if not names:
         if root is None:
             raise typer.BadParameter("name partitions, or a data directory with --data")
-        if not root.is_dir():
-            raise FileNotFoundError(2, "No such file or directory", str(root))
-        if not (root / LOCK_FILE).exists():
-            raise NoDirectory(f"{root}: no appliance has been started here")
-        return _partitions(root)
+        with acting_as_owner(root):
+            if not root.is_dir():
+                raise FileNotFoundError(2, "No such file or directory", str(root))
+            if not (root / LOCK_FILE).exists():
+                raise NoDirectory(f"{root}: no appliance has been started here")
+            return _partitions(root)
     found: list[Path] = []
     for name in names:
         path = root / name if root is not None and "/" not in name else Path(name)
-        paths = [path] if path.is_dir() else _of_topic(path)
-        if not paths and root is not None and "/" not in name:
-            raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
-        if not paths:
-            raise FileNotFoundError(2, "No such file or directory", str(path))
-        for one in paths:
-            if not is_partition(one):
-                raise NoDirectory(f"{one}: no partition's directory: it has neither segments nor a recovery point")
+        with acting_as_owner(path):
+            paths = [path] if path.is_dir() else _of_topic(path)
+            if not paths and root is not None and "/" not in name:
+                raise UnknownPartition(f"{name}: no such partition or topic in {root}{_near(root, name)}")
+            if not paths:
+                raise FileNotFoundError(2, "No such file or directory", str(path))
+            for one in paths:
+                if not is_partition(one):
+                    raise NoDirectory(f"{one}: no partition's directory: it has neither segments nor a recovery point")
         found += paths
     return list(dict.fromkeys(found))
 
@@ -138,44 +142,49 @@ def dump(
         raise typer.BadParameter(f"{partition} has {len(chosen)} partitions: name one, such as {chosen[0].name}")
     (directory,) = chosen
     columns = RECORD_COLUMNS if records else BATCH_COLUMNS
+    to_row = _record_rows if records else _batch_rows
     if not as_json:
         output.print_fields(columns)
-    for found in islice(tools.dump(directory, start), count_max):
-        if isinstance(found, tools.Damage):
-            output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
-            continue
-        if found.is_hole:
-            # Size and offset are those of the hole itself: a small one has no room for more than a word of the reason.
-            at = int(found.path.stem) + found.position
-            why = reason_of(found.data) or "there was no room for the reason"
-            output.remark(
-                f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
-            )
-            continue
-        for row in _record_rows(found) if records else [_batch_row(found)]:
-            if as_json:
-                output.say(output.json_text(row))
-            else:
-                output.print_fields([output.field(row[column]) for column in columns])
+    with acting_as_owner(directory):
+        for found in islice(tools.dump(directory, start), count_max):
+            if isinstance(found, tools.Damage):
+                output.remark(f"{found.path}:{found.position}: {found.stop - found.position} bytes: {found.reason}")
+                continue
+            if found.is_hole:
+                # Size and offset are those of the hole itself: a small one has no room for more than a word of the
+                # reason.
+                at = int(found.path.stem) + found.position
+                why = reason_of(found.data) or "there was no room for the reason"
+                output.remark(
+                    f"{found.path}:{found.position}: a hole: {found.info.size} bytes at offset {at} are missing: {why}"
+                )
+                continue
+            for row in to_row(found):
+                if as_json:
+                    output.say(output.json_text(row))
+                else:
+                    output.print_fields([output.field(row[column]) for column in columns])
 
 
-def _batch_row(batch: Batch) -> dict[str, Any]:
+def _batch_rows(batch: Batch) -> list[dict[str, Any]]:
     from ..records.batch import CODEC_MASK, CODECS
 
     info = batch.info
-    return {
-        "offset": batch.offset,
-        "file": batch.path.name,
-        "position": batch.position,
-        "bytes": info.size,
-        "messages": info.count,
-        "first_timestamp": info.first_timestamp,
-        "max_timestamp": info.max_timestamp,
-        "codec": CODECS[info.attributes & CODEC_MASK],
-        "producer_id": info.producer_id,
-        "epoch": info.producer_epoch,
-        "sequence": info.base_sequence,
-    }
+    return [
+        {
+            "offset": batch.offset,
+            "file": batch.path.name,
+            "position": batch.position,
+            "bytes": info.size,
+            "messages": info.count,
+            "first_timestamp": info.first_timestamp,
+            "max_timestamp": info.max_timestamp,
+            "codec": CODECS[info.attributes & CODEC_MASK],
+            "producer_id": info.producer_id,
+            "epoch": info.producer_epoch,
+            "sequence": info.base_sequence,
+        }
+    ]
 
 
 def _record_rows(batch: Batch) -> list[dict[str, Any]]:
@@ -212,7 +221,10 @@ def verify(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
     """
     from ..log import tools
 
-    reports = [tools.verify(directory) for directory in directories(partitions, data)]
+    reports = []
+    for directory in directories(partitions, data):
+        with acting_as_owner(directory):
+            reports.append(tools.verify(directory))
     rows = [_report_row(report) for report in reports]
     columns = ["partition", "segments", "start", "end", "batches", "messages", "holes", "state"]
     output.print_rows(rows, columns, as_json=as_json)
@@ -266,11 +278,7 @@ def repair(
 
         appliance log repair web-0 --data /var/lib/appliance --cut --dry-run
     """
-    from ..log import tools
-    from ..log.repair import repair as repaired
-
-    damaged = [one for one in directories(partitions, data) if not tools.verify(one).sound]
-    planned = {one: repaired(one, cut=cut, dry_run=True) for one in damaged if cut or dry_run}
+    damaged, planned = _damaged(directories(partitions, data), plan=cut or dry_run, cut=cut)
     if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
         lost = [f"{one.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
         confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
@@ -288,38 +296,41 @@ def repair(
         output.say("nothing to repair")
 
 
+def _damaged(chosen: list[Path], *, plan: bool, cut: bool) -> tuple[list[Path], dict[Path, Repaired]]:
+    """The partitions that are damaged; with ``plan`` also what a repair of each would do."""
+    from ..log import tools
+    from ..log.repair import repair
+
+    damaged, planned = [], {}
+    for directory in chosen:
+        with acting_as_owner(directory):
+            if tools.verify(directory).sound:
+                continue
+            damaged.append(directory)
+            if plan:
+                planned[directory] = repair(directory, cut=cut, dry_run=True)
+    return damaged, planned
+
+
 def _repair(directory: Path, cut: bool) -> dict[str, Any]:
     """Repair a partition: in this process, or in the appliance that serves it."""
     from ..log.repair import repair
     from ..status import holder
 
     try:
+        # Files that root made could not be opened by the appliance.
         with exclusive(directory.parent), acting_as_owner(directory):
             return repair(directory, cut=cut)._asdict()
     except AlreadyRunning:
-        if not holder(directory.parent):
+        with acting_as_owner(directory.parent):
+            served = bool(holder(directory.parent))
+        if not served:
             raise
         from ..client.admin import Admin
 
         topic, _, number = directory.name.rpartition("-")
         with Admin(address(directory.parent, None), request_timeout_ms=REPAIR_MS_MAX) as admin:
             return admin.repair_partition(topic, int(number), cut=cut)
-
-
-@contextmanager
-def acting_as_owner(directory: Path) -> Iterator[None]:
-    """Lets root change files as the user whose log it is: files that root made could not be opened by the appliance."""
-    owner = directory.stat()
-    if os.geteuid() != 0 or owner.st_uid == 0:
-        yield
-        return
-    os.setegid(owner.st_gid)
-    os.seteuid(owner.st_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
 
 
 @contextmanager

@@ -71,11 +71,13 @@ class ClusterApi:
         request = call.request
         wanted: list[str | UUID] | None = None
         errors: dict[str, int] = {}
+        made: dict[str, int] = {}
         if request.topics is not None and (call.version > 0 or request.topics):
             wanted = [topic.topic_id or NO_ID if topic.name is None else topic.name for topic in request.topics]
             if self._appliance.auto_create and (call.version < 4 or request.allow_auto_topic_creation):
-                errors = await self._create_missing(call, wanted)
+                errors, made = await self._create_missing(call, wanted)
         rows = [{"name": name, "error_code": code} for name, code in errors.items() if code]
+        rows += [{"name": name, "error_code": 0, "created": count} for name, count in made.items()]
         if hidden := self._answers.hidden(wanted, call.access):
             rows.append({"name": hidden, "error_code": Code.TOPIC_AUTHORIZATION_FAILED})
         frame = self._answers.kafka(
@@ -90,8 +92,12 @@ class ClusterApi:
         )
         return Encoded(frame, rows)
 
-    async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> dict[str, int]:
-        """Create missing topics that the client may see; return the codes of those that could not be created."""
+    async def _create_missing(self, call: Call, wanted: Sequence[str | UUID]) -> tuple[dict[str, int], dict[str, int]]:
+        """Create missing topics that the client may see.
+
+        Returns:
+            The codes of missing topics; the numbers of partitions of those that were created.
+        """
         known = self._appliance.topics()
         names = [name for name in dict.fromkeys(wanted) if isinstance(name, str) and call.access.describable[name]]
         missing = [name for name in names if name not in known and is_topic(name) and not is_reserved(name)]
@@ -101,9 +107,11 @@ class ClusterApi:
         for name in missing:
             del refused[name]
         errors: dict[str, int] = dict.fromkeys(missing[CREATIONS_MAX:], Code.LEADER_NOT_AVAILABLE)
-        made = missing[:CREATIONS_MAX]
-        codes = await asyncio.gather(*(self._create(name) for name in made))
-        return refused | errors | dict(zip(made, codes, strict=True))
+        tried = missing[:CREATIONS_MAX]
+        codes = dict(zip(tried, await asyncio.gather(*(self._create(name) for name in tried)), strict=True))
+        topics = self._appliance.topics()
+        made = {name: len(topics[name].partitions) for name, code in codes.items() if not code and name in topics}
+        return refused | errors | codes, made
 
     async def _create(self, name: str) -> int:
         try:

@@ -1,19 +1,26 @@
 """Serves /metrics, /live and /ready by HTTP, in the side process ``metrics``.
 
 Threads: the main thread accepts connections, sends heartbeats and reads the supervisor's messages; each connection has
-a thread.  Bounds: CONNECTIONS_MAX connections, further ones are closed; TIMEOUT_S for each read and each write; one
-answer per connection.
+a thread.  Bounds: CONNECTIONS_MAX connections; TIMEOUT_S for each read and each write; one answer per connection.  When
+there is no place for one more, the oldest gives way that has not sent its request yet, or without one it is closed.
+
+The Host header is an IP address, ``localhost``, the name of this host, or one of ``metrics.hosts``: a page of another
+site that makes its own name point here (DNS rebinding) reads nothing.  Monitors that send none are no browsers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR
 from typing import Any, Final, NamedTuple
 
+from ..addresses import host_names, host_of, is_own_host
 from ..health.findings import Seen, wrong
 from ..processes.clock import now_ms
 from ..processes.supervisor.side_processes import SideArguments
@@ -113,20 +120,50 @@ class MetricsServer(ThreadingHTTPServer):
         self.socket = arguments.sock
         self.pages = pages
         self._arguments, self._on_turn = arguments, on_turn
-        self._room = threading.Semaphore(CONNECTIONS_MAX)
+        config = arguments.config
+        self._names = host_names(config.metrics.hosts, config.broker.host, os.uname().nodename)
+        self._lock = threading.Lock()
+        self._asking: dict[Any, None] = {}
+        """Connections that have not sent their request yet, the oldest first."""
+        self._answered = 0
+        """Connections that are answered now."""
         self._stopping = False
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        with self._lock:
+            full = len(self._asking) + self._answered >= CONNECTIONS_MAX
+            oldest = next(iter(self._asking), None) if full else None
+            if oldest is not None:
+                del self._asking[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(SHUT_RDWR)  # its thread ends
+            if not full or oldest is not None:
+                self._asking[request] = None
+        if full and oldest is None:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+        else:
+            super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+    def begin_answer(self, request: Any) -> bool:
+        """Note that the request has come; False when its connection has given way meanwhile."""
+        with self._lock:
+            if request not in self._asking:
+                return False
+            del self._asking[request]
+            self._answered += 1
+            return True
+
+    def end_answer(self) -> None:
+        with self._lock:
+            self._answered -= 1
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._asking.pop(request, None)
+        super().shutdown_request(request)
+
+    def is_own_host(self, header: str | None) -> bool:
+        return header is None or is_own_host(host_of(header), self._names)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("connection of %s ended", client_address, exc_info=True)
@@ -150,8 +187,21 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        if not self.server.begin_answer(self.request):
+            return
+        try:
+            self._answer()
+        finally:
+            self.server.end_answer()
+
+    def _answer(self) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
-        answer = text(404, "".join(f"{path}\n" for path in self.server.pages)) if page is None else page()
+        if not self.server.is_own_host(self.headers.get("host")):
+            answer = text(421, "this name is not one of metrics.hosts: add it, or use the address\n")
+        elif page is None:
+            answer = text(404, "".join(f"{path}\n" for path in self.server.pages))
+        else:
+            answer = page()
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

@@ -15,6 +15,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -102,6 +103,13 @@ def become_child(name: str, supervisor_pid: int) -> None:
     _take_short_turns()
     if os.getppid() != supervisor_pid:
         os._exit(0)
+
+
+def lower_priority_of_thread(niceness: int) -> None:
+    """Let this thread have what others leave of a busy core; never a higher priority than the process has."""
+    thread = threading.get_native_id()
+    with contextlib.suppress(PermissionError):  # a container may forbid it
+        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def set_log_level(level: str) -> None:

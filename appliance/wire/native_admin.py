@@ -3,7 +3,7 @@
 ``wire/native.py`` specifies the frames.  The verbs, their arguments and results (JSON-like)::
 
     create_topic    {name, partitions?, settings?}        {name, partitions}
-    ensure_topic    {name}                                {name, partitions}; created if auto_create is on
+    ensure_topic    {name}                                {name, partitions, created}; made if auto_create is on
     alter_topic     {name, settings?, partitions?}        {name, partitions}; nil resets a setting
     delete_topic    {name}                                nil
     delete_records  {name, partition, offset}             nil; deletes what is before; only the leader does it

@@ -158,7 +158,8 @@ class NativeApi:
         return _brief(await self._topics.create(wanted.name, wanted.partitions, wanted.settings))
 
     async def _ensure_topic(self, wanted: OneTopic, access: Access) -> dict[str, Any]:
-        return _brief(await self._topics.ensure(wanted.name))
+        topic, created = await self._topics.ensure(wanted.name)
+        return {**_brief(topic), "created": created}
 
     async def _alter_topic(self, wanted: AlterTopic, access: Access) -> dict[str, Any]:
         return _brief(await self._topics.alter(wanted.name, wanted.settings, wanted.partitions))

@@ -219,7 +219,14 @@ class Connections:
             self.watch(connection)
 
     def _close_slowest(self) -> None:
-        """Close the connection that has kept an unfinished request in memory longest, since others wait for memory."""
+        """Close the connection that has kept an unfinished request in memory longest, since others wait for memory.
+
+        First go those that are throttled and have sent requests all the same.
+        """
+        if held := [one for one in self.by_fd.values() if one.session.muted_until_ms and one.inbox]:
+            for connection in held:
+                self.disconnect(connection, "it is throttled, and its requests keep memory that others wait for")
+            return
         oldest = self._buffers.oldest
         if oldest is None or oldest.starved or self._turn.now_ms - oldest.frame_since_ms < STARVED_MS_MAX:
             return  # a starved oldest frame is whole, since it may always grow: it waits for writers, too
