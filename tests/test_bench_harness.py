@@ -34,6 +34,12 @@ class Counting:
         return Run(1_000_000, next(self._seconds), 0.5, "abc")
 
 
+@pytest.fixture(autouse=True)
+def nothing_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These sides leave nothing on the disk: a sync would wait for seconds for the files of other tests."""
+    monkeypatch.setattr(os, "sync", lambda: None)
+
+
 @pytest.fixture
 def told() -> list[str]:
     return []
