@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
+from typing import Final
 
 from ..addresses import PLAINTEXT, Listener, address_text
 from ..config import Config
@@ -25,6 +26,9 @@ from .observer import Look, Observer
 from .visitors import Visitors
 from .web_server import serve_until
 
+REFUSALS_S: Final = 1
+"""How long refusals are counted before the supervisor gets their numbers."""
+
 
 def serve(arguments: SideArguments) -> None:
     """Run the process."""
@@ -34,7 +38,8 @@ def serve(arguments: SideArguments) -> None:
 
 async def _serve(arguments: SideArguments) -> None:
     config, data_dir, sock, channel, heart, _ = arguments
-    audit = Audit(now_ms)
+    loop = asyncio.get_running_loop()
+    audit = Audit(now_ms, lambda: loop.call_later(REFUSALS_S, send_refusals))
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
     names = [config.broker.host, *config.console.hosts.split(",")]
     app = Guard(console.application(), {name.strip().lower() for name in names} - {""})
@@ -44,14 +49,14 @@ async def _serve(arguments: SideArguments) -> None:
             console.stopping.set()
             loop.remove_reader(channel.fileno())
 
+    def send_refusals() -> None:
+        channel.send(["refusals", audit.take_counts()])
+
     async def beat() -> None:
         while True:
             heart.beat()
-            if counts := audit.take_counts():
-                channel.send(["refusals", counts])
-            await asyncio.sleep(min(1.0, heart.beat_ms / 1000))
+            await asyncio.sleep(heart.beat_ms / 1000)
 
-    loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), read)
     beating = asyncio.create_task(beat())
     try:

@@ -75,7 +75,9 @@ from .turn import Turn
 from .wait_lists import WaitLists
 
 CHECK_MS: Final = 1_000
-"""How often time limits are checked while there are clients or open files."""
+"""How often time limits are checked while something happens."""
+REST_MS: Final = 2_500
+"""How often they are checked while nothing happens, but there are clients or open files: as often as a worker beats."""
 CONTROL_RETRY_MS: Final = 10
 """How soon queued messages to the supervisor are sent again."""
 GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
@@ -162,6 +164,7 @@ class NetworkWorker:
         epoll.register(self._control_fd, select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
+        self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
         for message in arguments.snapshot:
             answers.snapshot.take(message)
@@ -187,6 +190,8 @@ class NetworkWorker:
     def turn(self, timeout_s: float) -> None:
         """Wait for events, handle them, send append requests and replies."""
         events = self._epoll.poll(timeout_s)
+        if events:
+            self._checks_every_ms = CHECK_MS
         self._begin_turn()
         connections, producing = self._connections, self._producing
         for fd, event in events:
@@ -249,7 +254,7 @@ class NetworkWorker:
             self._connections.advance_touched()
         if self._connections.starved.waiting:
             self._connections.feed_starved()
-        if self._turn.now_ms - self._check_ms >= CHECK_MS:
+        if self._turn.now_ms - self._check_ms >= self._checks_every_ms:
             self._check_timeouts()
         self._turn.end()
 
@@ -268,7 +273,7 @@ class NetworkWorker:
         now = self._turn.now_ms
         next_ms = now + self._heart.beat_ms
         if connections.by_fd or self._handshakes.by_fd or len(self._partitions.files) or self._turn.audit.pending:
-            next_ms = min(next_ms, self._check_ms + CHECK_MS)
+            next_ms = min(next_ms, self._check_ms + self._checks_every_ms)
         for deadline_ms in (self._wait_lists.next_deadline_ms(), self._logging_in.due_ms):
             if deadline_ms is not None:
                 next_ms = min(next_ms, deadline_ms)
@@ -384,11 +389,13 @@ class NetworkWorker:
         self._places.leave(connection.session)
 
     def _check_timeouts(self) -> None:
-        """Check time limits, and send numbers to the supervisor; once a second while there is anything to check."""
+        """Check time limits, and send numbers to the supervisor."""
         self._check_ms = now = self._turn.now_ms
+        self._heap_used = self._heap_used or self._checks_every_ms == CHECK_MS
+        self._checks_every_ms = REST_MS
         self._partitions.files.drop_unlinked()
-        if now - self._memory_ms >= MEMORY_MS:
-            self._memory_ms = now
+        if self._heap_used and now - self._memory_ms >= MEMORY_MS:
+            self._memory_ms, self._heap_used = now, False
             give_back_memory()
         self._connections.check_timeouts()
         self._handshakes.check_timeouts()
