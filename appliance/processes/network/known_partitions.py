@@ -10,7 +10,7 @@ from typing import Any, Final
 from ...log import FileCache, LogReader
 from ...names import TopicPartition
 from ...shared import memory
-from ...shared.table import SegmentTable
+from ...shared.table import TABLE_BYTES, SegmentTable
 from ...wire.requests import Fetch, Offsets, Produce
 from .wait_lists import WaitList
 from .writer_link import WriterLink
@@ -66,10 +66,24 @@ class KnownPartitions:
 
         Raises:
             FileNotFoundError: the partition was dropped meanwhile; that message follows.
-            OSError: the machine has no memory or descriptor for it now.
+            OSError: the machine has no memory or descriptor for it now.  Clients are told that it is being opened.
         """
-        table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        try:
+            table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if key not in self._by_key:
+                self._put(key, SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q")))
+            raise
         table.set_wait(self.number, 0)  # a killed worker may have left its cell set
+        self._put(key, table)
+
+    def _put(self, key: TopicPartition, table: SegmentTable) -> None:
+        known = self._by_key.get(key)
+        if known is not None:  # it has its own table now: nobody waits at the one that it had before
+            known.table = known.wait_list.table = table
+            return
         name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
         self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)

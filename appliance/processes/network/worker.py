@@ -103,6 +103,8 @@ class WorkerArguments(NamedTuple):
     page_name: str = ""
     """Of its counters; "": nobody reads them."""
     heart: Heart = alone()
+    tables: Sequence[list[Any]] = ()
+    """Messages about the partitions that exist: a worker answers for them from its first turn."""
     snapshot: Sequence[list[Any]] = ()
     """Messages of the snapshot to begin with."""
 
@@ -110,7 +112,8 @@ class WorkerArguments(NamedTuple):
 def run(arguments: WorkerArguments, control: Channel, supervisor_pid: int) -> int:
     """Run the worker process, from fork to exit; return its exit status."""
     become_child(f"net {arguments.number}", supervisor_pid)
-    worker = NetworkWorker(arguments, control)
+    with arguments.heart.working():  # it maps a table for each partition
+        worker = NetworkWorker(arguments, control)
     worker.serve()
     worker.drain()
     return 0
@@ -168,6 +171,8 @@ class NetworkWorker:
         self._stats, self._limits = (0, 0), list[LimitReached]()
         for message in arguments.snapshot:
             answers.snapshot.take(message)
+        for message in arguments.tables:
+            self._on_announcement(message, [])
 
     # ---- the loop
 
@@ -292,32 +297,35 @@ class NetworkWorker:
     def _read_announcements(self) -> None:
         """Read the supervisor's messages."""
         for message, fds in self._control.receive():
-            match message:
-                case ["table", topic, partition, name]:
-                    self._add_partition(TopicPartition(topic, partition), name)
-                case ["drop", topic, partition]:
-                    self._drop_partition(TopicPartition(topic, partition))
-                case ["damaged", topic, partition, ranges]:
-                    if (known := self._partitions.get((topic, partition))) is not None:
-                        known.damaged = [(start, stop) for start, stop in ranges]
-                case ["forget", topic, partition]:
-                    if (known := self._partitions.get((topic, partition))) is not None:
-                        known.reader.forget()
-                case ["writer", topic, partition]:
-                    self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
-                case ["retire", topic, partition]:
-                    if (known := self._partitions.get((topic, partition))) is not None:
-                        self._producing.retire_writer(known)
-                case ["coordinator"]:
-                    self._forwarding.connect(fds[0])
-                case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
-                    self._control.send(message)
-                case ["tls", values]:
-                    self._load_tls(msgspec.convert(values, Tls))
-                case ["log_level", level]:
-                    set_log_level(level)
-                case ["stop"]:
-                    self._turn.stopping = True
+            self._on_announcement(message, fds)
+
+    def _on_announcement(self, message: list[Any], fds: list[int]) -> None:
+        match message:
+            case ["table", topic, partition, name]:
+                self._add_partition(TopicPartition(topic, partition), name)
+            case ["drop", topic, partition]:
+                self._drop_partition(TopicPartition(topic, partition))
+            case ["damaged", topic, partition, ranges]:
+                if (known := self._partitions.get((topic, partition))) is not None:
+                    known.damaged = [(start, stop) for start, stop in ranges]
+            case ["forget", topic, partition]:
+                if (known := self._partitions.get((topic, partition))) is not None:
+                    known.reader.forget()
+            case ["writer", topic, partition]:
+                self._producing.join_writer(TopicPartition(topic, partition), socket.socket(fileno=fds[0]))
+            case ["retire", topic, partition]:
+                if (known := self._partitions.get((topic, partition))) is not None:
+                    self._producing.retire_writer(known)
+            case ["coordinator"]:
+                self._forwarding.connect(fds[0])
+            case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again
+                self._control.send(message)
+            case ["tls", values]:
+                self._load_tls(msgspec.convert(values, Tls))
+            case ["log_level", level]:
+                set_log_level(level)
+            case ["stop"]:
+                self._turn.stopping = True
 
     def _add_partition(self, key: TopicPartition, table_name: str) -> None:
         try:
