@@ -33,7 +33,9 @@ REFUSALS_S: Final = 1
 def serve(arguments: SideArguments) -> None:
     """Run the process."""
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else any client could fill the log
-    asyncio.run(_serve(arguments))
+    # Not asyncio.run(), which waits for threads: a search, or a poll that the coordinator does not answer any more,
+    # would delay a stop.  They end with the process.
+    asyncio.new_event_loop().run_until_complete(_serve(arguments))
 
 
 async def _serve(arguments: SideArguments) -> None:

@@ -23,7 +23,8 @@ from ..wire.sockets import set_options
 CONNECTIONS_MAX: Final = 128
 HEADER_BYTES_MAX: Final = 32 * 1024
 IDLE_S_MAX: Final = 10.0
-STOP_S_MAX: Final = 2
+STOP_S_MAX: Final = 0.5
+"""How long a stop waits for answers: a page that does not read does not delay it."""
 ACCEPT_PAUSE_S: Final = 1.0
 """How long the listener is left alone after a connection that could not be accepted."""
 
@@ -111,9 +112,19 @@ class HttpServer(uvicorn.Server):
         await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests be answered for STOP_S_MAX, then cut them."""
         for sock in sockets or ():
             asyncio.get_running_loop().remove_reader(sock.fileno())
-        await super().shutdown(sockets)
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=STOP_S_MAX)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -133,7 +144,6 @@ async def serve_until(stopping: asyncio.Event, app: ASGIApp, sockets: Sequence[A
         date_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-        timeout_graceful_shutdown=STOP_S_MAX,
     )
     await HttpServer(settings, stopping).serve(sockets=list(sockets))
     stopping.set()

@@ -83,6 +83,8 @@ CONTROL_RETRY_MS: Final = 10
 GONE: Final = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 """Events that end a connection."""
 STATS_MS: Final = 5_000
+STILL_MS: Final = 500
+"""How long an ordered stop waits for replies that can be cut, and for clients that do not take theirs."""
 MEMORY_MS: Final = 10_000
 """How often freed memory is given back to the system."""
 
@@ -182,15 +184,23 @@ class NetworkWorker:
             self.turn(self._timeout_s())
 
     def drain(self) -> None:
-        """Answer started requests, then close; the supervisor limits the time for that."""
+        """Answer started requests, then close.
+
+        After STILL_MS only answers to produce requests are waited for, and only by clients that take them.  The
+        supervisor limits the time that writers may take for them.
+        """
         self._accepting.close()
         self._handshakes.close()
         self._wait_lists.answer_all()
         self._connections.close_when_sent(unanswered=Forwarded)
         self._producing.recall()
         self._finish_turn()
+        begun_ms = self._turn.now_ms
         while (self._connections.by_fd or self._handing_over.count) and not self._control.closed:
             self.turn(0 if self._lookups.unfinished else 0.1)
+            if self._turn.now_ms - begun_ms >= STILL_MS:
+                self._connections.close_unmoved(STILL_MS)
+                self._turn.end()
 
     def turn(self, timeout_s: float) -> None:
         """Wait for events, handle them, send append requests and replies."""
