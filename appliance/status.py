@@ -18,6 +18,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min"},     of the configuration
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
+     "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
@@ -58,6 +59,7 @@ NOTHING: dict[str, Any] = {
     "processes": [],
     "refused": [],
     "limits": [],
+    "low": [],
     "refusals": {},
     "version": None,
     "started": None,

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
 from appliance.errors import WriterGone
+from appliance.partition_states import ONLINE
 from appliance.processes.control import Channel
 from appliance.processes.handoff import BUFFER_BYTES_MIN, PIECE_BYTES
 from appliance.processes.network.client_session import ClientSession
@@ -23,7 +26,7 @@ from appliance.processes.network.handing_over import SETTLING_MS_MAX, HandingOve
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.known_partitions import KnownPartitions
 from appliance.processes.network.places import Places
-from appliance.processes.network.producing import Producing, _runs
+from appliance.processes.network.producing import ASKED_MS, NEEDED_MAX, Producing, WriterNeeds, _runs
 from appliance.processes.network.relaying import Relaying
 from appliance.processes.network.turn import Turn
 from appliance.processes.network.writer_link import HandedOver, WriterLink
@@ -256,6 +259,83 @@ def test_what_a_writer_answered_before_it_died_is_not_failed(joined: Rig, notice
         joined.producing.on_event(joined.partition, select.EPOLLIN | select.EPOLLHUP)
     errors = [one.results[0].error for one in pending]
     assert errors == [0, 0, WriterGone.code]
+
+
+def test_a_writer_that_retires_gets_what_has_waited_for_it(joined: Rig) -> None:
+    """Else one that is started and retires for another one would be started again for the same request, and so on."""
+    joined.producing.retire_writer(joined.partition)
+    connection = joined.connection()
+    read_with_extent(connection)
+    assert joined.produce(connection)
+    joined.producing.send_all()
+    assert joined.producing.waiting == 1
+    joined.join_writer()
+    joined.producing.retire_writer(joined.partition)
+    assert joined.producing.waiting == 0
+    ((message, _),) = joined.writer.receive()
+    joined.writer.send([(message[0][0], [0, 0, 1], {}, -1)])
+    joined.producing.on_event(joined.partition, select.EPOLLIN)
+    assert not connection.requests[0].missing and joined.link.channel is None
+
+
+def partition_numbered(number: int) -> Any:
+    table = SimpleNamespace(state=ONLINE)
+    return KnownPartition(cast(Any, None), table, cast(Any, SimpleNamespace(partition=number)))
+
+
+class Asked(list[Any]):
+    """Partitions that the supervisor was asked for a writer of, and those that have not come yet."""
+
+    def __init__(self) -> None:
+        self.turn = Turn()
+        self.needs = WriterNeeds(self.turn, lambda key: self.append(key.partition))
+        self.partitions: dict[int, Any] = {}
+
+    def need(self, number: int, connection: Any) -> None:
+        partition = self.partitions.setdefault(number, partition_numbered(number))
+        self.needs.add(partition, connection)
+
+    def come(self, number: int) -> None:
+        self.needs.remove(self.partitions.pop(number))
+
+    @property
+    def outstanding(self) -> list[int]:
+        return [number for number in self if number in self.partitions]
+
+
+@given(wanted=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 60)), max_size=80))
+def test_writers_are_asked_for_few_at_a_time_and_for_each_connection_in_turn(wanted: list[tuple[str, int]]) -> None:
+    """Goal: the n-th need of a connection is not behind the n+1st of another; none is forgotten, none asked twice."""
+    asked = Asked()
+    for number in range(1_000, 1_000 + NEEDED_MAX):
+        asked.need(number, "before")
+    rounds: dict[int, int] = {}
+    counts = dict.fromkeys("abcd", 0)
+    for connection, number in wanted:
+        asked.need(number, connection)
+        if number not in rounds:
+            rounds[number] = counts[connection]
+            counts[connection] += 1
+    assert len(asked) == NEEDED_MAX
+    while asked.outstanding:
+        asked.come(asked.outstanding[0])
+        assert len(asked.outstanding) <= NEEDED_MAX
+    later = [rounds[number] for number in asked[NEEDED_MAX:]]
+    assert later == sorted(later) and len(later) == len(rounds) == len(set(asked)) - NEEDED_MAX
+
+
+def test_one_that_needs_one_writer_waits_for_few_of_another() -> None:
+    asked = Asked()
+    for number in range(10_000):
+        asked.need(number, "greedy")
+    assert len(asked) == NEEDED_MAX
+    asked.need(10_000, "modest")
+    asked.come(asked[0])
+    asked.come(asked[1])
+    assert 10_000 in asked
+    asked.turn.now_ms += ASKED_MS
+    asked.needs.check_timeouts()
+    assert len(asked) == 2 * NEEDED_MAX + 2, "those that do not come keep nobody waiting"
 
 
 def test_a_descriptor_is_open_until_the_turn_ends(joined: Rig) -> None:

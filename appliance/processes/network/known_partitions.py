@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...log import FileCache, LogReader
+from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...shared import memory
 from ...shared.table import TABLE_BYTES, SegmentTable
@@ -16,7 +17,7 @@ from .wait_lists import WaitList
 from .writer_link import WriterLink
 
 OPEN_FILES_MAX: Final = 512
-"""Segment files that a worker keeps open."""
+"""Segment files that a worker keeps open, where enough descriptors are granted."""
 WRITER_SHARE: Final = 4
 """Once half of the arena is taken, at most a quarter of the arena waits for one writer."""
 
@@ -53,13 +54,9 @@ class KnownPartitions:
         self._data_dir, self.number, self._epoll = data_dir, number, epoll
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
-        self.files = FileCache(OPEN_FILES_MAX)
+        self.open_files_max = open_files_max(OPEN_FILES_MAX)
+        self.files = FileCache(self.open_files_max)
         self.get = self._by_key.get
-
-    @property
-    def descriptors_max(self) -> int:
-        """Descriptors that segment files and links to writers may take."""
-        return OPEN_FILES_MAX + 2 * len(self._by_key)
 
     def add(self, key: TopicPartition, table_name: str) -> None:
         """Map the partition's table.

@@ -36,6 +36,7 @@ import msgspec
 from ...addresses import Listener
 from ...config import Config
 from ...errors import BadValue
+from ...machine_limits import limit_of_map
 from ...names import TopicPartition
 from ...security.authorizer import Authorizer
 from ...security.configuration import Tls
@@ -168,6 +169,7 @@ class NetworkWorker:
         self._control_fd = control.fileno()
         epoll.register(self._control_fd, select.EPOLLIN)
         epoll.register(self._doorbell.fd, select.EPOLLIN)
+        self._accepting.count_descriptors()
         self._check_ms = self._stats_ms = self._memory_ms = turn.now_ms
         self._checks_every_ms, self._heap_used = REST_MS, False
         self._stats, self._limits = (0, 0), list[LimitReached]()
@@ -342,8 +344,8 @@ class NetworkWorker:
             self._partitions.add(key, table_name)
         except FileNotFoundError:  # the partition was dropped since: the next message reports it
             return
-        except OSError:
-            self._control.send(["refused", "table", *key])
+        except OSError as error:
+            self._control.send(["refused", "table", *key, limit_of_map(error)])
 
     def _drop_partition(self, key: TopicPartition) -> None:
         partition = self._partitions.remove(key)
@@ -357,9 +359,7 @@ class NetworkWorker:
     # ---- clients come and go
 
     def _accept(self, fd: int) -> None:
-        count = len(self._connections.by_fd) + self._handing_over.count
-        descriptors = self._partitions.descriptors_max + len(self._handshakes.by_fd) + self._relaying.count
-        accepted = self._accepting.accept(fd, count, descriptors)
+        accepted = self._accepting.accept(fd, self._connection_count, self._descriptors)
         if accepted is None:
             return
         if not self._places.admits_address(accepted.host, accepted.peer, self._handshakes.by_address[accepted.host]):
@@ -420,8 +420,8 @@ class NetworkWorker:
         self._producing.check_timeouts()
         self._producing.recall_expired()
         self._logging_in.check_timeouts()
-        count = len(self._connections.by_fd) + self._handing_over.count
-        limits = self._accepting.limits(count, self._partitions.descriptors_max + self._relaying.count)
+        count = self._connection_count
+        limits = self._accepting.limits(count, self._descriptors)
         if limits != self._limits:
             self._limits = limits
             self._control.send(["limits", limits])
@@ -432,6 +432,20 @@ class NetworkWorker:
         if stats != self._stats and now - self._stats_ms >= STATS_MS:
             self._stats, self._stats_ms = stats, now
             self._control.send(["stats", {"connections": stats[0], "refused": stats[1]}])
+
+    @property
+    def _connection_count(self) -> int:
+        return len(self._connections.by_fd) + self._handing_over.count
+
+    @property
+    def _descriptors(self) -> int:
+        """Descriptors for other things than connections: those that files may take, and those that are in use.
+
+        A connection that a writer serves has none here, unless it is relayed: then it has two.
+        """
+        elsewhere = 2 * self._relaying.count - self._handing_over.count
+        links, handshakes = len(self._producing.by_fd), len(self._handshakes.by_fd)
+        return self._partitions.open_files_max + links + handshakes + elsewhere
 
     def _gauges(self) -> list[int]:
         connections, buffers = self._connections, self._buffers
