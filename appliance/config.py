@@ -149,8 +149,24 @@ class Network(Struct, frozen=True):
     ] = 30_000
 
 
+WRITER_BYTES = 4 * MIB
+"""Memory of a writer process of its own, rounded up."""
+WRITERS_SHARE = 4
+"""Writers take at most a quarter of the memory, when ``writer.count_max`` is 0."""
+WRITERS_MIN = 16
+"""So many always run."""
+
+
 class Writer(Struct, frozen=True):
     idle_ms: Annotated[int, Meta(ge=100, description="a writer process that is idle this long ends")] = 60_000
+    count_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="most writer processes, one per partition; 0 = as many as a quarter of memory holds",
+        ),
+    ] = 0
 
 
 class Producers(Struct, frozen=True):
@@ -381,6 +397,10 @@ class Config(Struct, frozen=True):
     def committed_max(self) -> int:
         """Largest number of committed offsets of all groups together."""
         return self.offsets.committed_max or FULL_GROUPS * self.topics.partitions_max
+
+    def writers_max(self, memory_bytes: int) -> int:
+        """Largest number of writers at a time, on a machine with so much memory."""
+        return self.writer.count_max or max(WRITERS_MIN, memory_bytes // WRITERS_SHARE // WRITER_BYTES)
 
     @property
     def heap_mb(self) -> int:

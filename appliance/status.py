@@ -20,6 +20,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "clock": {"jump_ms", "believed", "kept_bytes"},       of a jump of the clock that is not believed; null without one
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
+     "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
@@ -63,6 +64,7 @@ NOTHING: dict[str, Any] = {
     "limits": [],
     "clock": None,
     "retention": {},
+    "low": [],
     "refusals": {},
     "version": None,
     "started": None,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -28,16 +28,22 @@ from .observer import Look, Observer
 from .visitors import Visitors
 from .web_server import serve_until
 
+REFUSALS_S: Final = 1
+"""How long refusals are counted before the supervisor gets their numbers."""
+
 
 def serve(arguments: SideArguments) -> None:
     """Run the process."""
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else any client could fill the log
-    asyncio.run(_serve(arguments))
+    # Not asyncio.run(), which waits for threads: a search, or a poll that the coordinator does not answer any more,
+    # would delay a stop.  They end with the process.
+    asyncio.new_event_loop().run_until_complete(_serve(arguments))
 
 
 async def _serve(arguments: SideArguments) -> None:
     config, data_dir, sock, channel, heart, _ = arguments
-    audit = Audit(now_ms)
+    loop = asyncio.get_running_loop()
+    audit = Audit(now_ms, lambda: loop.call_later(REFUSALS_S, send_refusals))
     console = make_console(config, data_dir, address_text(sock.getsockname()), audit)
     guarded: Any = Guard(console.application(), host_names(config.console.hosts, config.broker.host))
     proxies = parse_networks(config.console.proxies)
@@ -48,14 +54,14 @@ async def _serve(arguments: SideArguments) -> None:
             console.stopping.set()
             loop.remove_reader(channel.fileno())
 
+    def send_refusals() -> None:
+        channel.send(["refusals", audit.take_counts()])
+
     async def beat() -> None:
         while True:
             heart.beat()
-            if counts := audit.take_counts():
-                channel.send(["refusals", counts])
-            await asyncio.sleep(min(1.0, heart.beat_ms / 1000))
+            await asyncio.sleep(heart.beat_ms / 1000)
 
-    loop = asyncio.get_running_loop()
     loop.add_reader(channel.fileno(), read)
     beating = asyncio.create_task(beat())
     try:

@@ -12,7 +12,10 @@ import asyncio
 import contextlib
 import ipaddress
 import itertools
+import logging
+import socket
 from collections.abc import Iterator, Sequence
+from email.utils import formatdate
 from typing import Any, ClassVar, Final
 
 import uvicorn
@@ -26,8 +29,13 @@ CONNECTIONS_MAX: Final = 128
 CONNECTIONS_OF_ADDRESS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 32 * 1024
 IDLE_S_MAX: Final = 10.0
-STOP_S_MAX: Final = 2
+STOP_S_MAX: Final = 0.5
+"""How long a stop waits for answers: a page that does not read does not delay it."""
+ACCEPT_PAUSE_S: Final = 1.0
+"""How long the listener is left alone after a connection that could not be accepted."""
 _numbers = itertools.count()
+
+logger = logging.getLogger(__name__)
 
 
 class Connection(H11Protocol):
@@ -53,6 +61,10 @@ class Connection(H11Protocol):
         set_options(transport.get_extra_info("socket"), peer[0])
         self._served: Any = None
         self._check_later()
+
+    def data_received(self, data: bytes) -> None:
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        super().data_received(data)
 
     def _find_place(self) -> bool:
         """Let another connection give way if there is no place; False if none can."""
@@ -89,7 +101,66 @@ class Connection(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals alone: the supervisor says when this process stops."""
+    """Accepts by itself, and leaves signals alone: the supervisor says when this process stops.
+
+    uvicorn's own loop wakes up ten times a second, to look whether it should stop and to set the date.  asyncio's
+    servers try 2,048 times in a row to accept a connection for which no descriptor is left, with a log entry for each.
+    """
+
+    def __init__(self, settings: uvicorn.Config, stopping: asyncio.Event) -> None:
+        super().__init__(settings)
+        self._stopping = stopping
+        self._accepted: set[asyncio.Task[Any]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.servers = []
+        for sock in sockets or ():
+            sock.setblocking(False)
+            self._listen(sock)
+        self.started = True
+
+    def _listen(self, sock: socket.socket) -> None:
+        if not self._stopping.is_set():
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
+
+    def _accept(self, sock: socket.socket) -> None:
+        """Accept one connection; the loop reports the next one."""
+        loop = asyncio.get_running_loop()
+        try:
+            accepted, _ = sock.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone
+            return
+        except OSError as error:
+            logger.warning("a connection to the console is not accepted: %s", error.strerror)
+            loop.remove_reader(sock.fileno())
+            loop.call_later(ACCEPT_PAUSE_S, self._listen, sock)
+            return
+        accepted.setblocking(False)
+        task = loop.create_task(loop.connect_accepted_socket(self._connection, accepted))
+        self._accepted.add(task)
+        task.add_done_callback(self._accepted.discard)
+
+    def _connection(self) -> asyncio.Protocol:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests be answered for STOP_S_MAX, then cut them."""
+        for sock in sockets or ():
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=STOP_S_MAX)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -108,15 +179,9 @@ async def serve_until(
         log_config=None,
         access_log=False,
         server_header=False,
+        date_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
-        timeout_graceful_shutdown=STOP_S_MAX,
     )
-    server = HttpServer(settings)
-    serving = asyncio.create_task(server.serve(sockets=list(sockets)))
-    ending = asyncio.create_task(stopping.wait())
-    await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
-    ending.cancel()
+    await HttpServer(settings, stopping).serve(sockets=list(sockets))
     stopping.set()
-    server.should_exit = True
-    await serving

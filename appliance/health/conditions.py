@@ -176,6 +176,7 @@ LIMIT_REACHED = Condition(
         "{{ $labels.instance }} has reached a limit: {{ $labels.limit }}",
     ),
 )
+LIMIT_LOW = Condition("LimitLow", WARNING, "faults", "raise the limit of the machine, or lower the key")
 ACTION_REFUSED = Condition(
     *("ActionRefused", CRITICAL, "faults", "appliance status shows the limit that is reached; it is tried again"),
     exit_status=NOT_NOW,
@@ -296,7 +297,7 @@ OTHERS = Condition("Others", WARNING, "look-at-it", "appliance status shows all 
 
 CONDITIONS: Final = (
     *(DOWN, NOT_SERVING, COORDINATOR_AWAY, PARTITION_OFFLINE, PARTITION_DAMAGED, PARTITION_OPENING),
-    *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, CLOCK_JUMPED, ZOOKEEPER_AWAY, LIMIT_REACHED, ACTION_REFUSED),
+    *(DISK_FULL, DISK_LOW, DISK_FILLS_UP, CLOCK_JUMPED, ZOOKEEPER_AWAY, LIMIT_REACHED, LIMIT_LOW, ACTION_REFUSED),
     *(PROCESS_HANGS, PROCESS_RESTARTED, PROCESS_WAITS, PROCESS_BUSY, CLIENTS_REFUSED, FLOOD),
     *(GROUP_LAGS, GROUP_LOST, GROUPS_UNKNOWN, INSECURE, CERTIFICATE_EXPIRED, CERTIFICATE_EXPIRES, CERTIFICATE_UNUSABLE),
     *(REQUEST_ERRORS, SLOW_FLUSHES, ARENA_NEARLY_FULL, OTHERS),

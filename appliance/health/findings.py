@@ -209,6 +209,9 @@ def _limits(seen: Seen) -> Iterator[Finding]:
             yield _finding(of.LIMIT_REACHED, f"limit reached: {row['limit']}{where}", why, row["advice"])
         elif not full:
             yield _finding(of.DISK_FULL, "the disk is full", f"{why} bytes in use" if why else "", row["advice"])
+    for row in seen.state.get("low", ()):
+        what = f"few {row['limit']} are granted: {row['value']:,}"
+        yield _finding(of.LIMIT_LOW, what, f"they allow {row['allows']}", row["advice"])
     for row in seen.state["refused"]:
         why = f"{row['reason']} ({row['attempts']} attempts)" if "attempts" in row else row["reason"]
         yield _finding(of.ACTION_REFUSED, f"the machine refuses to {row['action']}", why)

@@ -18,6 +18,7 @@ bytes (:attr:`LogReader.looked_bytes`), so that a process with many clients can 
 
 from __future__ import annotations
 
+import errno
 import os
 from array import array
 from bisect import bisect_left, bisect_right
@@ -80,7 +81,7 @@ class FileCache:
             self._files.move_to_end(path)
         else:
             try:
-                file = kind(path)
+                file = self._open(path, kind)
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -91,6 +92,22 @@ class FileCache:
                 self._files.popitem(last=False)
         assert isinstance(file, kind)
         return file
+
+    def _open(self, path: str, kind: type[AnyFile]) -> AnyFile:
+        """Open a file, if need be in the place of half of the others: they can be opened again.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        while True:
+            try:
+                return kind(path)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+            for _ in range(len(self._files) // 2 + 1):
+                if self._files:
+                    self._files.popitem(last=False)
 
     def drop_unlinked(self) -> None:
         """Close the files that retention has unlinked, so that the disk can free their space."""

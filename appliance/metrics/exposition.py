@@ -85,7 +85,8 @@ class Snapshot(Collector):
         about = "Time since the last beat of a process; the longest of a role."
         yield _gauge("process_heartbeat_age_seconds", about, ["role"], _by(self._watched.heartbeat_s))
         about = "1 for each limit of machine or configuration that is reached now."
-        yield _gauge("limit_reached", about, ["limit"], [([row["limit"]], 1) for row in state.get("limits", ())])
+        names = sorted({row["limit"] for row in state.get("limits", ())})  # several processes may have reached one
+        yield _gauge("limit_reached", about, ["limit"], [([name], 1) for name in names])
         about = "Steps that the machine refuses now."
         rows = [([row["action"]], row["waiting"]) for row in state.get("refused", ())]
         yield _gauge("actions_refused", about, ["action"], rows)

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from ..client.admin import Admin
 from ..errors import ApplianceError, OffsetOutOfRange, StorageFault, WriterGone
 from ..log import FileCache, LogReader
+from ..machine_limits import open_files_max
 from ..names import TopicPartition
 from ..processes.clock import now_ms, wall_ms
 from ..retention import lost_bytes
@@ -79,7 +80,7 @@ class LagWatch:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._reader = Reader(data_dir)
-        self._files = FileCache(FILES_MAX)
+        self._files = FileCache(open_files_max(FILES_MAX))
         self._known: dict[tuple[str, TopicPartition], _Known] = {}
         self.lags: Lags | None = None
         self._stop = threading.Event()

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from ...errors import OffsetOutOfRange, StorageFault, Unavailable
 from ...log.reader import FileCache, LogReader
+from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...wire.kafka.metadata_reply import NO_LEADER
 from ...wire.requests import EARLIEST, LATEST, OffsetsPart
@@ -55,7 +56,7 @@ class Measurements:
         self._topics = topics
         self._brokers = brokers
         self._clock_ms = clock_ms
-        self._files = FileCache(FILES_MAX)
+        self._files = FileCache(open_files_max(FILES_MAX))
 
     async def measure(self, offsets: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, Measured]:
         """Measure partitions, wherever they are stored, and the lag of the given offsets.

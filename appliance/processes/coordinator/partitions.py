@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ...errors import RequestTimedOut, StorageFault, UnknownPartition, named
 from ...kafka_apis.appliance import Extent
+from ...machine_limits import limit_of_map
 from ...names import TopicPartition
 from ...partition_states import OFFLINE, STATE_NAMES
 from ...shared import memory
@@ -50,8 +51,8 @@ class Partitions:
             mapped = memory.attach(name, writable=False)
         except FileNotFoundError:
             return
-        except OSError:
-            self._send(["refused", "table", topic, partition])
+        except OSError as error:
+            self._send(["refused", "table", topic, partition, limit_of_map(error)])
             return
         self._tables[TopicPartition(topic, partition)] = SegmentTable(memoryview(mapped).cast("Q"))
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...addresses import Listener
 from ...security.principals import Origin
 from ...shared.counters import ListenerCounters
-from ...wire.requests import Codec, FileRange, Request
+from ...wire.requests import Codec, FileRange, Produce, Request
 from ...wire.transport import MORE, Transport
 from .client_session import ClientSession
 from .inbox import Inbox
@@ -108,6 +108,7 @@ class Connection:
         "closed",
         "codec",
         "counters",
+        "cuttable_bytes",
         "delayed",
         "events",
         "hand_over_to",
@@ -161,6 +162,8 @@ class Connection:
         self.delayed: DelayedRequest | None = None
         self.out: deque[bytes | FileRange] = deque()
         self.out_bytes = 0
+        self.cuttable_bytes = 0
+        """Bytes put into the output since the last answer to a produce request."""
         self.events = 0
         """The events that epoll watches the socket for."""
         self.blocked = False
@@ -215,13 +218,22 @@ class Connection:
         while requests and requests[0].reply is not None:
             pending = requests.popleft()
             self.unanswered -= pending.count
+            before = self.out_bytes
             for piece in pending.reply or ():
                 self.put(piece)
+            self.cuttable_bytes = (
+                0 if type(pending.request) is Produce else self.cuttable_bytes + self.out_bytes - before
+            )
 
     def put(self, piece: bytes | FileRange) -> None:
         """Queue a part of a reply."""
         self.out.append(piece)
         self.out_bytes += len(piece) if isinstance(piece, bytes) else piece[2]
+
+    @property
+    def owes_acknowledgement(self) -> bool:
+        """Whether an answer to a produce request is not sent, or not made, yet."""
+        return self.out_bytes > self.cuttable_bytes or any(type(one.request) is Produce for one in self.requests)
 
     def give_up(self, kind: type) -> None:
         """Forget the first unanswered request of this kind, and all after it: their replies could not be sent."""

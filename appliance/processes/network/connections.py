@@ -341,6 +341,18 @@ class Connections:
             connection.give_up(unanswered)
             self.touched[connection] = None
 
+    def close_unmoved(self, still_ms: int) -> None:
+        """Close the connections that an ordered stop does not wait for.
+
+        Those that are owed an answer to a produce request are kept: without it the client sends the batch again.  But
+        all are closed whose output has not moved for ``still_ms``.  A reply to a fetch can be cut: the client fetches
+        again.
+        """
+        for connection in list(self.by_fd.values()):
+            moves = not connection.out or self._turn.now_ms - connection.active_ms < still_ms
+            if not connection.owes_acknowledgement or not moves:
+                self.close(connection)
+
     def check_timeouts(self) -> None:
         """Close connections that are silent, or do not complete a frame."""
         limits, now_ms = self._limits, self._turn.now_ms

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...log import FileCache, LogReader
+from ...machine_limits import open_files_max
 from ...names import TopicPartition
 from ...shared import memory
-from ...shared.table import SegmentTable
+from ...shared.table import TABLE_BYTES, SegmentTable
 from ...wire.requests import Fetch, Offsets, Produce
 from .wait_lists import WaitList
 from .writer_link import WriterLink
 
 OPEN_FILES_MAX: Final = 512
-"""Segment files that a worker keeps open."""
+"""Segment files that a worker keeps open, where enough descriptors are granted."""
 WRITER_SHARE: Final = 4
 """Once half of the arena is taken, at most a quarter of the arena waits for one writer."""
 
@@ -53,23 +54,33 @@ class KnownPartitions:
         self._data_dir, self.number, self._epoll = data_dir, number, epoll
         self._in_hand_bytes_max = arena_bytes // WRITER_SHARE
         self._by_key: dict[tuple[str, int], Partition] = {}  # requests look up with plain tuples
-        self.files = FileCache(OPEN_FILES_MAX)
+        self.open_files_max = open_files_max(OPEN_FILES_MAX)
+        self.files = FileCache(self.open_files_max)
         self.get = self._by_key.get
-
-    @property
-    def descriptors_max(self) -> int:
-        """Descriptors that segment files and links to writers may take."""
-        return OPEN_FILES_MAX + 2 * len(self._by_key)
 
     def add(self, key: TopicPartition, table_name: str) -> None:
         """Map the partition's table.
 
         Raises:
             FileNotFoundError: the partition was dropped meanwhile; that message follows.
-            OSError: the machine has no memory or descriptor for it now.
+            OSError: the machine has no memory or descriptor for it now.  Clients are told that it is being opened.
         """
-        table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        try:
+            table = SegmentTable(memoryview(memory.attach(table_name)).cast("Q"))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            if key not in self._by_key:
+                self._put(key, SegmentTable(memoryview(bytearray(TABLE_BYTES)).cast("Q")))
+            raise
         table.set_wait(self.number, 0)  # a killed worker may have left its cell set
+        self._put(key, table)
+
+    def _put(self, key: TopicPartition, table: SegmentTable) -> None:
+        known = self._by_key.get(key)
+        if known is not None:  # it has its own table now: nobody waits at the one that it had before
+            known.table = known.wait_list.table = table
+            return
         name = f"{key.topic}-{key.partition}"
         link = WriterLink(name, self._in_hand_bytes_max, self._epoll)
         self._by_key[key] = Partition(key, table, LogReader(self._data_dir / name, self.files), link)

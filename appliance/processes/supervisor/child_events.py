@@ -10,7 +10,8 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
     from a worker      ["need", topic, partition]              ["stats", {name: number}]
                        ["limits", [[limit, value, in use] ...]]            all that are reached now
                        ["refusals", {reason: number}]    of clients since its last message; the coordinator, too
-    from any child     ["refused", ...]   a message of ours for which the child had no descriptors or memory
+    from any child     ["refused", ...]   a message of ours for which the child had no descriptors
+                       ["refused", "table", topic, partition, limit]      or which it could not map
     to a side process  ["reload", {...}]                       ["stop"]
     to a writer        ["worker", arena name] +fd              ["settings", {...}]
                        ["delete_before", offset]               ["retire"]         ["roll"]
@@ -44,11 +45,12 @@ Control messages (msgpack arrays; ``+fd`` travels with them)::
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from ...machine_limits import DESCRIPTORS
 from ...names import TopicPartition
+from .children import Children
 from .coordinator_child import CoordinatorChild
 from .fork import Child
 from .hosted import Hosted
@@ -60,8 +62,6 @@ from .scrubbing import Scrubbing
 from .side_processes import SideProcesses
 from .workers import Workers
 from .writers import Writers
-
-logger = logging.getLogger(__name__)
 
 RECONNECT_MS: Final = 1_000
 """Delay before a message is sent again to a child that had no descriptor left."""
@@ -76,6 +76,7 @@ class ChildEvents:
     def __init__(
         self,
         hosted: Hosted,
+        children: Children,
         workers: Workers,
         coordinator: CoordinatorChild,
         writers: Writers,
@@ -87,7 +88,8 @@ class ChildEvents:
         on_change: Callable[[], None],
         on_refusals: Callable[[dict[str, int]], None],
     ) -> None:
-        self._hosted, self._workers, self._coordinator, self._writers = hosted, workers, coordinator, writers
+        self._hosted, self._children = hosted, children
+        self._workers, self._coordinator, self._writers = workers, coordinator, writers
         self._opening, self._removals, self._repairs, self._sides = opening, removals, repairs, sides
         self._scrubbing = scrubbing
         self._orders = Orders(hosted, opening, writers, removals, coordinator)
@@ -194,9 +196,11 @@ class ChildEvents:
 
     def _send_again(self, child: Child, refused: list[Any]) -> None:
         """Send a message again after RECONNECT_MS, because the child had no descriptor or memory for it."""
-        logger.warning("%s %s (pid %d) has no room for %s: sent again", child.role, child.key, child.pid, refused)
+        limit = refused.pop() if refused[0] == "table" else DESCRIPTORS
+        self._children.note_lack(child, limit, refused)
         match child.role, refused:
             case "network", ["writer", topic, number]:
+                self._writers.make_room_for_channel()
                 self._writers.connect(TopicPartition(topic, number), child.key, RECONNECT_MS)
             case "network", ["coordinator"]:
                 self._coordinator.connect(child.key, RECONNECT_MS)

@@ -43,6 +43,15 @@ class Hosted(dict[TopicPartition, HostedPartition]):
         """The partitions that have a table, and its name."""
         return [(partition, row.table) for partition, row in self.items() if row.table]
 
+    def announcements(self) -> list[list[Any]]:
+        """The messages that tell a worker of all partitions: tables, and offsets that it must not serve."""
+        messages: list[list[Any]] = []
+        for partition, table in self.tables():
+            messages.append(["table", *partition, table])
+            if self[partition].damaged:
+                messages.append(self[partition].damage_message(partition))
+        return messages
+
     def on_full(self, partition: TopicPartition, reason: str) -> None:
         """Note that the disk has no room for a log; "" when it has room again, or its writer has ended."""
         if partition in self:

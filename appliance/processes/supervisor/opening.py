@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from ...config import Config
 from ...errors import OutOfResources, StorageFault
+from ...machine_limits import ADVICE, MAPS, partitions_mappable
 from ...names import TopicPartition
 from ...partition_states import OFFLINE
 from ...shared import memory
@@ -137,8 +138,12 @@ class Opening:
         """Add a new partition: give it a table, and let an opener open it.
 
         Raises:
-            OutOfResources: there is no room in /dev/shm; nothing is left of the partition.
+            OutOfResources: there is no room in /dev/shm, or no process could map its table; nothing is left of the
+                partition.
         """
+        if (mappable := partitions_mappable()) is not None and len(self._hosted) >= mappable:
+            text = f"a process can map the tables of {mappable:,} partitions, which there are already ({MAPS}): "
+            raise OutOfResources(text + ADVICE[MAPS])
         table = self._make_table()
         row = self._hosted[partition] = HostedPartition(topic_id, settings)
         row.table = table

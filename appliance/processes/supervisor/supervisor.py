@@ -54,7 +54,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -63,7 +63,7 @@ from ...catalog import Catalog
 from ...config import Config
 from ...data_directory import take_format
 from ...errors import BadValue, ConfigFault, OutOfResources, StorageFault
-from ...machine_limits import ADVICE, limit_of
+from ...machine_limits import ADVICE, DESCRIPTORS, connections_granted, descriptors_granted, limit_of
 from ...names import TopicPartition
 from ...security import security_file
 from ...shared import memory
@@ -186,7 +186,7 @@ class Supervisor:
         self._certificates = Certificates(config, actions, self._workers, self._on_change)
         self._coordinator = CoordinatorChild(*common, self._workers)
         self._opening = Opening(*common, self._workers, self._coordinator)
-        self._writers = Writers(config, data_dir, hosted, children, actions, self._workers)
+        self._writers = Writers(config, data_dir, hosted, children, actions, self._workers, self._on_change)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
         self._scrubbing = Scrubbing(*(config, data_dir, hosted, children, actions), self._workers)
         self._repairs = Repairs(
@@ -195,7 +195,7 @@ class Supervisor:
         )
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
-            *(hosted, self._workers, self._coordinator, self._writers, self._opening, self._removals),
+            *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
             *(self._repairs, self._scrubbing, self._sides),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
@@ -207,9 +207,9 @@ class Supervisor:
         self._report = StatusReport(
             data_dir,
             self._instance,
-            *(hosted, children, actions, self._workers, self._coordinator, self._nodes, self._notifier),
-            Reloads(config),
-            self._certificates,
+            *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
+            self._notifier,
+            *(Reloads(config), self._certificates),
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
@@ -239,7 +239,7 @@ class Supervisor:
         self._listeners = listen(self._config, self._data_dir)
         self._certificates.prepare(any(one.tls for one, _ in self._listeners))
         self._sides.prepare()
-        self._report.disk = self._config.disk
+        self._report.disk, self._report.low = self._config.disk, _low_limits(self._config, self._writers.count_max)
         self._report.listeners = texts(self._listeners, self._data_dir) | self._sides.listeners
         self._report.insecure = insecure(self._listeners, self._config) + self._sides.insecure
         catalog = Catalog.load(self._data_dir)
@@ -420,6 +420,18 @@ class Supervisor:
         self._report.state = "stopped"
         with surviving("writing state.json"):
             self._report.write()
+
+
+def _low_limits(config: Config, writers_max: int) -> list[dict[str, Any]]:
+    """The limits of the machine that are below what the configuration allows."""
+    connections, connections_max = connections_granted(), config.network.connections_max
+    if connections >= connections_max:
+        return []
+    allows = (
+        f"about {connections:,} connections to each worker, where network.connections_max is {connections_max:,},"
+        f" and {writers_max:,} writers at a time"
+    )
+    return [{"limit": DESCRIPTORS, "value": descriptors_granted(), "allows": allows, "advice": ADVICE[DESCRIPTORS]}]
 
 
 def _raise_file_limit() -> None:

@@ -209,6 +209,7 @@ class Writer:
                 handed_over.give_back()
                 self._on_control()
         if arrived:
+            self._heart.note_service(began_ns // 1_000_000)
             self._write(arrived)
         self._now_ms = now = now_ms()
         unflushed.flush_if_due(now, bool(arrived))
