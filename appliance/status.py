@@ -18,6 +18,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "reload": {"count", "error", "changed", "needs_restart"},  of the last one; rows of [key, value before, after]
      "disk": {"bytes_max", "free_bytes_min"},     of the configuration
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
+     "strays": ["web-0"],                         directories of partitions that belong to no topic
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
@@ -40,7 +41,7 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
-from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_text
+from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_rows, damage_text
 from .shared import memory
 from .shared.table import SegmentTable, TableSnapshot
 
@@ -59,6 +60,7 @@ NOTHING: dict[str, Any] = {
     "refused": [],
     "limits": [],
     "refusals": {},
+    "strays": [],
     "version": None,
     "started": None,
 }
@@ -135,9 +137,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
 
 
 def damage(ranges: list[list[Any]]) -> dict[str, Any]:
-    """What the row of a partition says about damaged ranges (:class:`.log.scrub.DamagedRange`), of which one exists."""
-    rows = [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
-    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": rows}
+    """What the row of a partition says about damaged ranges, of which one exists."""
+    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": damage_rows(ranges)}
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:

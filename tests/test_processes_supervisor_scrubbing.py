@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.log.files import log_path
-from appliance.log.scrub import DamagedRange
-from appliance.processes.supervisor.scrubber import FILE_NAME, RANGES_MAX, merged
+from appliance.processes.supervisor.scrubber import FILE_NAME
 
 from .command_line import run, succeeding
 from .server import Server, wait_for
@@ -91,10 +90,3 @@ def test_a_scrubber_that_dies_is_started_again(server: Server) -> None:
     wait_for(lambda: server.pids("scrubber") not in ([], [pid]), "another one runs")
     wait_for(lambda: (server.data_dir / FILE_NAME).exists(), "it stores where it is")
     assert server.stop() == 0 and server.leftovers() == []
-
-
-def test_many_ranges_become_few() -> None:
-    ranges = [DamagedRange(100 * number, 100 * number + 50, "f", 100 * number, "why") for number in range(40)]
-    few = merged(ranges)
-    assert len(few) == RANGES_MAX and few[:-1] == ranges[: RANGES_MAX - 1]
-    assert (few[-1].start, few[-1].stop) == (ranges[RANGES_MAX - 1].start, ranges[-1].stop)

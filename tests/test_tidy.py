@@ -63,10 +63,10 @@ BANNED = {  # pattern -> (where it may stand, what to do instead)
     ),
     r"\b(import|from) kafka\b": ({"wire/kafka/"}, "one module hides the library"),
 }
-MODULE_LINES_MAX = 450
-CLASS_LINES_MAX = 300
+MODULE_LINES_MAX = 700
+CLASS_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
-MEMBERS_MAX = 20
+MEMBERS_MAX = 30
 """Most methods, and most attributes, of a class that does not say why it has more."""
 PLACES = ("appliance", "perf", "systemd", "tests")
 PAGES = sorted([*ROOT.glob("*.md"), *(path for place in PLACES for path in (ROOT / place).rglob("*.md"))])
