@@ -47,7 +47,9 @@
     │   ├── OutOfResources
     │   └── DiskFull
     ├── StorageFault           the data on the disk cannot be trusted: take the partition offline
-    │   └── CorruptLog
+    │   ├── CorruptLog
+    │   │   └── SegmentMissing
+    │   └── UnreadableLog
     ├── ConfigFault            a person must change a file or an argument: name it and the change
     │   ├── UnknownKey
     │   ├── BadValue
@@ -332,9 +334,29 @@ def _free(where: str | os.PathLike[str]) -> str:
 
 
 class CorruptLog(StorageFault):
+    """The bytes of a log at a position of a file are no whole batches."""
+
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path}:{position}: {reason}")
         self.path, self.position, self.reason = path, position, reason
+
+
+class SegmentMissing(CorruptLog):
+    """There is no file for a segment that retention has not removed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, 0, "the segment file is missing")
+
+
+class UnreadableLog(StorageFault):
+    """The system refuses to read a file of a log, from a position on: what the bytes are is not known.
+
+    Never a reason to truncate: they may be whole.
+    """
+
+    def __init__(self, path: str, position: int, error: OSError) -> None:
+        self.path, self.position, self.reason = path, position, f"cannot be read: {error.strerror}"
+        super().__init__(f"{path}:{position}: {self.reason}")
 
 
 class ConfigFault(ApplianceError):
@@ -403,7 +425,9 @@ def _classes(cls: type[ApplianceError] = ApplianceError) -> Iterator[type[Applia
 
 _BY_NAME = {cls.__name__: cls for cls in _classes()}
 _BY_CODE = {
-    cls.code: cls for cls in reversed(_BY_NAME.values()) if cls not in (StorageFault, CorruptLog, OutOfResources)
+    cls.code: cls
+    for cls in reversed(_BY_NAME.values())
+    if cls is not OutOfResources and not issubclass(cls, StorageFault)
 }
 
 
@@ -415,7 +439,7 @@ def branch_codes(branch: type[ApplianceError]) -> frozenset[int]:
 def named(name: str, message: str) -> ApplianceError:
     """Make an exception from the name of its class, which another process of the appliance has sent."""
     cls = _BY_NAME[name]
-    if "__init__" in vars(cls):  # its constructor takes more than the message: use its base class
+    while "__init__" in vars(cls):  # its constructor takes more than the message: use its base class
         cls = cls.__mro__[1]
     return cls(message)
 

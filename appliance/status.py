@@ -21,6 +21,7 @@ status needs no listener, no ZooKeeper and no free worker.  The object that :fun
      "retention": {"age": 0, "size": 0, "room": 0},  bytes that it has removed, by reason, since the coordinator's start
      "limits": [{"limit", "process", "value", "in_use", "since", "advice"}],         limits reached now
      "low": [{"limit", "value", "allows", "advice"}],     of the machine, below what the configuration allows
+     "strays": ["web-0"],                         directories of partitions that belong to no topic
      "removals": [{"topic", "partitions", "whole"}],     deletions in progress; not whole: the topic stays
      "partitions": [{"topic", "partition", "start", "end", "bytes", "messages", "state", "reason"?,
                      "damaged"?: [{"start", "stop", "file", "position", "reason"}]}]}      offsets that are not served
@@ -44,7 +45,7 @@ from .catalog import Catalog
 from .errors import NoDirectory, WriterGone
 from .log import FileCache, LogReader, peek
 from .machine_limits import ADVICE, DISK, measure
-from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_text
+from .partition_states import DAMAGED, DISK_FULL, OFFLINE, STATE_NAMES, damage_rows, damage_text
 from .shared import memory
 from .shared.table import SegmentTable, TableSnapshot
 
@@ -66,6 +67,7 @@ NOTHING: dict[str, Any] = {
     "retention": {},
     "low": [],
     "refusals": {},
+    "strays": [],
     "version": None,
     "started": None,
 }
@@ -142,9 +144,8 @@ def collect(data_dir: Path) -> dict[str, Any]:
 
 
 def damage(ranges: list[list[Any]]) -> dict[str, Any]:
-    """What the row of a partition says about damaged ranges (:class:`.log.scrub.DamagedRange`), of which one exists."""
-    rows = [dict(zip(("start", "stop", "file", "position", "reason"), one, strict=True)) for one in ranges]
-    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": rows}
+    """What the row of a partition says about damaged ranges, of which one exists."""
+    return {"state": DAMAGED, "reason": damage_text(ranges), "damaged": damage_rows(ranges)}
 
 
 def disk_full(data_dir: Path, limits: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[dict[str, Any]]:

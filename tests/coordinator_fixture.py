@@ -137,7 +137,7 @@ class Rig:
         match message:
             case ["create", token, rows]:
                 results = []
-                for topic, partition, topic_id, settings in rows:
+                for topic, partition, topic_id, settings, _new in rows:
                     error, text = self.refusals.get((topic, partition), ("", ""))
                     self.ids.add(topic_id)
                     if not error and (topic, partition) not in self.tables:

@@ -102,18 +102,24 @@ def own_proxy(port: int, console: int, certificates: Path) -> Iterator[None]:
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     loop, listening = asyncio.new_event_loop(), threading.Event()
 
-    async def serve() -> None:
+    async def serve() -> asyncio.Server:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 await forward(reader, writer, console)
 
-        await asyncio.start_server(answer, "127.0.0.1", port, ssl=context)
+        server = await asyncio.start_server(answer, "127.0.0.1", port, ssl=context)
         listening.set()
+        return server
 
     def run() -> None:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(serve())
+        server = loop.run_until_complete(serve())
         loop.run_forever()
+        server.close()
+        for task in (left := asyncio.all_tasks(loop)):
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -497,7 +497,7 @@ class PartitionMachine(RuleBasedStateMachine):
             flip(path, data.draw(st.integers(0, 1 << 20)), data.draw(st.integers(0, 7)))
         bases, end = tuple(self.log.bases), self.log.end_offset
         check = IndexCheck(self.path, bases, lambda: True, lambda size: None)
-        assert list(scrub(self.path, bases, bases[0], end, lambda size: None, check.on_batch)) == []
+        assert list(scrub(self.path, bases, end, bases[0], end, lambda size: None, check.on_batch)) == []
         check.finish()
         assert check.mended
         self.interval = None  # what was made anew has entries at another distance

@@ -26,7 +26,7 @@ def checked(log: Log, start: int = 0, may_write: bool = True) -> list[MendedInde
     """Scrub from an offset on, as the scrubber does; what was mended."""
     bases = tuple(log.bases)
     check = IndexCheck(log.path, bases, lambda: may_write, lambda size: None)
-    list(scrub(log.path, bases, start, log.high_watermark, lambda size: None, check.on_batch))
+    list(scrub(log.path, bases, log.high_watermark, start, log.high_watermark, lambda size: None, check.on_batch))
     check.finish()
     return check.mended
 

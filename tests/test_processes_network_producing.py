@@ -73,7 +73,9 @@ class Rig:
         self.handing_over = handing_over
         known = cast(KnownPartitions, partitions)
         self.producing = Producing(turn, self.connections, known, handing_over, self.buffers, lambda key: None)
-        self.connections.connect({}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget)
+        self.connections.connect(
+            {}, handing_over.hand_over, self.producing.ask_for_room, self.producing.forget, lambda piece: None
+        )
         self._epoll = epoll
         self._sockets: list[socket.socket] = []
 

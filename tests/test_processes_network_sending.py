@@ -20,7 +20,7 @@ from appliance.addresses import PLAINTEXT, Listener
 from appliance.config import Config, Network
 from appliance.processes.network import connection_state
 from appliance.processes.network.client_session import ClientSession
-from appliance.processes.network.connection_state import ENDS_EARLY, JOINED_BYTES_MAX, Connection, Pending
+from appliance.processes.network.connection_state import JOINED_BYTES_MAX, Connection, FileFault, Pending
 from appliance.processes.network.connections import Connections
 from appliance.processes.network.inbox import Buffers, Inbox
 from appliance.processes.network.turn import Turn
@@ -149,7 +149,7 @@ def test_a_segment_that_is_too_short_ends_the_connection(segment: tuple[SimpleNa
     pair = Plain()
     sender = connection(pair.transport)
     sender.put(FileRange(segment[0], FILE_BYTES - 10, size))
-    with pytest.raises(OSError, match=ENDS_EARLY):
+    with pytest.raises(FileFault):
         for _ in range(2):
             sender.send()
             pair.to_client(1 << 20)
@@ -162,7 +162,7 @@ def test_what_is_whole_is_sent_before_a_segment_that_is_too_short(segment: tuple
     sender = connection(pair.transport)
     for piece in (b"acknowledged", FileRange(segment[0], 0, 100), b"header", FileRange(segment[0], FILE_BYTES, 1)):
         sender.put(piece)
-    with pytest.raises(OSError, match=ENDS_EARLY):
+    with pytest.raises(FileFault):
         sender.send()
     pair.to_client(1 << 20)
     assert pair.read() == b"acknowledged" + segment[1][:100] + b"header"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from appliance.log.files import index_path, log_path
-from appliance.log.scrub import DamagedRange
-from appliance.processes.supervisor.scrubber import FILE_NAME, RANGES_MAX, merged
+from appliance.processes.supervisor.scrubber import FILE_NAME
 from appliance.records.encode import encode_values
 from appliance.wire import native
 
@@ -123,10 +122,3 @@ def test_a_wrong_index_is_mended_and_readers_look_again(tmp_path: Path) -> None:
         assert path.read_bytes() == right
         wait_for(lambda: asked() == last_ms, "the worker looks again")
         assert run("status", "--data", str(server.data_dir)).status == 0, "it is no damage"
-
-
-def test_many_ranges_become_few() -> None:
-    ranges = [DamagedRange(100 * number, 100 * number + 50, "f", 100 * number, "why") for number in range(40)]
-    few = merged(ranges)
-    assert len(few) == RANGES_MAX and few[:-1] == ranges[: RANGES_MAX - 1]
-    assert (few[-1].start, few[-1].stop) == (ranges[RANGES_MAX - 1].start, ranges[-1].stop)

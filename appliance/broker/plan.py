@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Final, Protocol
 
 from ..errors import (
     ApplianceError,
+    CorruptLog,
     InvalidRecord,
     InvalidTimestamp,
     OffsetOutOfRange,
     StorageFault,
     TopicNotPermitted,
     UnknownPartition,
+    UnreadableLog,
     WriterGone,
 )
+from ..log.files import LOG_SUFFIX, base_of
 from ..log.reader import Found
 from ..partition_states import OFFLINE, OPENING
 from ..shared.table import SegmentTable, TableSnapshot
@@ -53,6 +57,8 @@ class Reader(Protocol):
 
     def at(self, bases: tuple[int, ...], end: int, offset: int) -> tuple[int, int]: ...
 
+    def has(self, found: FileRange) -> bool: ...
+
 
 class Readable(Protocol):
     """A partition that a network worker knows."""
@@ -65,6 +71,8 @@ class Readable(Protocol):
 
     @property
     def damaged(self) -> Sequence[tuple[int, int]]: ...
+
+    def suspect(self, start: int, stop: int) -> None: ...
 
 
 def snapshot_of(partition: Readable | None, name: str) -> TableSnapshot:
@@ -129,10 +137,21 @@ def _fetch_part(part: FetchPart, partition: Readable | None, left: int, first: b
         limit = sound_end(partition.damaged, offset, end) if partition.damaged else end
         found = partition.reader.locate(bases, limit, offset, max(bytes_max, 1))
     except ApplianceError as error:
+        _report(error, partition)
         return FetchResult(error.code, start, end, 0, ())
     if found is None or (found.count > left and not first):
         return FetchResult(0, start, end, 0, ())
+    if partition.table.state == OFFLINE and not partition.reader.has(found):
+        return FetchResult(StorageFault.code, start, end, 0, ())
     return FetchResult(0, start, end, found.count, (found,))
+
+
+def _report(error: ApplianceError, partition: Readable) -> None:
+    """Report what cannot be read, so that somebody looks at it."""
+    if isinstance(error, CorruptLog | UnreadableLog):
+        base = base_of(PurePath(error.path).name, LOG_SUFFIX)
+        if base is not None:
+            partition.suspect(base + error.position, base + error.position + 1)
 
 
 def sound_end(damaged: Sequence[tuple[int, int]], offset: int, end: int) -> int:
@@ -195,6 +214,8 @@ def offsets(part: OffsetsPart, partition: Readable | None, counted: bool = True)
         assert partition is not None
         return _offsets(part, snapshot, partition, counted)
     except ApplianceError as error:
+        if partition is not None:
+            _report(error, partition)
         return OffsetsResult(error.code, -1, -1, -1)
 
 

@@ -151,7 +151,10 @@ class Builder:
 
 
 class IndexFile(File):
-    """Reads an index file.  ``end`` is the high watermark: entries above it are neither used nor kept."""
+    """Reads an index file.  ``end`` is the high watermark: entries above it are neither used nor kept.
+
+    Its methods raise :class:`CorruptLog` when the file cannot be used; the log itself may be whole.
+    """
 
     __slots__ = ("_block", "_block_first")
 
@@ -164,10 +167,17 @@ class IndexFile(File):
         return os.fstat(self.fd).st_size // ENTRY_BYTES
 
     def entry(self, number: int) -> Entry:
-        data = os.pread(self.fd, ENTRY_BYTES, number * ENTRY_BYTES)
+        data = self._read(ENTRY_BYTES, number)
         if len(data) < ENTRY_BYTES:
             raise CorruptLog(str(self.path), number * ENTRY_BYTES, "the index became shorter while being read")
         return Entry(*ENTRY.unpack(data))
+
+    def _read(self, size: int, number: int) -> bytes:
+        """Up to ``size`` bytes from entry ``number`` on."""
+        try:
+            return os.pread(self.fd, size, number * ENTRY_BYTES)
+        except OSError as error:
+            raise CorruptLog(str(self.path), number * ENTRY_BYTES, f"cannot be read: {error.strerror}") from error
 
     def floor(self, offset: int, end: int) -> tuple[int, int]:
         """Number and offset of the last entry at or below ``offset``; number -1 when there is none."""
@@ -196,7 +206,7 @@ class IndexFile(File):
 
     def _load(self, first: int, end: int, offset: int) -> bool:
         """Load the block from entry ``first`` on.  Returns whether the last entry at or below ``offset`` is in it."""
-        data = os.pread(self.fd, BLOCK_ENTRIES * ENTRY_BYTES, first * ENTRY_BYTES)
+        data = self._read(BLOCK_ENTRIES * ENTRY_BYTES, first)
         cells = array("Q", data[: len(data) - len(data) % ENTRY_BYTES])
         offsets = cells[::CELLS]
         complete = len(offsets) < BLOCK_ENTRIES

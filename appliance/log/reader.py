@@ -6,11 +6,13 @@ batch may hold forged batches.  So the reader searches only from offsets at whic
 a segment, a published end, the end of an earlier range, or an index entry.  These *boundaries* are final.  The reader
 keeps some of them, so a consumer that reads on needs no index for its start.
 
-An offset from an index is checked against the batch header in the log.  A wrong or missing index only makes fetching
-slower: the search begins at an earlier entry, or at the base of the segment.  Times and counts of records are not
-checked here; recovery and scrubbing check them (``index_check``).
+An offset from an index is checked against the batch header in the log.  An index that is wrong, missing or unreadable
+only makes fetching slower: the search begins at an earlier entry, or at the base of the segment.  Times and counts of
+records are not checked here; recovery and scrubbing check them (``index_check``).
 
-When retention has just unlinked a segment, the reader raises :class:`OffsetOutOfRange`, as it would a moment later.
+A segment file that is not there has been removed by retention, if the recovery point has its end behind the log start
+offset: that is stored before files are unlinked.  Then the reader raises :class:`OffsetOutOfRange`, as it would a
+moment later.  Else the file is lost, and it raises :class:`SegmentMissing`.
 
 The cost of a look-up depends on how much of the log it reads, not on the size of the request.  Each reader counts these
 bytes (:attr:`LogReader.looked_bytes`), so that a process with many clients can pause a long look-up.
@@ -24,13 +26,15 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, StorageFault
+from ..errors import ClientFault, CorruptLog, OffsetOutOfRange, SegmentMissing, StorageFault
 from ..wire.requests import FileRange
 from .files import INDEX_SUFFIX, LOG_SUFFIX, NAME_DIGITS, File
 from .index import Entry, IndexFile
+from .recovery import is_retired
 from .segment import has_header, headers
 
 FILES_MAX: Final = 1024
@@ -147,10 +151,12 @@ class LogReader:
     ``bases`` and ``end`` come from one consistent snapshot of the log, ``bases[0] <= end``.  Call :meth:`forget` when
     the log was repaired, or created again under the same name.
 
-    Every method may raise :class:`CorruptLog`, with file and position, and :class:`StorageFault`.
+    Every method may raise :class:`CorruptLog` and :class:`UnreadableLog`, with file and position, and
+    :class:`StorageFault`.
     """
 
     def __init__(self, path: Path | str, files: FileCache) -> None:
+        self._directory = Path(path)
         self._prefix = f"{path}/"
         self._files = files
         self._young: set[int] = set()
@@ -190,7 +196,7 @@ class LogReader:
                 return None
             raise self._out_of_range(offset, bases, end)
         try:
-            log = self._log(base)
+            log = self._log(base, limit)
             if offset == base or offset in self._young or offset in self._old:
                 start = offset
             else:
@@ -202,6 +208,11 @@ class LogReader:
             self._remember(stop)
         return FileRange(log, start - base, stop - start)
 
+    def has(self, found: FileRange) -> bool:
+        """Whether the file is as long as a range of it: ask in an offline partition, whose files nobody looks at."""
+        assert isinstance(found.file, File)
+        return os.fstat(found.file.fd).st_size >= found.position + found.count
+
     def _out_of_range(self, offset: int, bases: Sequence[int], end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(f"offset {offset} is not in the log, which has {bases[0]} to {end}: seek")
 
@@ -210,13 +221,26 @@ class LogReader:
         if len(self._young) >= BOUNDARIES_MAX:
             self._old, self._young = self._young, set()
 
-    def _log(self, base: int) -> File:
-        return self._files.get(f"{self._prefix}{base:0{NAME_DIGITS}d}{LOG_SUFFIX}", File)
+    def _log(self, base: int, limit: int) -> File:
+        """The file of the segment [base, limit).
+
+        Raises:
+            FileNotFoundError: retention has removed it.
+            SegmentMissing: somebody else has.
+        """
+        path = f"{self._prefix}{base:0{NAME_DIGITS}d}{LOG_SUFFIX}"
+        try:
+            return self._files.get(path, File)
+        except FileNotFoundError:
+            if is_retired(self._directory, limit):
+                raise
+            raise SegmentMissing(path) from None
 
     def _index(self, base: int) -> IndexFile | None:
+        """The index of a segment; None without one that can be opened."""
         try:
             return self._files.get(f"{self._prefix}{base:0{NAME_DIGITS}d}{INDEX_SUFFIX}", IndexFile)
-        except FileNotFoundError:
+        except (FileNotFoundError, StorageFault):
             return None
 
     def _start(self, log: File, base: int, limit: int, offset: int) -> int:
@@ -232,15 +256,22 @@ class LogReader:
         """A boundary at most ``bytes_max`` bytes after ``start``, but not before the end of the first batch."""
         index = self._index(base)
         if index is not None:
-            _, stop = index.floor(start + bytes_max, limit)
+            try:
+                _, stop = index.floor(start + bytes_max, limit)
+            except CorruptLog:
+                stop = start
             if stop > start and (stop == limit or has_header(log, base, stop - base, limit - base)):
                 return stop
         stop = start
-        for position, info in headers(log, base, start - base, limit - base):
-            following = base + position + info.size
-            if following - start > bytes_max and stop > start:
-                break
-            stop = following
+        try:
+            for position, info in headers(log, base, start - base, limit - base):
+                following = base + position + info.size
+                if following - start > bytes_max and stop > start:
+                    break
+                stop = following
+        except StorageFault:
+            if stop == start:  # else what stands before the damage is served
+                raise
         return stop
 
     # ---- offsets by time and lag
@@ -331,7 +362,7 @@ class LogReader:
         base = bases[number]
         limit = min(bases[number + 1], end) if number + 1 < len(bases) else end
         try:
-            log = self._log(base)
+            log = self._log(base, limit)
             entry = self._entry(log, base, limit, offset)
             records = entry.records
             for position, info in headers(log, base, entry.offset - base, limit - base):
@@ -349,20 +380,20 @@ class LogReader:
     def _entry(self, log: File, base: int, limit: int, offset: int) -> Entry:
         """The last index entry at or below ``offset`` that is the start of a batch in the log."""
         index = self._index(base)
-        if index is None:
-            return Entry(base, -1, 0)
-        number, _ = index.floor(offset, limit)
-        for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
-            try:
-                entry = index.entry(candidate)
-            except CorruptLog:  # it was mended since its offsets were kept, and has fewer entries
-                continue
-            if entry.offset > offset:  # likewise: the entry of this number is another one now
-                continue
-            if entry.offset == limit or has_header(log, base, entry.offset - base, limit - base):
-                return entry
-        first = index.entry(0) if number >= 0 else Entry(base, -1, 0)
-        return Entry(base, -1, first.records)
+        records = 0
+        if index is not None:
+            with suppress(CorruptLog):
+                number, _ = index.floor(offset, limit)
+                for candidate in range(number, max(-1, number - STEPS_BACK_MAX), -1):
+                    with suppress(CorruptLog):  # it was mended since its offsets were kept, and has fewer entries
+                        entry = index.entry(candidate)
+                        # Likewise the entry of this number may be another one now.
+                        if entry.offset <= offset and (
+                            entry.offset == limit or has_header(log, base, entry.offset - base, limit - base)
+                        ):
+                            return entry
+                records = index.entry(0).records if number >= 0 else 0
+        return Entry(base, -1, records)
 
     def _peak(self, base: int, limit: int, start: int, sealed: bool) -> int:
         """The largest timestamp in the segment below ``limit``, of the messages from ``start`` on."""
@@ -370,7 +401,7 @@ class LogReader:
         if peak is not None:
             return peak
         self.looked_bytes += QUESTION_BYTES
-        log = self._log(base)
+        log = self._log(base, limit)
         last = self._entry(log, base, limit, limit)
         if start > base:
             peak, position = self._peak_behind(log, base, limit, start, last)
@@ -414,12 +445,13 @@ class LogReader:
 
     def _search(self, base: int, limit: int, timestamp: int, start: int) -> Found | None:
         """The first batch of the segment that has at least ``timestamp`` from ``start`` on."""
-        log, index = self._log(base), self._index(base)
+        log, index = self._log(base, limit), self._index(base)
         entry = Entry(base, -1, 0)
         if index is not None:
-            reached = index.reached(timestamp, index.before(limit))
-            offset = index.entry(reached - 1).offset if reached else base
-            entry = self._entry(log, base, limit, max(offset, start))
+            with suppress(CorruptLog):
+                reached = index.reached(timestamp, index.before(limit))
+                offset = index.entry(reached - 1).offset if reached else base
+                entry = self._entry(log, base, limit, max(offset, start))
         records = entry.records
         for position, info in headers(log, base, entry.offset - base, limit - base):
             self.looked_bytes += info.size

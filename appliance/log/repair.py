@@ -32,7 +32,8 @@ from . import files
 from .files import File, System, index_path, log_path
 from .index import ENTRY_BYTES
 from .mending import mended
-from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, recover, truncated_path
+from .partition_directory import claim
+from .recovery import BORN_MS, MARKER_NAME, Point, Recovered, RecoveryPoint, loss_of, recover, truncated_path
 from .segment import Segment, read_into
 from .tools import INDEX, Damage, Report, go_through, is_torn, trusted_end, verify
 
@@ -71,6 +72,29 @@ def repair(
     if report.sound:
         raise InvalidRequest(f"{directory}: nothing to repair")
     return _Repair(directory, report, cut, dry_run).run(interval_bytes)
+
+
+def begin_again(directory: Path, topic_id: str, base: int, born_ms: int, *, dry_run: bool = False) -> Repaired:
+    """Make an empty log in the place of one that is lost as a whole (:func:`.recovery.loss_of`).
+
+    Args:
+        base: its first offset: not below the end that the lost one had, where that is known, so that no offset of a
+            reader leads to other messages.
+
+    Raises:
+        StorageFault, OSError: the disk fails.
+    """
+    before = f"all messages before offset {base}" if base else "all its messages"
+    action = f"{directory}: {loss_of(directory)}: {before} are lost; an empty log begins at offset {base}"
+    if not dry_run:
+        claim(directory, topic_id)
+        Segment.create(directory, base, 0, born_ms, System())
+        point = RecoveryPoint(directory)
+        point.begin(_NOWHERE, base, base, born_ms)
+        point.sync()
+        point.close()
+        files.sync_directory(directory)
+    return Repaired([action], base, base, 0, 0)
 
 
 class _Repair:

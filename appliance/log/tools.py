@@ -210,8 +210,8 @@ def _in_order(base: int, known: Derived) -> tuple[list[int], list[int]]:
 
 def trusted_end(directory: Path) -> int | None:
     """Offset up to which the log must be valid; None when it is not known."""
-    marker = Marker.load(directory)
-    return marker.state.end if marker is not None else Point.read(directory).trusted(boot_id())
+    marker, trusted = Marker.load(directory), Point.read(directory).trusted(boot_id())
+    return trusted if marker is None else max(trusted or 0, marker.state.end)
 
 
 class _Seen(NamedTuple):

@@ -140,6 +140,7 @@ NATIVE_RIGHTS: Final[dict[str, Row]] = {
     "delete_records": _each(_O.DELETE, _TOPIC),
     "topics": (Right(_O.DESCRIBE, _TOPIC, How.EACH), Right(_O.DESCRIBE, _TOPIC, How.LISTED)),
     "repair": _cluster(_O.ALTER),
+    "report_damage": _each(_O.READ, _TOPIC),
     "init_producer": _PRODUCER_ID,
     "status": _cluster(_O.DESCRIBE),
     "groups": _GROUPS_LISTED,

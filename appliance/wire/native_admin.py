@@ -10,6 +10,9 @@
     topics          {names?}                              [{name, settings, own, partitions: [PARTITION]}]
     repair          {name, partition, cut?}               {actions: [text], start, end, hole_bytes, cut_bytes}; see
                                                           ``log/repair.py``: answered when the partition is back
+    report_damage   {name, partition, start, stop}        [{start, stop, file, position, reason}]; somebody has met
+                                                          damage in these offsets: the appliance looks itself, and
+                                                          answers all damage of the partition; only the leader does it
     init_producer   {}                                    {producer_id, epoch}
     status          {}                                    see :mod:`appliance.status`
     groups          {}                                    [{group, protocol, state, members: how many}]
@@ -166,6 +169,13 @@ class RepairPartition(msgspec.Struct, forbid_unknown_fields=True):
     cut: bool = False
 
 
+class ReportDamage(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    partition: Partition
+    start: Offset
+    stop: Offset
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
@@ -178,6 +188,7 @@ VERBS: Final[dict[str, type[msgspec.Struct]]] = {
     "delete_records": DeleteRecords,
     "topics": ManyTopics,
     "repair": RepairPartition,
+    "report_damage": ReportDamage,
     "init_producer": Nothing,
     "status": Nothing,
     "groups": Nothing,

@@ -99,7 +99,7 @@ def _delete_groups(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
 
 
 def _delete_group_offsets(request: Any, answer: Mapping[str, Any]) -> Iterator[Change]:
-    for topic in answer["topics"]:
+    for topic in answer.get("topics", ()):  # a group that there is not has none
         for row in topic["partitions"]:
             place = {"topic": topic["name"], "partition": row["partition_index"]}
             yield answer["error_code"] or row["error_code"], {"group": request.group_id, **place}

@@ -257,6 +257,8 @@ class Coordinator:
                 self._partitions.done(token, rows)
             case ["repaired", token, error, message, result]:
                 self._partitions.repaired(token, error, message, result)
+            case ["judged", token, error, message, rows]:
+                self._partitions.judged(token, error, message, rows)
             case ["worker", index]:
                 self._spawn(self._attach_worker(index, fds.pop(0)))
             case ["refused", *_]:  # no descriptor left for it: the supervisor sends it again

@@ -21,6 +21,7 @@ from ...groups.group_coordinator import GroupCoordinator
 from ...groups.group_state import State
 from ...groups.store import Commit, RegisteredGroup
 from ...names import TopicPartition
+from ...partition_states import damage_rows
 from ...retention import lost_bytes
 from ...security.acls import Access, Operation, ResourceType
 from ...security.authorizer import Authorizer
@@ -45,6 +46,7 @@ from ...wire.native_admin import (
     OneUser,
     PutUser,
     RepairPartition,
+    ReportDamage,
     SelectAcls,
 )
 from ...wire.requests import ADMIN_API
@@ -102,6 +104,7 @@ class NativeApi:
             "delete_records": self._delete_records,
             "topics": self._list_topics,
             "repair": self._repair,
+            "report_damage": self._report_damage,
             "init_producer": self._init_producer,
             "status": self._status,
             "groups": self._list_groups,
@@ -182,6 +185,12 @@ class NativeApi:
 
     async def _repair(self, wanted: RepairPartition, access: Access) -> dict[str, Any]:
         return await self._partitions.repair(wanted.name, wanted.partition, wanted.cut)
+
+    async def _report_damage(self, wanted: ReportDamage, access: Access) -> list[dict[str, Any]]:
+        if not 0 <= wanted.start < wanted.stop:
+            raise InvalidRequest(f"offsets {wanted.start} to {wanted.stop}: must be ascending, and 0 or more")
+        rows = await self._partitions.report(wanted.name, wanted.partition, wanted.start, wanted.stop)
+        return damage_rows(rows)
 
     def _describe(self, topic: Topic, measured: Mapping[TopicPartition, Measured]) -> dict[str, Any]:
         rows = []

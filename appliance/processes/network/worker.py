@@ -133,7 +133,10 @@ class NetworkWorker:
         self._buffers = buffers = Buffers(arena, len(arena))
         self._epoll, self._turn = epoll, turn = select.epoll(), Turn()
         self._wait_lists = wait_lists = WaitLists(arguments.number)
-        self._partitions = partitions = KnownPartitions(arguments.data_dir, arguments.number, len(arena), epoll)
+        self._partitions = partitions = KnownPartitions(
+            *(arguments.data_dir, arguments.number, len(arena), epoll),
+            suspect=lambda key, start, stop: control.send(["suspect", *key, start, stop]),
+        )
         self._accepting = Accepting(arguments.listeners, limits.connections_max, epoll, turn)
         self._handshakes = Handshakes(turn, epoll, arguments.config.tls, self._add)
         self._counters = _counters(arguments.page_name)
@@ -163,6 +166,7 @@ class NetworkWorker:
             hand_over=self._handing_over.hand_over,
             ask_for_room=self._producing.ask_for_room,
             on_close=self._on_close,
+            on_unreadable=partitions.suspect_range,
         )
         producing, fetching, lookups = self._producing.start, self._fetching.start, self._lookups.start
         asked.guard({Produce: producing, Fetch: fetching, Offsets: lookups, Forwarded: self._forwarding.start})

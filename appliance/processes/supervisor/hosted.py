@@ -15,7 +15,7 @@ class HostedPartition:
 
     ``table`` is the name of its segment table in /dev/shm, "" while it has none.  ``offline`` is the reason why it
     cannot be written, "" when it can.  ``full``: what its writer says about the disk that has no room now, or "".
-    ``damaged``: ranges that are not served, as :mod:`.scrubber` reports them.
+    ``damaged``: ranges that are not served, as :mod:`.inspection` finds them: start, stop, file, position, reason.
     """
 
     __slots__ = ("damaged", "full", "offline", "settings", "table", "topic_id")

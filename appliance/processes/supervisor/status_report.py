@@ -19,6 +19,7 @@ from .certificates import Certificates
 from .children import Children
 from .coordinator_child import CoordinatorChild
 from .hosted import Hosted
+from .inspection import Inspection
 from .nodes import Nodes
 from .reloading import Reloads
 from .state_file import StateFile
@@ -48,6 +49,7 @@ class StatusReport:
         notifier: Notifier,
         reloads: Reloads,
         certificates: Certificates,
+        inspection: Inspection,
     ) -> None:
         self.state = "starting"
         self.listeners: dict[str, str] = {}
@@ -63,7 +65,7 @@ class StatusReport:
         self._rests_until_ms = 0
         self._instance, self._hosted, self._children, self._actions = instance, hosted, children, actions
         self._workers, self._writers, self._coordinator, self._nodes = workers, writers, coordinator, nodes
-        self._notifier, self._certificates = notifier, certificates
+        self._notifier, self._certificates, self._inspection = notifier, certificates, inspection
         self._refusals: Counter[str] = Counter()
         self._save = actions.define("write state.json", lambda _: self.write())
 
@@ -107,6 +109,7 @@ class StatusReport:
             "pages": self._workers.pages | ({"coordinator": page} if (page := self._coordinator.page) else {}),
             "reload": self.reloads.last,
             **self._partitions(),
+            "strays": self._inspection.strays,
             "refused": self._actions.rows(),
             "limits": self._limits(),
             "low": self.low,

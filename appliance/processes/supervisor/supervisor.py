@@ -27,8 +27,9 @@ The parts::
     writers            a writer per partition that is in use; the nursery forks them
     hosted, opening    the partitions: their tables in /dev/shm, and the openers that open them
     orders, removal    orders of the coordinator: creating and deleting partitions
-    repairs            one partition is repaired while the others serve
-    scrubbing          the scrubber, which looks for damage, and the ranges that it has found
+    outages            partitions that are repaired, or whose files somebody has touched, and how they come back
+    inspection         the inspector, which looks whether files are there, and the damage that it has found
+    scrubbing          the scrubber, which looks for damage
     nodes              the local ZooKeeper
     orphans            reaps those whose parent has ended, in containers
     side_processes     servers beside the data path: metrics
@@ -77,14 +78,15 @@ from .children import LOCK, Children
 from .coordinator_child import CoordinatorChild
 from .directory_lock import lock, sign, take_directory
 from .hosted import Hosted, HostedPartition
+from .inspection import Inspection
 from .listeners import LOCAL, insecure, listen, remove_sockets, texts
 from .nodes import Nodes
 from .noted_signals import Signals
 from .opening import Opening
 from .orphans import Orphans
+from .outages import Outages
 from .reloading import Reloads
 from .removal import Removals
-from .repairs import Repairs
 from .scrubbing import Scrubbing
 from .side_processes import Serve, SideProcesses
 from .status_report import StatusReport
@@ -185,18 +187,17 @@ class Supervisor:
         self._workers = Workers(*common, on_started=lambda index: self._child_events.on_worker_started(index))
         self._certificates = Certificates(config, actions, self._workers, self._on_change)
         self._coordinator = CoordinatorChild(*common, self._workers)
-        self._opening = Opening(*common, self._workers, self._coordinator)
+        self._scrubbing = Scrubbing(config, data_dir, children, actions)
+        among = (data_dir, hosted, children, actions, self._workers, self._coordinator, self._on_answer)
+        self._inspection = Inspection(*among, self._scrubbing)
+        self._opening = Opening(*common, self._workers, self._coordinator, self._inspection)
         self._writers = Writers(config, data_dir, hosted, children, actions, self._workers, self._on_change)
         self._removals = Removals(data_dir, hosted, children, actions, self._writers)
-        self._scrubbing = Scrubbing(*(config, data_dir, hosted, children, actions), self._workers)
-        self._repairs = Repairs(
-            *(data_dir, hosted, children, actions, self._writers, self._opening, self._workers, self._coordinator),
-            before_answer=lambda: self._report.write_now(),
-        )
+        self._outages = Outages(*among, self._writers, self._opening, self._inspection)
         self._sides = SideProcesses(side_roles, config, data_dir, children, actions)
         self._child_events = ChildEvents(
             *(hosted, children, self._workers, self._coordinator, self._writers, self._opening, self._removals),
-            *(self._repairs, self._scrubbing, self._sides),
+            *(self._outages, self._inspection, self._scrubbing, self._sides),
             on_change=self._on_change,
             on_refusals=lambda counts: self._report.add_refusals(counts),
         )
@@ -209,7 +210,7 @@ class Supervisor:
             self._instance,
             *(hosted, children, actions, self._workers, self._writers, self._coordinator, self._nodes),
             self._notifier,
-            *(Reloads(config), self._certificates),
+            *(Reloads(config), self._certificates, self._inspection),
         )
         children.close_in_child(lambda: os.close(lock_fd), LOCK)
         for mine in (self._signals.close, self._nodes.close_in_child, self._notifier.close):
@@ -217,6 +218,10 @@ class Supervisor:
 
     def _on_change(self) -> None:
         self._report.on_change()
+
+    def _on_answer(self) -> None:
+        """Let ``status`` show a change before somebody is told that it has been made."""
+        self._report.write_now()
 
     # ---- the program
 
@@ -289,6 +294,7 @@ class Supervisor:
 
     def _start_others(self) -> None:
         """Start what is not on the data path: its Javas would take the processors from those that are."""
+        self._inspection.start()
         self._nodes.start()
         self._coordinator.begin_wait()
         self._sides.start()
@@ -340,7 +346,7 @@ class Supervisor:
             self._signals.discard(signal.SIGCHLD)
             self._orphans.reap()
         self._removals.start_remover()
-        self._repairs.start()
+        self._outages.start()
 
     # ---- ZooKeeper and the configuration
 
@@ -395,9 +401,11 @@ class Supervisor:
         """
         self._others.drop()
         self._scrubbing.stop()
+        self._inspection.stop()
         self._sides.stop()
         self._coordinator.stop()
-        self._wait_until(lambda: self._sides.stopped and not self._coordinator.runs | self._scrubbing.runs, deadline_ms)
+        parts = (self._coordinator, self._scrubbing, self._inspection)
+        self._wait_until(lambda: self._sides.stopped and not any(part.runs for part in parts), deadline_ms)
         self._nodes.stop()
         self._wait_until(lambda: not self._nodes, deadline_ms)
 
