@@ -170,16 +170,24 @@ def _settings(given: Any) -> dict[str, object]:
     return {"settings": " ".join(texts)} if texts else {}
 
 
+def _word(kind: type[Permission | Operation | ResourceType | PatternType], number: int) -> str:
+    """As people write it; the number itself where it means nothing: then the rule was refused."""
+    try:
+        return word(kind(number))
+    except ValueError:
+        return str(number)
+
+
 def _rule(
     permission: int, principal: str, host: str, operation: int, resource: int, pattern: int, name: str
 ) -> dict[str, object]:
     return {
-        "permission": word(Permission(permission)),
+        "permission": _word(Permission, permission),
         "principal": principal,
         "host": host,
-        "operation": word(Operation(operation)),
-        "resource": word(ResourceType(resource)),
-        "pattern": word(PatternType(pattern)),
+        "operation": _word(Operation, operation),
+        "resource": _word(ResourceType, resource),
+        "pattern": _word(PatternType, pattern),
         "name": name,
     }
 
