@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 from collections.abc import Callable, Iterator
@@ -46,6 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("long") and not LONG:
             item.add_marker(pytest.mark.skip("takes long: LONG=1 make test"))
         item.add_marker(pytest.mark.xdist_group("spark" if session else str(item.path.relative_to(HERE))))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: tests that collect garbage would look through all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 class Failures:

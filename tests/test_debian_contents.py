@@ -17,7 +17,7 @@ from .debian import ROOT, package
 
 __all__ = ["package"]  # a fixture
 
-pytestmark = pytest.mark.timeout(900)  # it installs everything into an environment
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # it installs everything into an environment
 
 DOCUMENTS = "usr/share/doc/appliance"
 NOT_OURS = {
