@@ -300,3 +300,29 @@ def test_while_it_does_not_run(server: Server, end: int) -> None:
     wait_for(lambda: not any(seen(server, number).state for number in range(len(CELLS))), "all to be served again", 60)
     succeeding("log", "verify", "--data", str(server.data_dir))
     check_served(server, expected)
+
+
+@pytest.mark.parametrize("what", [vanish, empty])
+def test_who_accepts_the_loss_of_a_whole_log_goes_on_behind_its_end(
+    make_appliance: Callable[..., Server], what: Callable[[Path], None]
+) -> None:
+    """Method: the remedy that the reason names, word for word; and a partition beside it is left as it is."""
+    server = make_appliance()
+    with Peer(server.native) as peer:
+        for topic in ("gone", "kept"):
+            peer.create(topic)
+            assert peer.produce(topic, encode_values([b"a message"], 1_000), acks=-1)[0] == 0
+        end = peer.end("gone")
+        what(server.data_dir / "gone-0")
+        wait_for(lambda: "gone-0" in server.state["offline"], "the loss to be seen")
+        wait_for(lambda: "begins an empty log" in server.state["offline"]["gone-0"], "the reason to be known")
+        remedy = server.state["offline"]["gone-0"].partition("`appliance ")[2].partition("`")[0].split()
+        at = ("--data", str(server.data_dir))
+        assert "all its messages are lost" in succeeding(*remedy, "--dry-run", *at).out
+        assert "gone-0" in server.state["offline"]
+        succeeding(*remedy, "--yes", *at)
+        wait_for(lambda: not server.state["offline"], "it to be served")
+        assert peer.fetch("gone", 0)[0][0] == OffsetOutOfRange.code
+        error, base, *_ = peer.produce("gone", encode_values([b"a new one"], 1_000), acks=-1)
+        assert error == 0 and base >= end
+        assert peer.end("kept") == end and succeeding("log", "repair", "kept", *at).out.strip() == "nothing to repair"

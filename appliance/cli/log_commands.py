@@ -268,7 +268,8 @@ def repair(
 
     Flipped bits are put back.  What cannot be mended becomes a hole: consumers step over it.  The damaged bytes are
     kept beside the segment (.damaged-POSITION).  A partition of a running appliance is out of service meanwhile, all
-    others serve.  Sound partitions are not changed.
+    others serve.  Sound partitions are not changed.  Of one whose whole log is gone an empty one begins, where the lost
+    one ended as far as that is known; a running appliance does it, and asks.
 
     [b]Examples[/b]
 
@@ -278,12 +279,18 @@ def repair(
 
         appliance log repair web-0 --data /var/lib/appliance --cut --dry-run
     """
-    damaged, planned = _damaged(directories(partitions, data), plan=cut or dry_run, cut=cut)
+    gone = _gone(partitions or [], data_dir(data))
+    named = [name for name in partitions or [] if name not in {one.name for one in gone}]
+    chosen = directories(named or None, data) if named or not partitions else []
+    damaged, planned = _damaged(chosen, plan=cut or dry_run, cut=cut)
+    planned |= gone
     if any(plan.cut_bytes for plan in planned.values()) and not dry_run:
         lost = [f"{one.name}: {units.size(plan.cut_bytes)} from offset {plan.end} on" for one, plan in planned.items()]
         confirm(lost, f"End {how_many(len(lost), 'log')} there?", yes=yes)
+    if gone and not dry_run:
+        confirm([one.name for one in gone], "All messages of these are gone: begin empty logs?", yes=yes)
     rows = []
-    for one in damaged:
+    for one in [*damaged, *gone]:
         rows.append({"partition": one.name, **(planned[one]._asdict() if dry_run else _repair(one, cut))})
     if as_json:
         output.print_json(rows)
@@ -294,6 +301,26 @@ def repair(
         output.say(f"{row['partition']}: offsets {row['start']} to {row['end']} can be read")
     if not rows:
         output.say("nothing to repair")
+
+
+def _gone(names: list[str], root: Path | None) -> dict[Path, Repaired]:
+    """The partitions of a running appliance of which nothing is left, of those that are named, or of all; and what
+    repairing them would do.
+    """
+    from ..log.recovery import loss_of
+    from ..log.repair import Repaired
+    from ..status import holder, read_state
+
+    gone: dict[Path, Repaired] = {}
+    if root is None:
+        return gone
+    with acting_as_owner(root):
+        state = read_state(root) if holder(root) else None
+        for name in sorted(state["offline"]) if state else ():
+            if (not names or name in names) and (loss := loss_of(root / name)):
+                action = f"{root / name}: {loss}: all its messages are lost; an empty log begins where it ended"
+                gone[root / name] = Repaired([action], 0, 0, 0, 0)
+    return gone
 
 
 def _damaged(chosen: list[Path], *, plan: bool, cut: bool) -> tuple[list[Path], dict[Path, Repaired]]:
