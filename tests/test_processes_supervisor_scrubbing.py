@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appliance.errors import StorageFault
 from appliance.log.files import index_path, log_path
 from appliance.processes.supervisor.scrubber import FILE_NAME
 from appliance.records.encode import encode_values
@@ -122,3 +124,29 @@ def test_a_wrong_index_is_mended_and_readers_look_again(tmp_path: Path) -> None:
         assert path.read_bytes() == right
         wait_for(lambda: asked() == last_ms, "the worker looks again")
         assert run("status", "--data", str(server.data_dir)).status == 0, "it is no damage"
+
+
+def test_what_verify_finds_is_served_no_more(make_appliance: Callable[..., Server]) -> None:
+    """Goal: the appliance need not find by itself what somebody else has.
+
+    Method: a byte changes under it, without a trace in size and time, and nothing is scrubbed.
+    """
+    server = make_appliance(**{"scrub.bytes_per_second": 0})
+    with Peer(server.native) as peer:
+        peer.create("web", segment_bytes=1024)
+        for number in range(8):
+            assert peer.produce("web", encode_values([b"x" * 400], 1_000 + number), acks=-1)[0] == 0
+        path = log_path(server.data_dir / "web-0", 0)
+        before, data = path.stat(), bytearray(path.read_bytes())
+        data[300] ^= 0xFF
+        with path.open("r+b") as file:
+            file.write(data)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        said = run("log", "verify", "--data", str(server.data_dir))
+        assert said.status == 74 and "could not be told" not in said.err
+        assert server.state["damaged"]["web-0"][0][2:4] == [path.name, 0]
+        wait_for(lambda: peer.fetch("web", 0)[0][0] == StorageFault.code, "the workers to know")
+        assert peer.produce("web", encode_values([b"more"], 1_000), acks=-1)[0] == 0
+        succeeding("log", "repair", "web", "--data", str(server.data_dir))
+        wait_for(lambda: not server.state["damaged"], "it to be served again")
+        assert peer.fetch("web", 0)[0][0] == 0

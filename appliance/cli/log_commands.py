@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -40,6 +40,8 @@ BATCH_COLUMNS = (
     *("producer_id", "epoch", "sequence"),
 )
 RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
+REPORTED_MAX: Final = 100
+"""Places of a partition that a running appliance is told: it finds what is beside them."""
 
 Partitions = Annotated[
     list[str] | None,
@@ -211,6 +213,8 @@ def _text(value: bytes | None) -> str | None:
 def verify(partitions: Partitions = None, data: Data = None, as_json: Json = False) -> None:
     """Check every byte of partitions: batches, checksums, offsets, indexes.  Exit status 74 when one is damaged.
 
+    A running appliance is told, looks itself, and serves what is damaged no more.
+
     [b]Examples[/b]
 
         appliance log verify --data /tmp/box
@@ -232,8 +236,33 @@ def verify(partitions: Partitions = None, data: Data = None, as_json: Json = Fal
         for problem in report.problems:
             output.remark(f"{problem.path}:{problem.position}: {problem.kind}: {problem.reason}")
     if not all(report.sound for report in reports):
+        for report in reports:
+            _report_damage(report)
         output.remark("`appliance log repair` keeps all that is not damaged; --dry-run shows what it does")
         raise typer.Exit(STORAGE)
+
+
+def _report_damage(report: Report) -> None:
+    """Tell the appliance that serves a partition, if one does, which offsets could not be read."""
+    from ..client.admin import Admin
+    from ..errors import ApplianceError
+    from ..log.files import LOG_SUFFIX, base_of
+    from ..log.tools import CORRUPT
+    from ..status import LOCK_FILE, holder
+
+    root, (topic, _, number) = report.path.parent, report.path.name.rpartition("-")
+    bases = [(base_of(problem.path.name, LOG_SUFFIX), problem) for problem in report.problems]
+    offsets = [base + problem.position for base, problem in bases if base is not None and problem.kind == CORRUPT]
+    with acting_as_owner(root):
+        served = bool(offsets) and (root / LOCK_FILE).exists() and bool(holder(root))
+    if not served:
+        return
+    try:
+        with Admin(address(root, None)) as admin:
+            for offset in offsets[:REPORTED_MAX]:
+                admin.report_damage(topic, int(number), offset, offset + 1)
+    except ApplianceError as error:
+        output.remark(f"{report.path.name}: the appliance could not be told: {error}")
 
 
 def _report_row(report: Report) -> dict[str, Any]:

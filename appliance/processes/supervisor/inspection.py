@@ -6,8 +6,8 @@ Only what it has read itself is believed.  Reports name offsets of a partition::
     network workers                   a segment or a range of it that they    ["suspect", ...] to the supervisor
                                       cannot read, or that is no batch
     the scrubber                      a wrong checksum                        the same
-    clients, ``log verify``, backup   one of these                            ``report_damage`` to the native
-                                                                              listener, which waits for what is found
+    ``log verify``, and others        one of these                            ``report_damage`` to the native
+    (``Admin.report_damage``)                                                 listener, which waits for what is found
 
 Every LOOK_S the inspector compares the names, sizes and times of files with what they must be, at most FILES_PER_LOOK
 files at a time; and all names of directories.  A sealed segment never changes: when one has, it is read.  States of a
