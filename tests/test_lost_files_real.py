@@ -215,6 +215,17 @@ def wrong(server: Server, column: int) -> list[str]:
     return found
 
 
+def wait_for_a_look(server: Server) -> None:
+    """Wait until all files are known: what changes before that is not known to have changed."""
+    with Peer(server.native) as peer:
+        peer.create("canary")
+        assert peer.produce("canary", encode_values([b"x"], 1_000), acks=-1)[0] == 0
+        vanish(server.data_dir / "canary-0")
+        wait_for(lambda: "canary-0" in server.state["offline"], "a look")
+        peer.admin("delete_topic", name="canary")
+        wait_for(lambda: "canary-0" not in server.state["offline"], "the canary to be gone")
+
+
 def wait_until_right(server: Server) -> None:
     found: list[str] = []
 
@@ -254,6 +265,7 @@ def contents(server: Server) -> list[bytes]:
 def test_while_it_runs(server: Server) -> None:
     expected = contents(server)
     keep(server)
+    wait_for_a_look(server)
     harm(server)
     wait_until_right(server)
     with Peer(server.native) as peer:

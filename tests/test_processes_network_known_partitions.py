@@ -24,7 +24,7 @@ def test_a_table_that_cannot_be_mapped_is_one_that_is_being_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with select.epoll() as epoll:
-        known = KnownPartitions(tmp_path, 0, 1 << 20, epoll)
+        known = KnownPartitions(tmp_path, 0, 1 << 20, epoll, lambda *_: None)
         question = OffsetsPart(*KEY, EARLIEST, -1)
 
         def lack(name: str) -> None:

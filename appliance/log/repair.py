@@ -162,7 +162,7 @@ class _Repair:
         size = path.stat().st_size if path.exists() else 0  # a dry run has not made it
         stop = size if following is None else min(size, following - base)
         position = 0
-        for damage in self._damages(path, base, stop):
+        for damage in self._damages(path, base, stop) if stop else ():
             position = damage.position
             if is_torn(damage, base, stop, following, self._trusted):
                 return base + position
