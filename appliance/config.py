@@ -306,7 +306,7 @@ class TopicSettings(Struct, frozen=True, kw_only=True, rename=_TOPIC_NAMES):
     ] = "CreateTime"
     message_validate: Annotated[
         bool, Meta(description="refuse batches whose records cannot be read; false: look at their headers only")
-    ] = True
+    ] = False
     index_interval_bytes: Annotated[int, Meta(ge=256, le=MIB, description="bytes of log per index entry")] = 4096
 
     @staticmethod

@@ -31,7 +31,8 @@ class Partition:
         self.now_ms = NOW_MS
         patch.setattr(appender_module, "wall_ms", lambda: self.now_ms)
         path.mkdir(exist_ok=True)
-        given = TopicSettings(index_interval_bytes=256, **settings)  # type: ignore[arg-type]
+        checked = {"message_validate": True} | settings
+        given = TopicSettings(index_interval_bytes=256, **checked)  # type: ignore[arg-type]
         self.log = Log.open(path / "t-0", given, lambda: self.now_ms)
         table = SegmentTable([0] * CELL_COUNT)
         table.publish([0], 0, 0, 0)

@@ -273,7 +273,7 @@ def test_a_negative_offset_is_none_to_native_groups(broker: Broker) -> None:
 OTHER_VALUES = {
     "retention.ms": "3600000", "retention.bytes": "1073741824", "segment.bytes": "2097152", "segment.ms": "3600000",
     "max.message.bytes": "2000000", "flush.messages": "0", "flush.ms": "5000", "flush.bytes": "65536",
-    "message.timestamp.type": "LogAppendTime", "message.validate": "false", "index.interval.bytes": "8192",
+    "message.timestamp.type": "LogAppendTime", "message.validate": "true", "index.interval.bytes": "8192",
 }  # fmt: skip
 TOPIC_RESOURCE, SET = 2, 0
 
