@@ -176,7 +176,6 @@ def test_an_appliance_sweeps_what_one_left_whose_directory_is_another_now(
     left = set(server.leftovers())
     assert len(left) > 4
     server.kill_supervisor()
-    assert set(server.leftovers()) == left
     backup = server.data_dir.with_name("backup")
     shutil.copytree(server.data_dir, backup, ignore=shutil.ignore_patterns("*.sock"))
     shutil.rmtree(server.data_dir)
